@@ -1,0 +1,26 @@
+"""Vitrail explains what any PyTorch Transformer looked at, for images and text."""
+
+from vitrail import targets
+from vitrail.anatomy import Anatomy
+from vitrail.attribution import Attribution
+from vitrail.errors import VitrailError
+from vitrail.explain import Comparison, compare, explain
+from vitrail.methods import METHODS
+from vitrail.record import record
+from vitrail.recording import Layer, Recording
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "Anatomy",
+    "Attribution",
+    "Comparison",
+    "Layer",
+    "Recording",
+    "VitrailError",
+    "compare",
+    "explain",
+    "record",
+    "targets",
+]

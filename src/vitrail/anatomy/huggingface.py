@@ -1,0 +1,134 @@
+"""Hugging Face families, found by `config.model_type`; paths start at the base model."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from vitrail.anatomy.parts import Anatomy, find
+
+_VISION = Anatomy(
+    blocks="layers|encoder.layer",
+    output="attention.o_proj|attention.output.dense",
+    value_bias="attention.v_proj.bias|attention.attention.value.bias",
+    attention_norm="layernorm_before",
+    ffn_norm="layernorm_after",
+    ffn_input="mlp|intermediate",
+    ffn_output="mlp|output.dense",
+    prefix=1,
+    readout="cls",
+)
+_DINO = replace(
+    _VISION,
+    output="attention.o_proj|attention.output.dense",
+    attention_norm="norm1",
+    attention_scale="layer_scale1.lambda1",
+    ffn_norm="norm2",
+    ffn_input="mlp",
+    ffn_output="layer_scale2|mlp",
+    readout="cls_mean",
+)
+_BERT = Anatomy(
+    blocks="encoder.layer",
+    output="attention.output.dense",
+    value_bias="attention.self.value.bias",
+    ffn_input="intermediate",
+    ffn_output="output.dense",
+    prefix=1,
+    readout="cls",
+)
+_DECODER = Anatomy(
+    blocks="layers",
+    output="self_attn.o_proj",
+    value_bias="self_attn.v_proj.bias",
+    attention_norm="input_layernorm",
+    ffn_norm="post_attention_layernorm",
+    ffn_input="mlp",
+    ffn_output="mlp",
+    readout="last",
+)
+FAMILIES: dict[str, Anatomy] = {
+    "vit": _VISION,
+    "deit": replace(_VISION, prefix=2),
+    "dinov2": _DINO,
+    "dinov2_with_registers": _DINO,
+    "beit": replace(_VISION, attention_scale="lambda_1", ffn_scale="lambda_2"),
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "electra": _BERT,
+    "mpnet": replace(_BERT, output="attention.attn.o", value_bias="attention.attn.v.bias"),
+    "distilbert": Anatomy(
+        blocks="transformer.layer",
+        output="attention.out_lin",
+        value_bias="attention.v_lin.bias",
+        ffn_input="ffn",
+        ffn_output="ffn",
+        prefix=1,
+        readout="cls",
+    ),
+    "modernbert": Anatomy(
+        blocks="layers",
+        output="attn.Wo",
+        value_bias="attn.Wqkv.bias",
+        attention_norm="attn_norm",
+        ffn_norm="mlp_norm",
+        ffn_input="mlp",
+        ffn_output="mlp",
+        prefix=1,
+        readout="cls",
+    ),
+    "gpt2": Anatomy(
+        blocks="h",
+        output="attn.c_proj",
+        value_bias="attn.c_attn.bias",
+        attention_norm="ln_1",
+        ffn_norm="ln_2",
+        ffn_input="mlp",
+        ffn_output="mlp",
+        readout="last",
+    ),
+    "llama": _DECODER,
+    "qwen2": _DECODER,
+    "qwen3": _DECODER,
+    "mistral": _DECODER,
+}
+
+HEADS: dict[str, str] = {
+    "ForQuestionAnswering": "position",
+    "ForTokenClassification": "position",
+    "ForMaskedLM": "position",
+    "ForImageClassificationWithTeacher": "first_two",
+}
+"""Endings of class names whose readout is not the family's own."""
+
+
+def anatomy_of(model: nn.Module) -> Anatomy | None:
+    """The anatomy of the first Hugging Face base model inside the model."""
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        family = FAMILIES.get(getattr(config, "model_type", ""))
+        if family is None or find(module, family.blocks) is None:
+            continue
+        return replace(
+            family,
+            root=path,
+            prefix=family.prefix + getattr(config, "num_register_tokens", 0),
+            readout=_readout(model, module, family),
+            name=f"Hugging Face {config.model_type}",  # pyright: ignore[reportOptionalMemberAccess]
+        )
+    return None
+
+
+def _readout(model: nn.Module, base: nn.Module, family: Anatomy) -> str | int:
+    """What the head reads; a head that is not Hugging Face's own is measured by its gradient."""
+    if getattr(model, "config", None) is not getattr(base, "config", None):
+        return "auto"
+    for ending, readout in HEADS.items():
+        if type(model).__name__.endswith(ending):
+            return readout
+    config = base.config
+    if getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False):
+        return "mean"
+    if getattr(config, "classifier_pooling", "cls") == "mean":
+        return "mean_all"
+    return family.readout

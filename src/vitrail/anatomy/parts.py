@@ -1,0 +1,154 @@
+"""Which module of a model is which part, as data.
+
+`Anatomy` is a description by dotted paths, made once per family or by the user; `resolve` looks the
+paths up in one model and gives a `Body` of modules and tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vitrail.errors import AnatomyError
+from vitrail.readout import MEASURED, READOUTS
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where the parts of a Transformer are.
+
+    Paths are dotted attribute names; `|` separates spellings of which the first that exists is taken.
+    All but `blocks`, `pool` and `root` are looked up inside each block.
+
+    Args:
+        blocks: the list of blocks, inside `root`. Each block's first argument is the residual stream.
+        output: the projection applied to the heads' concatenated outputs.
+        value_bias: the bias of the value projection. Of a fused query-key-value bias the last part is taken.
+        attention_norm: in pre-norm models, the norm whose output the attention reads.
+        attention_scale: a vector that multiplies the attention's output (layer scale).
+        ffn_norm: in pre-norm models, the norm whose input is the stream that enters the feed-forward part.
+        ffn_input: the module whose input is the feed-forward part's input.
+        ffn_output: the module whose output is added to the stream, or is so after `ffn_scale`.
+        ffn_scale: a vector that multiplies the feed-forward output where no module does.
+        prefix: how many tokens stand before the patches or words (class, distillation, registers).
+        readout: which rows the prediction reads: a name of `vitrail.readout.READOUTS`, `"pool"`,
+            `"position"` (the target says which), `"auto"` (the rows of the last block that have a
+            gradient), or an index.
+        pool: the attention-pooling module, where the prediction is read by a query of its own.
+        root: the module the paths start from; empty for the model itself.
+        name: the family, for messages.
+    """
+
+    blocks: str = ""
+    output: str | None = None
+    value_bias: str | None = None
+    attention_norm: str | None = None
+    attention_scale: str | None = None
+    ffn_norm: str | None = None
+    ffn_input: str | None = None
+    ffn_output: str | None = None
+    ffn_scale: str | None = None
+    prefix: int = 0
+    readout: str | int = "auto"
+    pool: str | None = None
+    root: str = ""
+    name: str = "your own"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The parts of one block of one model; None where the family has no such part."""
+
+    module: nn.Module
+    output: nn.Module | None
+    value_bias: Tensor | None
+    attention_norm: nn.Module | None
+    attention_scale: Tensor | None
+    ffn_norm: nn.Module | None
+    ffn_input: nn.Module | None
+    ffn_output: nn.Module | None
+    ffn_scale: Tensor | None
+    batch_first: bool
+
+
+@dataclass(frozen=True)
+class Body:
+    """An anatomy looked up in one model."""
+
+    anatomy: Anatomy
+    blocks: tuple[Block, ...]
+    pool: nn.Module | None
+
+
+def find(root: object, path: str | None) -> object | None:
+    """The first of the `|`-separated dotted paths that exists below `root` and is not None."""
+    for spelling in path.split("|") if path else ():
+        here: object | None = root
+        for name in spelling.split("."):
+            here = getattr(here, name, None)
+        if here is not None:
+            return here
+    return None
+
+
+def _module(block: nn.Module, path: str | None) -> nn.Module | None:
+    found = find(block, path)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _tensor(block: nn.Module, path: str | None) -> Tensor | None:
+    found = find(block, path)
+    return found if isinstance(found, Tensor) else None
+
+
+def _batch_first(block: nn.Module) -> bool:
+    attention = [m for m in block.modules() if isinstance(m, nn.MultiheadAttention)]
+    return all(m.batch_first for m in attention)
+
+
+def _block(module: nn.Module, anatomy: Anatomy) -> Block:
+    return Block(
+        module=module,
+        output=_module(module, anatomy.output),
+        value_bias=_tensor(module, anatomy.value_bias),
+        attention_norm=_module(module, anatomy.attention_norm),
+        attention_scale=_tensor(module, anatomy.attention_scale),
+        ffn_norm=_module(module, anatomy.ffn_norm),
+        ffn_input=_module(module, anatomy.ffn_input),
+        ffn_output=_module(module, anatomy.ffn_output),
+        ffn_scale=_tensor(module, anatomy.ffn_scale),
+        batch_first=_batch_first(module),
+    )
+
+
+def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
+    """The anatomy's parts in this model."""
+    if isinstance(anatomy.readout, str) and anatomy.readout not in {*READOUTS, *MEASURED}:
+        known = ", ".join([*READOUTS, *MEASURED])
+        raise AnatomyError(f"unknown readout {anatomy.readout!r}. Known: {known}, or an index.")
+    root = find(model, anatomy.root) if anatomy.root else model
+    blocks = find(root, anatomy.blocks) if anatomy.blocks else nn.ModuleList()
+    if not isinstance(blocks, (nn.ModuleList, nn.Sequential)):
+        names = ", ".join(n for n, m in model.named_modules() if isinstance(m, nn.ModuleList))
+        raise AnatomyError(
+            f"the {anatomy.name} anatomy looks for a list of blocks at "
+            f"{'.'.join(filter(None, [anatomy.root, anatomy.blocks]))!r}, but {type(model).__name__} has none there. "
+            f"Lists of modules found: {names or 'none'}. Pass anatomy=vitrail.Anatomy(blocks=...)."
+        )
+    pool = _module(model, anatomy.pool)
+    return Body(anatomy, tuple(_block(block, anatomy) for block in blocks), pool)
+
+
+def transformed_output(block: Block) -> Tensor | None:
+    """The output projection as `[d_model, heads * d]`, multiplied by layer scale where there is one."""
+    weight = getattr(block.output, "weight", None)
+    if weight is None:
+        return None
+    if type(block.output).__name__ == "Conv1D":  # Hugging Face's GPT-2 stores it the other way round
+        weight = weight.T
+    weight = weight.detach()
+    return weight if block.attention_scale is None else block.attention_scale.detach()[:, None] * weight
+
+
+Finder = Callable[[nn.Module], Anatomy | None]
+"""Looks at a model and gives its anatomy, or None if it is of another family."""

@@ -1,0 +1,74 @@
+"""Every exception Vitrail raises on purpose.
+
+VitrailError
+├── AnatomyError (LookupError)       the model's parts could not be named
+├── SeamError (RuntimeError)         no attention call could be intercepted
+├── InputError (ValueError)          inputs that cannot be explained as they are
+├── TargetError (ValueError)         a target the model does not have
+├── MethodError (KeyError)           an unknown method
+├── OptionError (ValueError)         an unknown option, preset or option value
+├── MissingTensorError (LookupError) a method reads what was not recorded
+├── MissingExtraError (ImportError)  an optional dependency is absent
+├── ModelError (ValueError)          a model that cannot be loaded
+└── OutputError (OSError)            a result that cannot be written or read
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitrailError(Exception):
+    """The root of every deliberate error; its message says what to do next."""
+
+    def __str__(self) -> str:
+        """The message as written, also where the built-in parent would quote it (KeyError)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class AnatomyError(VitrailError, LookupError):
+    """The parts of a model could not be named."""
+
+
+class SeamError(VitrailError, RuntimeError):
+    """No attention call could be intercepted, or it cannot be matched to a block."""
+
+
+class InputError(VitrailError, ValueError):
+    """The inputs cannot be explained as they are."""
+
+
+class TargetError(VitrailError, ValueError):
+    """The model has no such target."""
+
+
+class MethodError(VitrailError, KeyError):
+    """There is no method of this name."""
+
+
+class OptionError(VitrailError, ValueError):
+    """A method has no such option, preset or option value."""
+
+
+class MissingTensorError(VitrailError, LookupError):
+    """A method reads a tensor that was not recorded."""
+
+
+class MissingExtraError(VitrailError, ImportError):
+    """An optional dependency is absent."""
+
+
+class ModelError(VitrailError, ValueError):
+    """A model could not be loaded."""
+
+
+class OutputError(VitrailError, OSError):
+    """A result could not be written or read."""
+
+
+def suggest(wrong: object, known: Iterable[str]) -> str:
+    """A sentence that names the close spellings of a wrong word, or all known ones."""
+    names = sorted(known)
+    near = get_close_matches(str(wrong), names, n=3)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known: {', '.join(names)}." if names else "There are none."

@@ -1,0 +1,78 @@
+"""AttCAT and CAT: signed impact scores from features, their gradients and attention.
+
+Qiang et al., "AttCAT: Explaining Transformers via Attentive Class Activation Tokens", NeurIPS 2022.
+Paper -> code: h -> the residual stream, CAT -> `class_activation`, alpha -> `received`. The paper takes the output of
+each layer, the released code its input.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.methods.options import check_choice
+from vitrail.recording import Layer
+from vitrail.relevance import Result, Walk, attention, pull
+
+Scores = Float[Tensor, "b t"]
+STATES: dict[str, tuple[str, str]] = {
+    "input": ("entering", "entering_grad"),
+    "output": ("leaving", "leaving_grad"),
+}
+
+
+def class_activation(layer: Layer, names: tuple[str, str]) -> Scores:
+    """Eq. 10: the gradient of the target times the state, summed over channels."""
+    state, gradient = names
+    return (layer.state(gradient) * layer.state(state)).sum(dim=2)
+
+
+def received(layer: Layer) -> Scores:
+    """Eq. 11: the attention each token receives, the mean over heads and real queries."""
+    return pull(layer, layer.every_query, attention).mean(dim=1)
+
+
+def _walk(impact: Callable[[Layer], Scores], names: tuple[str, str], *, last_only: bool = False) -> Walk:
+    """Eq. 12: the impact of every layer, kept apart and summed."""
+
+    def step(found: tuple[Scores, ...], layer: Layer) -> tuple[Scores, ...]:
+        if layer.pooling or (last_only and found):
+            return found
+        return (impact(layer), *found)
+
+    def finish(found: tuple[Scores, ...], first: Layer) -> Result:
+        layers = torch.stack(found, dim=1)
+        return Result(layers.sum(dim=1), layers=layers)
+
+    return Walk(lambda last: (), step, finish, needs=frozenset(names))
+
+
+def build(*, states: str = "output", mask_special_tokens: bool = False) -> Walk:
+    """Attentive class activation tokens: CAT weighted by the attention received, summed over layers.
+
+    Args:
+        states: take each layer's `output` (paper) or `input` (released code).
+        mask_special_tokens: run the model with [CLS] and [SEP] masked out, as the released notebooks do.
+    """
+    names = check_choice("states", states, STATES)
+    return _walk(lambda layer: received(layer) * class_activation(layer, names), names)
+
+
+def build_cat(*, states: str = "output", blocks: str = "all") -> Walk:
+    """Class activation tokens: gradient times state, summed over channels and layers.
+
+    Args:
+        states: take each layer's `output` (paper) or `input`.
+        blocks: sum `all` layers, or read the `last` one only (the paper's Eq. 10 to the letter).
+    """
+    names = check_choice("states", states, STATES)
+    last_only = check_choice("blocks", blocks, {"all": False, "last": True})
+    if last_only and states == "output":
+        warnings.warn(
+            "the output of the last layer has a gradient only where the prediction is read: with a class token, "
+            "cat(blocks='last', states='output') is zero at every other token.",
+            stacklevel=2,
+        )
+    return _walk(lambda layer: class_activation(layer, names), names, last_only=last_only)

@@ -1,0 +1,19 @@
+"""Complete and absolute gradient correction.
+
+Cui, Fan and Chen, arXiv:2605.11392, Eqs. 4 to 6. The positive correction, Eq. 4, is `gae`. The complete one
+keeps signs in every product, never clamped in between, so its map is signed: what speaks for the target and what
+speaks against it. Paper -> code: the readout's row of R -> relevance.
+"""
+
+from vitrail.methods.gae import aggregate
+from vitrail.relevance import Walk, complete, magnitude
+
+
+def build_complete() -> Walk:
+    """Eq. 5: E_h(G * A), signs kept everywhere."""
+    return aggregate(complete)
+
+
+def build_absolute() -> Walk:
+    """Eq. 6: E_h(|G| * A)."""
+    return aggregate(magnitude)

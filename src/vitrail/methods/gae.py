@@ -1,0 +1,28 @@
+"""Gradient-weighted attention, propagated through the layers.
+
+Chefer, Gur and Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and
+Encoder-Decoder Transformers", ICCV 2021, arXiv:2103.15679. Self-attention case.
+Paper -> code: A -> probs, grad A -> probs_grad, the readout's row of R -> relevance.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.recording import Layer
+from vitrail.relevance import Walk, positive, pull
+from vitrail.relevance.dense import Weigh
+from vitrail.relevance.walk import plain, readout_row
+
+
+def aggregate(weigh: Weigh) -> Walk:
+    """Eq. 6, read from the readout's row: `r <- r + r E_h[w]`. Never a product of two n x n matrices."""
+
+    def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
+        return layer.carry(relevance) + pull(layer, relevance, weigh).mean(dim=1)
+
+    return Walk(readout_row, step, plain)
+
+
+def build() -> Walk:
+    """Eq. 5: the mean over heads of the positive part of grad A * A, aggregated over all layers."""
+    return aggregate(positive)

@@ -1,0 +1,114 @@
+"""GradToken: the class-aware gradient of the query, compared with every key.
+
+Cheng et al., "GradToken: Decoupling tokens with class-aware gradient for visual explanation of Transformer network",
+Neural Networks 2024. Paper -> code: M -> `relevance`, A -> head mean of A, L -> I + A, B -> depth of the model.
+Propagation runs from the block below the last down to block `depth`, which is the order in which a walk sees them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.methods.options import check_choice
+from vitrail.recording import Layer, widen
+from vitrail.relevance import Result, Walk, attention, pull, push
+
+Maps = Float[Tensor, "b h t"]
+
+
+def class_relevance(last: Layer) -> Maps:
+    """Eqs. 6 to 8: M_h[j] = k_hj . g_h with g_h the readout's query gradient; a mean query where the mean is read."""
+    gradient = widen(last.get("query_grad"))
+    if last.grad_scale is not None:
+        gradient = gradient * last.grad_scale[:, None, None, None]
+    query = torch.einsum("bq,bhqd->bhd", last.readout, gradient)
+    return torch.einsum("bhkd,bhd->bhk", last.keys, query) * last.content[:, None]
+
+
+@dataclass(frozen=True)
+class State:
+    """M, the row of the readout, and what the layers so far have made of them."""
+
+    relevance: Maps
+    row: Float[Tensor, "b t"]
+    summed: Tensor | None = None
+
+
+def _columns(maps: Maps) -> Float[Tensor, "b t h"]:
+    return maps.transpose(1, 2)
+
+
+def roll_row(state: State, layer: Layer) -> State:
+    """Eqs. 9 to 11: the readout's row of L^(B-1) ... L^1."""
+    return replace(state, row=state.row + pull(layer, state.row, attention).mean(dim=1))
+
+
+def roll_maps(state: State, layer: Layer) -> State:
+    """Eq. 12: L^1 L^2 ... L^(B-1) applied to M."""
+    pushed = push(layer, _columns(state.relevance)).transpose(1, 2)
+    return replace(state, relevance=state.relevance + pushed)
+
+
+def average_row(state: State, layer: Layer) -> State:
+    """Eqs. 13 and 14: the readout's row of the mean attention."""
+    row = pull(layer, state.row, attention).mean(dim=1) / layer.depth
+    return replace(state, summed=row if state.summed is None else state.summed + row)
+
+
+def average_maps(state: State, layer: Layer) -> State:
+    """Eq. 15: the mean attention applied to M."""
+    maps = push(layer, _columns(state.relevance)).transpose(1, 2) / layer.depth
+    return replace(state, summed=maps if state.summed is None else state.summed + maps)
+
+
+def _summed(state: State) -> Tensor:
+    assert state.summed is not None
+    return state.summed
+
+
+Step = Callable[[State, Layer], State]
+SCHEMES: dict[str, tuple[Step, Callable[[State], Maps]]] = {
+    "none": (lambda state, layer: state, lambda state: state.relevance),
+    "rollout_elementwise": (roll_row, lambda state: state.row[:, None] * state.relevance),
+    "rollout_matmul": (roll_maps, lambda state: state.relevance),
+    "average_elementwise": (average_row, lambda state: _summed(state)[:, None] * state.relevance),
+    "average_matmul": (average_maps, _summed),
+}
+"""Schemes 0 to 4 of the paper's Table 3: what each layer does, and how the result is read."""
+
+HEADS: dict[str, Callable[[Maps], Float[Tensor, "b t"]]] = {
+    "relu_mean": lambda maps: maps.clamp(min=0).mean(dim=1),
+    "mean": lambda maps: maps.mean(dim=1),
+}
+"""Eq. 17 (clamp, then mean) and Eq. 18 (plain mean)."""
+
+
+def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: int = 1) -> Walk:
+    """Class relevance of every token, propagated by the attention of the blocks below.
+
+    Args:
+        scheme: how attention is aggregated over blocks and applied.
+        heads: how the heads' maps are joined.
+        depth: the lowest block that takes part, counted from one as in the paper.
+    """
+    descend, read = check_choice("scheme", scheme, SCHEMES)
+    join = check_choice("heads", heads, HEADS)
+
+    def start(last: Layer) -> State:
+        if not 1 <= depth < last.depth:
+            raise OptionError(f"depth={depth}, but blocks 1 to {last.depth - 1} lie below the last one.")
+        row = pull(last, last.readout, attention).mean(dim=1) if last.pooling else last.readout
+        return State(class_relevance(last), row)
+
+    def step(state: State, layer: Layer) -> State:
+        return descend(state, layer) if depth - 1 <= layer.index and not layer.is_last else state
+
+    def finish(state: State, first: Layer) -> Result:
+        maps = read(state) * first.content[:, None]
+        return Result(join(maps), heads=maps)
+
+    return Walk(start, step, finish, needs=frozenset({"query_grad"}), last_only=True)

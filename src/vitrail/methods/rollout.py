@@ -1,0 +1,36 @@
+"""Attention rollout.
+
+Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928.
+Paper -> code: the readout's row of the product of the normalised matrices -> relevance.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.methods.options import check_start_layer, without_readout
+from vitrail.recording import Layer
+from vitrail.relevance import Walk, attention, pull
+
+
+def rolled(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
+    """One factor of the rollout: the row times `(E_h A + I) / 2`, whose rows sum to one as the rows of A do."""
+    seen = pull(layer, relevance, attention).mean(dim=1)
+    return seen if layer.pooling else (layer.carry(relevance) + seen) / 2
+
+
+def build(*, start_layer: int = 0, zero_readout: bool = False) -> Walk:
+    """Attention multiplied through the layers, half of it carried by the skip connection.
+
+    Args:
+        start_layer: the first layer that takes part, counted from zero.
+        zero_readout: set the readout's own entry to zero.
+    """
+
+    def start(last: Layer) -> Float[Tensor, "b q"]:
+        check_start_layer(start_layer, last)
+        return last.readout
+
+    def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
+        return rolled(relevance, layer) if layer.index >= start_layer else relevance
+
+    return Walk(start, step, without_readout(zero_readout), needs=frozenset())

@@ -1,0 +1,82 @@
+"""What the table knows of a method, and how options and presets become a walk."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitrail.errors import OptionError, suggest
+from vitrail.inputs import Inputs
+from vitrail.relevance import Walk
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """An option whose value differs between images and text."""
+
+    image: Any
+    text: Any
+
+
+Preset = Mapping[str, Any]
+Prepare = Callable[[Inputs, Mapping[str, Any]], Inputs]
+
+
+def _as_they_are(inputs: Inputs, options: Mapping[str, Any]) -> Inputs:
+    return inputs
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the table.
+
+    Args:
+        build: takes the options as keywords and gives the walk.
+        presets: by name, the options in which a preset differs from the defaults of `build`. `recommended` is
+            `paper` unless it says otherwise; `official` is there only where the authors released code.
+        signed: whether scores below zero mean evidence against the target.
+        signed_by: option values that make an unsigned method signed.
+        prepare: what has to be done to the inputs before the model runs, if anything.
+        backward: how many backward passes it costs beside the one forward pass.
+    """
+
+    name: str
+    build: Callable[..., Walk]
+    paper: str
+    presets: Mapping[str, Preset]
+    signed: bool = False
+    signed_by: Mapping[str, Any] = field(default_factory=dict)
+    class_specific: bool = True
+    backward: int = 1
+    prepare: Prepare = _as_they_are
+    kinds: tuple[str, ...] = ("image", "text")
+
+    @property
+    def summary(self) -> str:
+        """What it computes, in one line."""
+        return (inspect.getdoc(self.build) or "").splitlines()[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option with its default."""
+        return {name: p.default for name, p in inspect.signature(self.build).parameters.items()}
+
+    def preset(self, name: str) -> Preset:
+        """The options of a preset."""
+        presets = {"recommended": self.presets.get("paper", {}), **self.presets}
+        if name not in presets:
+            reason = " Its authors released no code." if name == "official" else ""
+            raise OptionError(f"{self.name} has no preset {name!r}.{reason} {suggest(name, presets)}")
+        return presets[name]
+
+    def resolve(self, preset: str, given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        """All options: the defaults, changed by the preset, changed by those given."""
+        for name in given:
+            if name not in self.options:
+                raise OptionError(f"{self.name} has no option {name!r}. {suggest(name, self.options)}")
+        chosen = {**self.options, **self.preset(preset), **given}
+        return {name: getattr(x, kind) if isinstance(x, ByKind) else x for name, x in chosen.items()}
+
+    def is_signed(self, options: Mapping[str, Any]) -> bool:
+        """Whether scores below zero mean evidence against the target, with these options."""
+        return self.signed or any(options.get(name) == value for name, value in self.signed_by.items())

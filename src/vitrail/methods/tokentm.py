@@ -1,0 +1,176 @@
+"""TokenTM, also called VTranM: attention weighted by how each token's vector is transformed.
+
+Wu et al., "Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer", CVPR 2024,
+arXiv:2403.14552. Paper -> code: E -> `embedding`, E~ -> the transformed vector, L -> `lengths`, NECC -> `directions`,
+W -> `weights`, the readout's row of C -> relevance. The transformed vectors, one of d channels per head and token,
+are never formed: their lengths and products follow from the values and D x D Gram matrices.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vitrail.errors import MissingTensorError
+from vitrail.methods.options import check_choice
+from vitrail.recording import Layer, widen
+from vitrail.relevance import Result, Walk, positive, pull
+from vitrail.targets import SCALARS
+
+Weights = Float[Tensor, "b h t"]
+
+
+def length_ratio(length: Weights, original: Float[Tensor, "b t"]) -> Weights:
+    """Eq. 9: how much longer the transformed vector is."""
+    return length / original[:, None].clamp(min=torch.finfo(length.dtype).tiny)
+
+
+def normalised_cosine(cosine: Weights, valid: Bool[Tensor, "b t"]) -> Weights:
+    """Eq. 11, NECC: the softmax of the cosines over all real tokens, apart in each head."""
+    return cosine.masked_fill(~valid[:, None], -torch.inf).softmax(dim=2)
+
+
+def weigh_tokens(
+    original: Float[Tensor, "b t"], length: Weights, product: Weights, layer: Layer, *, use: tuple[bool, bool]
+) -> Weights:
+    """Eq. 12: length ratio times NECC, each only if it is used.
+
+    Args:
+        original: the length of the vector before.
+        length: the length of the transformed vector.
+        product: the scalar product of the two.
+        use: whether lengths and directions take part.
+    """
+    lengths, directions = use
+    weights = torch.ones_like(length)
+    if lengths:
+        weights = weights * length_ratio(length, original)
+    if directions:
+        tiny = torch.finfo(length.dtype).tiny
+        cosine = product / (length * original[:, None]).clamp(min=tiny)
+        weights = weights * normalised_cosine(cosine, layer.valid)
+    return weights
+
+
+def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b h t d"]:
+    """The value vectors, with or without the bias of their projection."""
+    values = layer.values
+    if bias or layer.value_bias is None:
+        return values
+    group = layer.get("value")
+    # Of a fused query-key-value bias, the values' part stands last.
+    part = layer.value_bias[-group.shape[1] * group.shape[3] :].to(values.dtype)
+    part = rearrange(part, "(g d) -> g 1 d", g=group.shape[1])
+    return values - part.repeat_interleave(values.shape[1] // group.shape[1], dim=0)
+
+
+def attention_weights(
+    layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: bool, use: tuple[bool, bool]
+) -> Weights:
+    """Eqs. 9 to 12 for attention: each head transforms a token by its values and its slice of the output projection."""
+    values = values_of(layer, bias=bias)
+    weight = widen(layer.get("output_weight")).to(values.dtype)
+    heads, width = values.shape[1], values.shape[3]
+    if weight.shape != (embedding.shape[2], heads * width):
+        raise MissingTensorError(
+            f"the output projection of block {layer.index} is {tuple(weight.shape)}, but {heads} heads of {width} "
+            f"channels into a stream of {embedding.shape[2]} need {(embedding.shape[2], heads * width)}."
+        )
+    slices = rearrange(weight, "m (h d) -> h m d", h=heads)
+    gram = einsum(slices, slices, "h m d, h m e -> h d e")
+    squared = ((values @ gram) * values).sum(dim=3)
+    back = rearrange(embedding @ weight, "b t (h d) -> b h t d", h=heads)
+    product = (back * values).sum(dim=3)
+    return weigh_tokens(embedding.norm(dim=2), squared.clamp(min=0).sqrt(), product, layer, use=use)
+
+
+def ffn_weights(
+    layer: Layer, embedding: Float[Tensor, "b t d"], added: Float[Tensor, "b t d"], *, use: tuple[bool, bool]
+) -> Float[Tensor, "b t"]:
+    """Eqs. 9 to 12 for the feed-forward part, as one head."""
+    length = added.norm(dim=2)[:, None]
+    product = (embedding * added).sum(dim=2)[:, None]
+    return weigh_tokens(embedding.norm(dim=2), length, product, layer, use=use)[:, 0]
+
+
+def _normed(layer: Layer) -> Tensor:
+    """What attention reads, after its norm; in post-norm models that is the stream."""
+    return layer.state("entering" if layer.stream.attention_normed is None else "attention_normed")
+
+
+EMBEDDINGS: dict[str, tuple[Callable[[Layer], Tensor], Callable[[Layer], Tensor], set[str]]] = {
+    "stream": (lambda layer: layer.state("entering"), lambda layer: layer.state("ffn_entering"), {"ffn_entering"}),
+    "normed": (_normed, lambda layer: layer.state("ffn_normed"), {"attention_normed", "ffn_normed"}),
+}
+"""What E is, before attention and before the feed-forward part, and which states that takes."""
+BLOCKS: dict[str, Callable[[Layer], bool]] = {
+    "all": lambda layer: True,
+    "first": lambda layer: layer.index == 0,
+    "last": lambda layer: layer.is_last,
+}
+INITIAL: dict[str, Callable[[Layer], Tensor | float]] = {
+    "lengths": lambda first: first.state("entering").norm(dim=2),
+    "identity": lambda first: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """The row of C so far, and the transformation weights of the layers seen."""
+
+    relevance: Float[Tensor, "b q"]
+    weights: tuple[Float[Tensor, "b t"], ...] = field(default=())
+
+
+def build(
+    *,
+    length: bool = True,
+    direction: bool = True,
+    ffn: bool = True,
+    value_bias: bool = True,
+    initial: str = "lengths",
+    blocks: str = "all",
+    embedding: str = "stream",
+    scalar: str = "probability",
+) -> Walk:
+    """Attention and feed-forward layers, aggregated with each token's transformation weight.
+
+    Args:
+        length: weigh by the length ratio of transformed to original vector.
+        direction: weigh by the normalised exponential cosine (NECC).
+        ffn: let the feed-forward layers take part.
+        value_bias: count the value projection's bias into the transformed vector.
+        initial: start from the `lengths` of the input vectors or from the `identity`.
+        blocks: aggregate `all`, or read the one map of the `first` or the `last` block (the paper's baseline).
+        embedding: compare with the residual `stream`, or with what the sub-layer reads (`normed`).
+        scalar: differentiate the `probability` (paper) or the `logit`.
+    """
+    before_attention, before_ffn, states = check_choice("embedding", embedding, EMBEDDINGS)
+    takes_part = check_choice("blocks", blocks, BLOCKS)
+    origin = check_choice("initial", initial, INITIAL)
+    use = (length, direction)
+    aggregate = blocks == "all"
+
+    def step(state: State, layer: Layer) -> State:
+        if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
+            return State(pull(layer, state.relevance, positive).mean(dim=1))
+        weights = attention_weights(layer, before_attention(layer), bias=value_bias, use=use)
+        seen = (weights.mean(dim=1), *state.weights)
+        if not takes_part(layer):
+            return State(state.relevance, seen)
+        relevance = state.relevance if aggregate else layer.readout
+        if ffn and aggregate:  # Eq. 16: U = I + diag(w)
+            relevance = relevance * (1 + ffn_weights(layer, before_ffn(layer), layer.state("ffn_added"), use=use))
+        pulled = (pull(layer, relevance, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
+        return State(layer.carry(relevance) + pulled if aggregate else pulled, seen)
+
+    def finish(state: State, first: Layer) -> Result:
+        """Eqs. 17 to 19: the row of C started from the input vectors' lengths."""
+        return Result(state.relevance * origin(first), layers=torch.stack(state.weights, dim=1))
+
+    needs = {"output_grad", "entering", *states, *({"ffn_added"} if ffn else ())}
+    check_choice("scalar", scalar, SCALARS)
+    return Walk(lambda last: State(last.readout), step, finish, needs=frozenset(needs), scalar=scalar)

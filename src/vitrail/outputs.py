@@ -1,0 +1,110 @@
+"""What a model answered, and the scalars that a target picks out of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import InputError, TargetError
+from vitrail.readout import last_position
+from vitrail.recording import widen
+from vitrail.targets import Target, answer_span
+
+
+@dataclass(frozen=True)
+class Output:
+    """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`."""
+
+    logits: Tensor
+    span: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """One scalar to explain, and the position its explanation is read from where the target names one."""
+
+    scalar: Tensor
+    target: Target
+    position: Tensor | None = None
+
+
+def read_output(output: object) -> Output:
+    """The logits in whatever the model returned."""
+    start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
+    if isinstance(start, Tensor) and isinstance(end, Tensor):
+        return _finite(Output(torch.stack([start, end], dim=2), span=True))
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, (tuple, list)):
+        logits = output[0]
+    logits = output if isinstance(output, Tensor) else logits
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+        raise InputError(
+            f"the model returned {found}, but an explanation needs logits [b, c] or [b, t, c]: a tensor, an output "
+            "with .logits, or one with .start_logits and .end_logits. Does the model have a classification head?"
+        )
+    return _finite(Output(logits))
+
+
+def _finite(output: Output) -> Output:
+    if not bool(torch.isfinite(output.logits.detach()).all()):
+        raise InputError("the model's logits contain NaN or infinity, so nothing can be explained. Check the weights.")
+    return output
+
+
+def parts(
+    output: Output, target: Target | Callable[[Tensor], Tensor], valid: Tensor, *, last: bool
+) -> tuple[Part, ...]:
+    """The scalars that the target asks for: one, or two for the two ends of an answer."""
+    logits = widen(output.logits)
+    if not isinstance(target, Target):
+        return (_custom(target, logits),)
+    plain = target.name == "logit" and target.first is None and target.position is None
+    if target.name == "answer_span" or (output.span and plain):
+        return _span(output, logits, target if target.name == "answer_span" else answer_span(), valid)
+    if output.span:
+        raise TargetError(f"a question-answering model is explained by targets.answer_span(), not by {target}.")
+    logits, position = _at_position(logits, target, valid, last=last)
+    return (Part(target(logits), target.of(logits.detach()), position),)
+
+
+def _at_position(logits: Tensor, target: Target, valid: Tensor, *, last: bool) -> tuple[Tensor, Tensor | None]:
+    if logits.ndim == 2:
+        if target.position is not None:
+            raise TargetError("this model gives one answer for the whole input; its targets have no position.")
+        return logits, None
+    if target.position is not None:
+        position = torch.full((logits.shape[0],), target.position, device=logits.device)
+        if not -logits.shape[1] <= target.position < logits.shape[1]:
+            raise TargetError(f"position {target.position} is outside the {logits.shape[1]} tokens of the input.")
+        position = position % logits.shape[1]
+    elif last:
+        position = last_position(valid)
+    else:
+        raise TargetError("this model answers at every token: name one with targets.logit(c, position=p).")
+    return logits[torch.arange(logits.shape[0], device=logits.device), position], position
+
+
+def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tuple[Part, ...]:
+    if not output.span:
+        raise TargetError("targets.answer_span() needs a model with start and end logits.")
+    ends = []
+    for which in range(2):
+        scores = logits[:, :, which].masked_fill(~valid, -torch.inf)
+        position = scores.detach().argmax(dim=1)
+        ends.append(Part(scores.gather(1, position[:, None])[:, 0], target, position))
+    return tuple(ends)
+
+
+def _custom(function: Callable[[Tensor], Tensor], logits: Tensor) -> Part:
+    scalar = function(logits)
+    if not isinstance(scalar, Tensor) or scalar.shape != logits.shape[:1]:
+        got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
+        raise TargetError(
+            f"a target function takes logits {tuple(logits.shape)} and gives one value per sample, "
+            f"shape ({logits.shape[0]},); this one gave {got}."
+        )
+    if not scalar.requires_grad:
+        raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
+    return Part(scalar, Target(getattr(function, "__name__", type(function).__name__)))

@@ -1,0 +1,79 @@
+"""Which tokens a prediction is read from, as weights over positions that sum to one."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Valid = Bool[Tensor, "b t"]
+Weights = Float[Tensor, "b t"]
+
+
+def _normalised(chosen: Valid) -> Weights:
+    weights = chosen.to(torch.float64)
+    return weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def position(valid: Valid, index: Tensor | int) -> Weights:
+    """All weight on one position, the same for all samples or one for each."""
+    rows = torch.as_tensor(index, device=valid.device).expand(valid.shape[0])
+    weights = torch.zeros(valid.shape, dtype=torch.float64, device=valid.device)
+    return weights.scatter_(1, rows[:, None] % valid.shape[1], 1.0)
+
+
+def cls(valid: Valid, prefix: int) -> Weights:
+    """The first real token."""
+    return position(valid, valid.to(torch.int64).argmax(dim=1))
+
+
+def last(valid: Valid, prefix: int) -> Weights:
+    """The last real token, whichever side the padding is on."""
+    return position(valid, last_position(valid))
+
+
+def last_position(valid: Valid) -> Tensor:
+    """The index of the last real token of each sample."""
+    return valid.shape[1] - 1 - valid.to(torch.int64).flip(1).argmax(dim=1)
+
+
+def mean(valid: Valid, prefix: int) -> Weights:
+    """The mean of all real tokens but the prefix."""
+    chosen = valid.clone()
+    chosen[:, :prefix] = False
+    return _normalised(chosen)
+
+
+def mean_all(valid: Valid, prefix: int) -> Weights:
+    """The mean of all real tokens."""
+    return _normalised(valid)
+
+
+def cls_mean(valid: Valid, prefix: int) -> Weights:
+    """The class token beside the mean of the patches, as in DINOv2's classifier."""
+    return (cls(valid, prefix) + mean(valid, prefix)) / 2
+
+
+def first_two(valid: Valid, prefix: int) -> Weights:
+    """The class token and the distillation token alike, as in a distilled DeiT."""
+    chosen = torch.zeros_like(valid)
+    chosen[:, :2] = True
+    return _normalised(chosen)
+
+
+READOUTS: dict[str, Callable[[Valid, int], Weights]] = {
+    "cls": cls,
+    "last": last,
+    "mean": mean,
+    "mean_all": mean_all,
+    "cls_mean": cls_mean,
+    "first_two": first_two,
+}
+
+MEASURED = ("pool", "position", "auto")
+"""Readouts that only the run itself can tell: a pooling query, a position named by the target, a gradient."""
+
+
+def with_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> Weights:
+    """The mean of the real tokens whose gradient is not zero: what any head was seen to read."""
+    return _normalised(valid & (gradient != 0).any(dim=2))

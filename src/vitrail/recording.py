@@ -1,0 +1,190 @@
+"""What one pass of a model leaves behind: plain tensors, no model, no graph.
+
+Axes: b batch, h head, g key/value head, q query position, k key position, t token, d channel.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vitrail.errors import MissingTensorError
+from vitrail.seams.call import allowed_keys
+
+Probs = Float[Tensor, "b h q k"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream around one block, and what its sub-layers read and add."""
+
+    entering: Float[Tensor, "b t d"] | None = None
+    entering_grad: Float[Tensor, "b t d"] | None = None
+    leaving: Float[Tensor, "b t d"] | None = None
+    leaving_grad: Float[Tensor, "b t d"] | None = None
+    attention_normed: Float[Tensor, "b t d"] | None = None
+    ffn_entering: Float[Tensor, "b t d"] | None = None
+    ffn_normed: Float[Tensor, "b t d"] | None = None
+    ffn_added: Float[Tensor, "b t d"] | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer of one pass, with everything methods may read of it.
+
+    `probs` and `probs_grad` are computed from the operands when first read. All properties are float32,
+    or float64 in a float64 model, whatever the model's own dtype.
+    """
+
+    index: int
+    depth: int
+    valid: Bool[Tensor, "b t"]
+    readout: Float[Tensor, "b q"]
+    prefix: int = 0
+    kind: str = "image"
+    pooling: bool = False
+    query: Float[Tensor, "b h q d"] | None = None
+    query_grad: Float[Tensor, "b h q d"] | None = None
+    key: Float[Tensor, "b g k d"] | None = None
+    value: Float[Tensor, "b g k e"] | None = None
+    output: Float[Tensor, "b h q e"] | None = None
+    output_grad: Float[Tensor, "b h q e"] | None = None
+    weights: Probs | None = None
+    weights_grad: Probs | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+    bias: Float[Tensor, "..."] | None = None
+    scale: float = 1.0
+    grad_scale: Float[Tensor, " b"] | None = None
+    output_weight: Float[Tensor, "m c"] | None = None
+    value_bias: Float[Tensor, " n"] | None = None
+    stream: Stream = field(default_factory=Stream)
+    backend: str = "dense"
+    chunk_rows: int | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the attention closest to the prediction."""
+        return self.index == self.depth - 1
+
+    @property
+    def queries_valid(self) -> Bool[Tensor, "b q"]:
+        """Which queries are real: all of a pooling layer's, else the real tokens."""
+        return torch.ones_like(self.readout, dtype=torch.bool) if self.pooling else self.valid
+
+    @property
+    def every_query(self) -> Float[Tensor, "b q"]:
+        """Equal weights over the real queries, summing to one."""
+        weights = self.queries_valid.to(self.readout.dtype)
+        return weights / weights.sum(dim=1, keepdim=True)
+
+    @property
+    def content(self) -> Bool[Tensor, "b t"]:
+        """The real tokens without the prefix: patches, or words."""
+        return self.valid & (torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix)
+
+    @cached_property
+    def keys(self) -> Float[Tensor, "b h k d"]:
+        """The keys, those of a shared head repeated for each of its query heads."""
+        return self._per_head(self.get("key"))
+
+    @cached_property
+    def values(self) -> Float[Tensor, "b h k e"]:
+        """The values, those of a shared head repeated for each of its query heads."""
+        return self._per_head(self.get("value"))
+
+    @cached_property
+    def probs(self) -> Probs:
+        """A, the attention after the softmax; rows that may see nothing are zero."""
+        if self.weights is not None:
+            return widen(self.weights)
+        scores = (widen(self.get("query")) * self.scale) @ self.keys.transpose(-1, -2)
+        if self.bias is not None:
+            scores += widen(self.bias)
+        if self.allowed is not None:
+            scores.masked_fill_(~self.allowed, -torch.inf)
+        probs = scores.softmax(dim=-1)
+        if self.allowed is not None:
+            # A row with every key masked is 0/0; torch's own kernels give zeros there.
+            probs.masked_fill_(~self.allowed.any(dim=-1, keepdim=True), 0.0)
+        return probs
+
+    @cached_property
+    def probs_grad(self) -> Probs:
+        """G = ds/dA: what the output's gradient gives each value it could have drawn on."""
+        if self.weights_grad is not None:
+            return self._unscale(self.weights_grad)
+        return self._unscale(self.get("output_grad")) @ self.values.transpose(-1, -2)
+
+    def get(self, name: str) -> Tensor:
+        """A recorded tensor, or an error that names it."""
+        found = getattr(self, name)
+        if found is None:
+            held = [n for n, x in vars(self).items() if isinstance(x, Tensor)]
+            raise MissingTensorError(
+                f"this method reads {name!r} of attention layer {self.index}, but the recording holds only "
+                f"{', '.join(held)}. Hand-written attention and unknown anatomies cannot give every tensor; "
+                "record again with keep={...}, or name the part in vitrail.Anatomy(...)."
+            )
+        return found
+
+    def state(self, name: str) -> Float[Tensor, "b t d"]:
+        """A recorded state of the residual stream, or an error that names it."""
+        found = getattr(self.stream, name)
+        if found is None:
+            raise MissingTensorError(
+                f"this method reads the state {name!r} of block {self.index}, which was not recorded. Name the "
+                "blocks and their parts in vitrail.Anatomy(blocks=..., ffn_input=..., ffn_output=...)."
+            )
+        return self._unscale(found) if name.endswith("_grad") else widen(found)
+
+    def carry(self, relevance: Float[Tensor, "b q"]) -> Float[Tensor, "b k"]:
+        """What the skip connection carries past this layer: all, or nothing where a query pools the tokens."""
+        return torch.zeros_like(self.valid, dtype=relevance.dtype) if self.pooling else relevance
+
+    def rows(self, start: int, stop: int) -> "Layer":
+        """The same layer, seen by some of its queries only."""
+        cut = slice(start, stop)
+        rows = {
+            name: x[:, :, cut] if x is not None and x.shape[-2] != 1 else x
+            for name in ("query", "output", "output_grad", "weights", "weights_grad", "allowed", "bias")
+            if (x := getattr(self, name)) is not None and x.ndim == 4
+        }
+        return replace(self, **rows)
+
+    def _per_head(self, x: Tensor) -> Tensor:
+        heads = self.get("query").shape[1] if self.query is not None else x.shape[1]
+        return widen(x) if x.shape[1] == heads else widen(x).repeat_interleave(heads // x.shape[1], dim=1)
+
+    def _unscale(self, gradient: Tensor) -> Tensor:
+        if self.grad_scale is None:
+            return widen(gradient)
+        return widen(gradient) * self.grad_scale.view(-1, *[1] * (gradient.ndim - 1))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All layers of one pass, first to last, and what the model answered."""
+
+    layers: tuple[Layer, ...]
+    logits: Tensor
+    scalar: Float[Tensor, " b"]
+
+
+def widen(x: Tensor) -> Tensor:
+    """The tensor in the dtype of the relevance algebra: float64 stays, all else becomes float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def mask_parts(  # what a mask forbids, and what it adds
+    mask: Tensor | None, *, causal: bool, queries: int, keys: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """The keys each query may see and the bias added to its scores, both broadcasting to `[b, h, q, k]`."""
+    allowed = allowed_keys(mask, causal=causal, queries=queries, keys=keys, device=device)
+    bias = mask if mask is not None and mask.is_floating_point() else None
+    return _four(allowed), _four(bias)
+
+
+def _four(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x[(None,) * (4 - x.ndim)]

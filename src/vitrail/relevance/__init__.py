@@ -1,0 +1,26 @@
+"""The relevance algebra: a row walks from the last layer to the first.
+
+Every aggregation method has the form `r <- r + r E_h[w(A_h, G_h)]`, so no product of two n x n matrices is
+ever formed. A walking method is three small functions; the same `step` runs over a finished recording or
+inside the backward pass.
+"""
+
+from vitrail.relevance.backends import BACKENDS, choose_backend, pull, push, tiles
+from vitrail.relevance.walk import Result, Walk, walk
+from vitrail.relevance.weights import attention, complete, gradient, magnitude, positive
+
+__all__ = [
+    "BACKENDS",
+    "Result",
+    "Walk",
+    "attention",
+    "choose_backend",
+    "complete",
+    "gradient",
+    "magnitude",
+    "positive",
+    "pull",
+    "push",
+    "tiles",
+    "walk",
+]

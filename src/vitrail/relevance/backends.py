@@ -1,0 +1,40 @@
+"""Which code computes the sums of a layer: the same three functions, looked up by the layer's backend."""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.errors import OptionError, suggest
+from vitrail.recording import Layer
+from vitrail.relevance import chunked, dense
+from vitrail.relevance.dense import Weigh
+
+BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked}
+DENSE_LIMIT = 2**24
+"""Entries of one layer's A up to which whole maps are the faster choice."""
+
+
+def choose_backend(name: str, *, entries: int) -> str:
+    """The backend asked for; `auto` takes whole maps while they have few entries."""
+    if name == "auto":
+        return "dense" if entries <= DENSE_LIMIT else "chunked"
+    if name not in BACKENDS:
+        raise OptionError(f"unknown backend {name!r}. {suggest(name, ['auto', *BACKENDS])}")
+    return name
+
+
+def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:
+    """Per head, the rows of the weighed map, summed with these weights: `sum_q rows[q] * w[h, q, k]`."""
+    return BACKENDS[layer.backend].pull(layer, rows, weigh)
+
+
+def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"]:
+    """The head mean of A applied to columns: `E_h A[h] @ columns`."""
+    return BACKENDS[layer.backend].push(layer, columns)
+
+
+def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
+    """Blocks of queries that together make the layer, for reductions over whole maps."""
+    return BACKENDS[layer.backend].tiles(layer)

@@ -1,0 +1,73 @@
+"""A method as a walk over layers, last to first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.recording import Layer, Recording
+
+
+@dataclass(frozen=True)
+class Result:
+    """Scores of all tokens, prefix included, and the parts a method can show beside them."""
+
+    scores: Float[Tensor, "b t"]
+    layers: Float[Tensor, "b l t"] | None = None
+    heads: Float[Tensor, "b h t"] | None = None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Three small functions: a state made at the last layer, changed at each, and read at the first.
+
+    Args:
+        needs: states and gradients the step reads beside queries, keys and values (`record.KEEPS`).
+        last_only: whether gradients are read at the last layer only, so the backward pass may stop there.
+        scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.
+    """
+
+    start: Callable[[Layer], Any]
+    step: Callable[[Any, Layer], Any]
+    finish: Callable[[Any, Layer], Result]
+    needs: frozenset[str] = frozenset({"output_grad"})
+    last_only: bool = False
+    scalar: str = "logit"
+
+
+class Walker:
+    """A walk under way, wherever its layers come from."""
+
+    def __init__(self, method: Walk) -> None:
+        self.method = method
+        self.state: Any = None
+        self.result: Result | None = None
+
+    def see(self, layer: Layer) -> None:
+        """Take one layer; they come last to first."""
+        if layer.is_last:
+            self.state = self.method.start(layer)
+        self.state = self.method.step(self.state, layer)
+        if layer.index == 0:
+            self.result = self.method.finish(self.state, layer)
+
+
+def walk(method: Walk, recording: Recording) -> Result:
+    """The result of a walk over a finished recording."""
+    walker = Walker(method)
+    for layer in reversed(recording.layers):
+        walker.see(layer)
+    assert walker.result is not None
+    return walker.result
+
+
+def plain(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
+    """The relevance as it is, for walks whose state is the answer."""
+    return Result(relevance)
+
+
+def readout_row(last: Layer) -> Float[Tensor, "b q"]:
+    """The row the prediction reads: where most walks start."""
+    return last.readout

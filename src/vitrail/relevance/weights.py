@@ -1,0 +1,32 @@
+"""What one attention entry is worth: functions of A and G = ds/dA, entry by entry.
+
+Cui, Fan and Chen number them Eqs. 4 to 6; `positive` is Chefer's Eq. 5 of GAE as well, because A >= 0 makes
+`[G * A]^+` and `[G]^+ * A` the same.
+"""
+
+from vitrail.recording import Layer, Probs
+
+
+def attention(layer: Layer) -> Probs:
+    """A itself."""
+    return layer.probs
+
+
+def gradient(layer: Layer) -> Probs:
+    """G itself."""
+    return layer.probs_grad
+
+
+def positive(layer: Layer) -> Probs:
+    """Eq. 4: A where more of it would raise the scalar, weighted by how much."""
+    return layer.probs_grad.clamp(min=0) * layer.probs
+
+
+def complete(layer: Layer) -> Probs:
+    """Eq. 5: A weighted by its gradient, signs kept."""
+    return layer.probs_grad * layer.probs
+
+
+def magnitude(layer: Layer) -> Probs:
+    """Eq. 6: A weighted by the size of its gradient."""
+    return layer.probs_grad.abs() * layer.probs

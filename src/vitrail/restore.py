@@ -1,0 +1,73 @@
+"""Contexts that change a model for a moment and put it back, also after an error."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from vitrail.errors import InputError
+
+_locks: "WeakKeyDictionary[nn.Module, threading.RLock]" = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+@contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Let one thread at a time record a model; different models do not wait for each other."""
+    with _locks_lock:
+        lock = _locks.setdefault(model, threading.RLock())
+    with lock:
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off, and give every module its own flag back."""
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Keep autograd from saving what only weight gradients need."""
+    trainable = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+    try:
+        for parameter in trainable:
+            parameter.requires_grad = False
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad = True
+
+
+@contextmanager
+def prepared(model: nn.Module, *, gradients: bool) -> Iterator[None]:
+    """The state in which a model is recorded: alone, evaluating, frozen, with autograd as needed."""
+    if any(p.is_inference() for p in model.parameters()):
+        raise InputError("the model was made inside torch.inference_mode, so autograd cannot run. Make it outside.")
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(alone(model))
+        stack.enter_context(evaluating(model))
+        stack.enter_context(frozen(model))
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        yield
+
+
+@contextmanager
+def hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    """Remove these hooks at the end, whatever happened."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,61 @@
+"""What is known of one attention call."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The operands and the result of one attention call, as the model computed them.
+
+    Fused calls carry `query`, `key`, `value` and `output`, with shapes `[b, h, t, d]`, and no
+    `weights`. Hand-written calls carry the `weights` after the softmax (`[b, h, q, k]` or
+    `[b*h, q, k]`) and whatever of the operands could be followed.
+    """
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    output: Tensor | None
+    weights: Tensor | None = None
+    mask: Tensor | None = None
+    causal: bool = False
+    scale: float = 1.0
+
+
+def read_sdpa(  # noqa: PLR0913  (the signature is torch's)
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> AttentionCall:
+    """The call that `F.scaled_dot_product_attention` made with these arguments."""
+    return AttentionCall(
+        query=query,
+        key=key,
+        value=value,
+        output=output,
+        mask=attn_mask,
+        causal=is_causal,
+        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+    )
+
+
+def allowed_keys(mask: Tensor | None, *, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
+    """Which key each query may see, as booleans that broadcast to `[b, h, q, k]`; None if all."""
+    if causal:
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+    if mask is None:
+        return None
+    if mask.dtype is torch.bool:
+        return mask
+    # Frameworks write "masked" as -inf or as a number near the lowest the dtype holds.
+    return mask > torch.finfo(mask.dtype).min / 2

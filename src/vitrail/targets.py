@@ -1,0 +1,160 @@
+"""Which scalar is explained: a class, a contrast of two classes, a next token, an answer.
+
+A target is a small frozen object that carries its classes and can be called on logits `[b, c]`. Classes are
+one index for all samples, a tuple with one for each, or None for the class the model predicts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.errors import TargetError
+
+Classes = int | tuple[int, ...] | None
+Values = Float[Tensor, " b"]
+
+FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "logit": lambda logits, first, second: first,
+    "next_token": lambda logits, first, second: first,
+    "probability": lambda logits, first, second: (first - logits.logsumexp(dim=1)).exp(),
+    "difference": lambda logits, first, second: first - second,
+    "relative_difference": lambda logits, first, second: (first - second) / first,
+    "ratio": lambda logits, first, second: first / second,
+}
+SINGLE = {"logit", "next_token", "probability"}
+SCALARS = {"logit": "logit", "probability": "probability"}
+"""What a method's `scalar` option makes of a plain class target."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A scalar of the output, by name and classes."""
+
+    name: str
+    first: Classes = None
+    second: Classes = None
+    position: int | None = None
+    absolute: bool = False
+
+    def __call__(self, logits: Float[Tensor, "b c"]) -> Values:
+        """The scalar of each sample."""
+        chosen = self.of(logits)
+        first = _pick(logits, chosen.first)
+        second = first if chosen.second is None else _pick(logits, chosen.second)
+        return FORMULAS[self.name](logits, first, second)
+
+    def of(self, logits: Float[Tensor, "b c"]) -> "Target":
+        """The same target with one class for each sample, predicted classes filled in."""
+        first = _each(self.first, logits)
+        return replace(self, first=first, second=None if self.name in SINGLE else _each(self.second, logits))
+
+    def __str__(self) -> str:
+        """For example `logit of 243`, or `difference of 3 and 5`."""
+        classes = " and ".join(_show(c) for c in (self.first, self.second) if c is not None)
+        where = "" if self.position is None else f" at position {self.position}"
+        return f"{self.name.replace('_', ' ')}{f' of {classes}' if classes else ''}{where}"
+
+
+def logit(c: int | Sequence[int] | None = None, *, position: int | None = None) -> Target:
+    """The logit of a class; `position` where the model answers at every token."""
+    return Target("logit", _classes(c), position=position)
+
+
+def probability(c: int | Sequence[int] | None = None, *, position: int | None = None) -> Target:
+    """The softmax probability of a class."""
+    return Target("probability", _classes(c), position=position)
+
+
+def difference(a: int | Sequence[int], b: int | Sequence[int]) -> Target:
+    """`y_a - y_b`: what speaks for one class rather than the other."""
+    return Target("difference", _classes(a), _classes(b))
+
+
+def relative_difference(a: int | Sequence[int], b: int | Sequence[int]) -> Target:
+    """`(y_a - y_b) / y_a` (Cui et al., Eq. 8). Where logits may change sign, prefer `difference`."""
+    return Target("relative_difference", _classes(a), _classes(b))
+
+
+def ratio(a: int | Sequence[int], b: int | Sequence[int]) -> Target:
+    """`y_a / y_b`."""
+    return Target("ratio", _classes(a), _classes(b))
+
+
+def next_token(token: int | Sequence[int] | None = None) -> Target:
+    """The logit of the token that follows the last real one."""
+    return Target("next_token", _classes(token))
+
+
+def answer_span(*, absolute: bool = False) -> Target:
+    """The start logit and the end logit, each at its argmax, explained apart and then added.
+
+    Args:
+        absolute: add absolute values, as AttCAT does for SQuAD v2.
+    """
+    return Target("answer_span", absolute=absolute)
+
+
+def _classes(c: int | Sequence[int] | Tensor | None) -> Classes:
+    if isinstance(c, Tensor):
+        c = c.tolist()
+    return c if c is None or isinstance(c, int) else tuple(int(x) for x in c)
+
+
+def _each(classes: Classes, logits: Tensor) -> tuple[int, ...]:
+    batch, count = logits.shape
+    if classes is None:
+        return tuple(logits.argmax(dim=1).tolist())
+    each = (classes,) * batch if isinstance(classes, int) else classes
+    if len(each) != batch:
+        raise TargetError(f"{len(each)} targets were given for a batch of {batch}. Give one int, or one for each.")
+    wrong = [c for c in each if not -count <= c < count]
+    if wrong:
+        raise TargetError(f"target {wrong[0]} is out of range: the model has {count} classes, 0 to {count - 1}.")
+    return tuple(c % count for c in each)
+
+
+def _pick(logits: Tensor, classes: Classes) -> Tensor:
+    index = torch.as_tensor(classes, device=logits.device)
+    return logits.gather(1, index[:, None])[:, 0]
+
+
+def _show(classes: Classes) -> str:
+    if isinstance(classes, tuple):
+        return str(classes[0]) if len(set(classes)) == 1 else "/".join(map(str, classes))
+    return str(classes)
+
+
+AnyTarget = int | Sequence[int] | Tensor | Target | Callable[[Tensor], Tensor] | None
+"""Whatever `explain` takes as a target."""
+
+
+def as_target(target: AnyTarget) -> Target | Callable[[Tensor], Tensor]:
+    """The target object that None, an int, a list of ints or a tensor of ints stands for."""
+    if isinstance(target, Target):
+        return target
+    if target is None or isinstance(target, (int, Tensor, Sequence)):
+        return logit(_classes(target))  # pyright: ignore[reportArgumentType]
+    if callable(target):
+        return target
+    raise TargetError(f"a target is None, an int, ints, a vitrail.targets object or a function, not {target!r}.")
+
+
+def with_scalar(
+    target: Target | Callable[[Tensor], Tensor], scalar: str, *, explicit: bool
+) -> Target | Callable[[Tensor], Tensor]:
+    """The target with a method's own scalar in place of the plain logit.
+
+    Args:
+        explicit: whether the user asked for the scalar. A method's default gives way to a target of another kind.
+    """
+    if isinstance(target, Target) and target.name in {"logit", "next_token"}:
+        return replace(target, name=SCALARS[scalar]) if SCALARS[scalar] != "logit" else target
+    if explicit:
+        raise TargetError(
+            f"the option scalar={scalar!r} applies to a plain class or next token, but the target is "
+            f"{target if isinstance(target, Target) else 'a function'}. Leave one of the two out."
+        )
+    return target
