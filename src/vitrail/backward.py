@@ -49,13 +49,12 @@ class Backward:
 
     def _seed(self, scalar: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Where the backward pass starts. In float16 a probability's gradient would underflow: start it at size one."""
-        if logits.dtype is not torch.float16:
+        if not any(root.dtype is torch.float16 for root in self.roots):
             return torch.ones_like(scalar), scalar
         (gradient,) = torch.autograd.grad(scalar.sum(), logits, retain_graph=True)
-        gradient = gradient.float()
         self.scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
         seed = gradient / self.scale.view(-1, *[1] * (gradient.ndim - 1))
-        return seed.to(logits.dtype), logits
+        return seed, logits
 
     def _lower_edge(self, lowest: int, roots: list[Tensor]) -> list[Tensor]:
         """What enters the lowest layer that is asked for its gradient."""

@@ -1,7 +1,7 @@
 """What a model is called with, checked once at the border."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,8 +24,19 @@ class Inputs:
     special: Tensor | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
 
+    def usable(self) -> "Inputs":
+        """The same call with tensors autograd may save: those made under `torch.inference_mode` are copied."""
 
-def read_inputs(inputs: Tensor | Mapping[str, Any]) -> Inputs:
+        def own(x: Any) -> Any:  # noqa: ANN401
+            return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
+
+        kwargs = {name: own(x) for name, x in self.kwargs.items()}
+        return replace(
+            self, args=tuple(own(x) for x in self.args), kwargs=kwargs, attention_mask=own(self.attention_mask)
+        )
+
+
+def read_inputs(inputs: object) -> Inputs:
     """The inputs in one form, after checking that they can be explained at all."""
     if isinstance(inputs, Tensor):
         return _read_tensor(inputs)
@@ -46,7 +57,7 @@ def _read_tensor(x: Tensor) -> Inputs:
         )
     _check_values("inputs", x)
     return Inputs(
-        args=(_own(x),),
+        args=(x,),
         kwargs={},
         kind=kind,
         batch=x.shape[0],
@@ -72,7 +83,7 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     skip = {"special_tokens_mask", "offset_mapping"}  # for the reader of the result, not for the model
     return Inputs(
         args=(),
-        kwargs={n: _own(v) if isinstance(v, Tensor) else v for n, v in inputs.items() if n not in skip},
+        kwargs={n: v for n, v in inputs.items() if n not in skip},
         kind="image" if main == "pixel_values" else "text",
         batch=x.shape[0],
         size=(x.shape[2], x.shape[3]) if main == "pixel_values" else None,
@@ -81,11 +92,6 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         special=tensors.get("special_tokens_mask"),
         tokens=_token_strings(inputs, x),
     )
-
-
-def _own(x: Tensor) -> Tensor:
-    """A tensor autograd may save: those made under `torch.inference_mode` must be copied."""
-    return x.clone() if x.is_inference() else x
 
 
 def _check_values(name: str, x: Tensor) -> None:

@@ -14,9 +14,13 @@ from vitrail.targets import Target, answer_span
 
 @dataclass(frozen=True)
 class Output:
-    """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`."""
+    """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`.
+
+    `wide` are the same logits in at least single precision; targets are functions of these.
+    """
 
     logits: Tensor
+    wide: Tensor
     span: bool = False
 
 
@@ -33,7 +37,7 @@ def read_output(output: object) -> Output:
     """The logits in whatever the model returned."""
     start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
     if isinstance(start, Tensor) and isinstance(end, Tensor):
-        return _finite(Output(torch.stack([start, end], dim=2), span=True))
+        return _finite(torch.stack([start, end], dim=2), span=True)
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if logits is None and isinstance(output, (tuple, list)):
         logits = output[0]
@@ -44,20 +48,20 @@ def read_output(output: object) -> Output:
             f"the model returned {found}, but an explanation needs logits [b, c] or [b, t, c]: a tensor, an output "
             "with .logits, or one with .start_logits and .end_logits. Does the model have a classification head?"
         )
-    return _finite(Output(logits))
+    return _finite(logits, span=False)
 
 
-def _finite(output: Output) -> Output:
-    if not bool(torch.isfinite(output.logits.detach()).all()):
+def _finite(logits: Tensor, *, span: bool) -> Output:
+    if not bool(torch.isfinite(logits.detach()).all()):
         raise InputError("the model's logits contain NaN or infinity, so nothing can be explained. Check the weights.")
-    return output
+    return Output(logits, widen(logits), span)
 
 
 def parts(
     output: Output, target: Target | Callable[[Tensor], Tensor], valid: Tensor, *, last: bool
 ) -> tuple[Part, ...]:
     """The scalars that the target asks for: one, or two for the two ends of an answer."""
-    logits = widen(output.logits)
+    logits = output.wide
     if not isinstance(target, Target):
         return (_custom(target, logits),)
     plain = target.name == "logit" and target.first is None and target.position is None

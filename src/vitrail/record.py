@@ -82,7 +82,7 @@ class Pass:
             if not again:
                 self.heard[index].calls.clear()  # free the operands as the backward pass frees the graph
 
-        back.run(part.scalar, self.output.logits, show, again=again)
+        back.run(part.scalar, self.output.wide, show, again=again)
 
     def _valid(self) -> Tensor:
         """Which tokens are real: by the attention mask given, else by what the attention itself masks."""
@@ -156,6 +156,7 @@ class Pass:
             readout=readout.to(dtype),
             prefix=self.prefix,
             kind=self.inputs.kind,
+            owner=call.owner,
             pooling=pooling,
             query=self._heads(call.query),
             query_grad=self._heads(gradients.get("query_grad")),
@@ -224,6 +225,7 @@ def forward(model: nn.Module, inputs: Inputs, body: Body, wanted: Wanted, settin
     cut = bool(wanted.gradients) or body.anatomy.readout == "auto"
     with prepared(model, gradients=cut):
         trace = Trace(body, keep=wanted.states, cut=cut)
+        inputs = inputs.usable()
         args = inputs.args
         if cut and not body.blocks and args and args[0].is_floating_point():
             args = (args[0].detach().clone().requires_grad_(), *args[1:])

@@ -34,7 +34,8 @@ class Stream:
 class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
-    `probs` and `probs_grad` are computed from the operands when first read. All properties are float32,
+    `readout` weighs the rows the prediction is read from; `owner` names the module that made the attention call;
+    `output_weight` is the output projection with layer scale, `[d_model, heads * d]`. `probs` and `probs_grad` are computed from the operands when first read. All properties are float32,
     or float64 in a float64 model, whatever the model's own dtype.
     """
 
@@ -44,6 +45,7 @@ class Layer:
     readout: Float[Tensor, "b q"]
     prefix: int = 0
     kind: str = "image"
+    owner: str = ""
     pooling: bool = False
     query: Float[Tensor, "b h q d"] | None = None
     query_grad: Float[Tensor, "b h q d"] | None = None
@@ -146,12 +148,11 @@ class Layer:
     def rows(self, start: int, stop: int) -> "Layer":
         """The same layer, seen by some of its queries only."""
         cut = slice(start, stop)
-        rows = {
-            name: x[:, :, cut] if x is not None and x.shape[-2] != 1 else x
-            for name in ("query", "output", "output_grad", "weights", "weights_grad", "allowed", "bias")
-            if (x := getattr(self, name)) is not None and x.ndim == 4
-        }
-        return replace(self, **rows)
+        names = ("query", "query_grad", "output", "output_grad", "weights", "weights_grad", "allowed", "bias")
+        held = {name: x for name in names if (x := getattr(self, name)) is not None}
+        # Masks may have one row that stands for all.
+        rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
+        return replace(self, readout=self.readout[:, cut], **rows)
 
     def _per_head(self, x: Tensor) -> Tensor:
         heads = self.get("query").shape[1] if self.query is not None else x.shape[1]

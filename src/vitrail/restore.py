@@ -37,28 +37,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Keep autograd from saving what only weight gradients need."""
-    trainable = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
-    try:
-        for parameter in trainable:
-            parameter.requires_grad = False
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad = True
-
-
-@contextmanager
 def prepared(model: nn.Module, *, gradients: bool) -> Iterator[None]:
-    """The state in which a model is recorded: alone, evaluating, frozen, with autograd as needed."""
+    """The state in which a model is recorded: alone, evaluating, with autograd as needed.
+
+    Whether weights require gradients is left as it is: torch sums some products in another order when they do not.
+    """
     if any(p.is_inference() for p in model.parameters()):
         raise InputError("the model was made inside torch.inference_mode, so autograd cannot run. Make it outside.")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(alone(model))
         stack.enter_context(evaluating(model))
-        stack.enter_context(frozen(model))
         stack.enter_context(torch.set_grad_enabled(gradients))
         yield
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import TargetError
 
+Index = int | Sequence[int] | Tensor
 Classes = int | tuple[int, ...] | None
 Values = Float[Tensor, " b"]
 
@@ -58,32 +59,32 @@ class Target:
         return f"{self.name.replace('_', ' ')}{f' of {classes}' if classes else ''}{where}"
 
 
-def logit(c: int | Sequence[int] | None = None, *, position: int | None = None) -> Target:
+def logit(c: Index | None = None, *, position: int | None = None) -> Target:
     """The logit of a class; `position` where the model answers at every token."""
     return Target("logit", _classes(c), position=position)
 
 
-def probability(c: int | Sequence[int] | None = None, *, position: int | None = None) -> Target:
+def probability(c: Index | None = None, *, position: int | None = None) -> Target:
     """The softmax probability of a class."""
     return Target("probability", _classes(c), position=position)
 
 
-def difference(a: int | Sequence[int], b: int | Sequence[int]) -> Target:
+def difference(a: Index, b: Index) -> Target:
     """`y_a - y_b`: what speaks for one class rather than the other."""
     return Target("difference", _classes(a), _classes(b))
 
 
-def relative_difference(a: int | Sequence[int], b: int | Sequence[int]) -> Target:
+def relative_difference(a: Index, b: Index) -> Target:
     """`(y_a - y_b) / y_a` (Cui et al., Eq. 8). Where logits may change sign, prefer `difference`."""
     return Target("relative_difference", _classes(a), _classes(b))
 
 
-def ratio(a: int | Sequence[int], b: int | Sequence[int]) -> Target:
+def ratio(a: Index, b: Index) -> Target:
     """`y_a / y_b`."""
     return Target("ratio", _classes(a), _classes(b))
 
 
-def next_token(token: int | Sequence[int] | None = None) -> Target:
+def next_token(token: Index | None = None) -> Target:
     """The logit of the token that follows the last real one."""
     return Target("next_token", _classes(token))
 
@@ -97,7 +98,7 @@ def answer_span(*, absolute: bool = False) -> Target:
     return Target("answer_span", absolute=absolute)
 
 
-def _classes(c: int | Sequence[int] | Tensor | None) -> Classes:
+def _classes(c: Index | None) -> Classes:
     if isinstance(c, Tensor):
         c = c.tolist()
     return c if c is None or isinstance(c, int) else tuple(int(x) for x in c)
@@ -127,19 +128,24 @@ def _show(classes: Classes) -> str:
     return str(classes)
 
 
-AnyTarget = int | Sequence[int] | Tensor | Target | Callable[[Tensor], Tensor] | None
+AnyTarget = Index | Target | Callable[[Tensor], Tensor] | None
 """Whatever `explain` takes as a target."""
 
 
-def as_target(target: AnyTarget) -> Target | Callable[[Tensor], Tensor]:
+def as_target(target: object) -> Target | Callable[[Tensor], Tensor]:
     """The target object that None, an int, a list of ints or a tensor of ints stands for."""
     if isinstance(target, Target):
         return target
-    if target is None or isinstance(target, (int, Tensor, Sequence)):
-        return logit(_classes(target))  # pyright: ignore[reportArgumentType]
+    if target is None or isinstance(target, (int, Tensor)):
+        return logit(target)
+    if isinstance(target, Sequence) and all(isinstance(c, int) for c in target):
+        return logit([int(c) for c in target])
     if callable(target):
         return target
-    raise TargetError(f"a target is None, an int, ints, a vitrail.targets object or a function, not {target!r}.")
+    raise TargetError(
+        f"a target is None, a class index, one index per sample, a vitrail.targets object or a function of the logits, "
+        f"not {target!r}. Class names are known to the command line only."
+    )
 
 
 def with_scalar(

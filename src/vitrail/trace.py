@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,6 +34,11 @@ class Trace:
         self.loose = Heard()
         self.roots: list[Tensor] = []
         self.here: Heard = self.loose
+        self.running: list[str] = []  # the modules being called, outermost first
+
+    def hear(self, call: AttentionCall) -> None:
+        """File a call under the block that runs, with the module that made it."""
+        self.here.calls.append(replace(call, owner=self.running[-1] if self.running else ""))
 
     @property
     def layers(self) -> list[Heard]:
@@ -78,13 +83,26 @@ def _first(out: Any) -> Tensor:  # noqa: ANN401
 @contextmanager
 def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
     """File what is heard while the model runs inside the block."""
-    handles = [h for i in range(len(trace.blocks)) for h in _block_hooks(trace, i)]
+    handles = [h for name, module in model.named_modules() for h in _name_hooks(trace, name, module)]
+    handles += [h for i in range(len(trace.blocks)) for h in _block_hooks(trace, i)]
     if trace.body.pool is not None:
         handles += _place_hooks(trace, trace.body.pool, trace.pool)
     if trace.cut and not trace.blocks:
         handles += _embedding_hooks(trace, model)
-    with hooks(handles), attention_calls(lambda call: trace.here.calls.append(call)):
+    with hooks(handles), attention_calls(trace.hear):
         yield
+
+
+def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
+    """Keep the name of a module on the stack while it runs."""
+
+    def enter(module: nn.Module, args: tuple) -> None:
+        trace.running.append(name)
+
+    def leave(module: nn.Module, args: tuple, out: object) -> None:
+        trace.running.pop()
+
+    return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:

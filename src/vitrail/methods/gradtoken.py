@@ -14,19 +14,23 @@ from torch import Tensor
 
 from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice
-from vitrail.recording import Layer, widen
-from vitrail.relevance import Result, Walk, attention, pull, push
+from vitrail.recording import Layer
+from vitrail.relevance import Result, Walk, attention, pull, push, score_gradient
 
 Maps = Float[Tensor, "b h t"]
 
 
+def query_gradient(last: Layer) -> Float[Tensor, "b h d"]:
+    """Eq. 6: the gradient of the readout's query, by the chain rule through the softmax; a mean of queries where the
+    mean of tokens is read, or the gradient of the pooling query.
+    """
+    scores = pull(last, last.readout, score_gradient)
+    return torch.einsum("bhk,bhkd->bhd", scores, last.keys) * last.scale
+
+
 def class_relevance(last: Layer) -> Maps:
-    """Eqs. 6 to 8: M_h[j] = k_hj . g_h with g_h the readout's query gradient; a mean query where the mean is read."""
-    gradient = widen(last.get("query_grad"))
-    if last.grad_scale is not None:
-        gradient = gradient * last.grad_scale[:, None, None, None]
-    query = torch.einsum("bq,bhqd->bhd", last.readout, gradient)
-    return torch.einsum("bhkd,bhd->bhk", last.keys, query) * last.content[:, None]
+    """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens behind the prefix."""
+    return torch.einsum("bhkd,bhd->bhk", last.keys, query_gradient(last)) * last.content[:, None]
 
 
 @dataclass(frozen=True)
@@ -111,4 +115,4 @@ def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: in
         maps = read(state) * first.content[:, None]
         return Result(join(maps), heads=maps)
 
-    return Walk(start, step, finish, needs=frozenset({"query_grad"}), last_only=True)
+    return Walk(start, step, finish, last_only=True)

@@ -71,9 +71,12 @@ class Method:
 
     def resolve(self, preset: str, given: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """All options: the defaults, changed by the preset, changed by those given."""
-        for name in given:
+        for name, value in given.items():
             if name not in self.options:
                 raise OptionError(f"{self.name} has no option {name!r}. {suggest(name, self.options)}")
+            kind_of = type(self.options[name])
+            if type(value) is not kind_of:
+                raise OptionError(f"{self.name}'s option {name} takes {kind_of.__name__}, not {value!r}.")
         chosen = {**self.options, **self.preset(preset), **given}
         return {name: getattr(x, kind) if isinstance(x, ByKind) else x for name, x in chosen.items()}
 

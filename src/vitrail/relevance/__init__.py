@@ -7,7 +7,7 @@ inside the backward pass.
 
 from vitrail.relevance.backends import BACKENDS, choose_backend, pull, push, tiles
 from vitrail.relevance.walk import Result, Walk, walk
-from vitrail.relevance.weights import attention, complete, gradient, magnitude, positive
+from vitrail.relevance.weights import attention, complete, gradient, magnitude, positive, score_gradient
 
 __all__ = [
     "BACKENDS",
@@ -21,6 +21,7 @@ __all__ = [
     "positive",
     "pull",
     "push",
+    "score_gradient",
     "tiles",
     "walk",
 ]

@@ -30,3 +30,9 @@ def complete(layer: Layer) -> Probs:
 def magnitude(layer: Layer) -> Probs:
     """Eq. 6: A weighted by the size of its gradient."""
     return layer.probs_grad.abs() * layer.probs
+
+
+def score_gradient(layer: Layer) -> Probs:
+    """The gradient at the scores before the softmax: A * (G - sum_k A G); each row sums to zero."""
+    product = layer.probs_grad * layer.probs
+    return product - layer.probs * product.sum(dim=-1, keepdim=True)

@@ -24,6 +24,7 @@ class AttentionCall:
     mask: Tensor | None = None
     causal: bool = False
     scale: float = 1.0
+    owner: str = ""  # the name of the module that made the call
 
 
 def read_sdpa(  # noqa: PLR0913  (the signature is torch's)

@@ -33,7 +33,6 @@ class Follower:
 
     def forget(self) -> None:
         """Start afresh: whatever came before belongs to an earlier call."""
-        self.weights: Tensor | None = None
         self.traces: list[Tensor] = []
         self.products: list[tuple[Tensor, Tensor, int]] = []
 
@@ -47,7 +46,7 @@ class Follower:
         elif func in PRODUCTS:
             self._product(out, args)
         elif func is torch.einsum and any(self._is_trace(x) for x in _flat(args)):
-            self._finish(value=None, output=None)
+            self._finish(self.traces[-1], value=None, output=None)
 
     def _is_trace(self, x: object) -> bool:
         return any(x is trace for trace in self.traces)
@@ -55,18 +54,17 @@ class Follower:
     def _softmax(self, out: Tensor, args: tuple, kwargs: dict) -> None:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if out.ndim in (3, 4) and dim in (-1, out.ndim - 1):
-            self.weights, self.traces = out, [out]
+            self.traces = [out]
 
     def _product(self, out: Tensor, args: tuple) -> None:
         left, right = args[0], args[1] if len(args) > 1 else None
         if self._is_trace(left) and isinstance(right, Tensor):
-            self._finish(value=right, output=out)
+            self._finish(left, value=right, output=out)
         elif out.ndim in (3, 4) and isinstance(right, Tensor) and right.ndim == out.ndim:
             self.products = [*self.products[-7:], (left, right, out.numel())]
 
-    def _finish(self, value: Tensor | None, output: Tensor | None) -> None:
-        assert self.weights is not None
-        operands = [(q, k) for q, k, size in self.products if size == self.weights.numel()]
+    def _finish(self, weights: Tensor, value: Tensor | None, output: Tensor | None) -> None:
+        operands = [(q, k) for q, k, size in self.products if size == weights.numel()]
         query, key = operands[0] if operands else (None, None)
         self.emit(
             AttentionCall(
@@ -74,7 +72,7 @@ class Follower:
                 key=None if key is None else key.transpose(-1, -2),
                 value=value,
                 output=output,
-                weights=self.weights,
+                weights=weights,
             )
         )
         self.forget()

@@ -1,0 +1,44 @@
+"""Random layers for tests of equations: no model, all sizes different, float64."""
+
+import torch
+
+from vitrail.recording import Layer, Stream
+from vitrail.relevance import Walk
+from vitrail.relevance.walk import Walker
+
+B, H, T, D, M = 2, 3, 5, 4, 7
+
+
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def layer(index=0, depth=1, *, valid=None, readout=None, prefix=1, kind="image", causal=False, heads=H, **more):
+    valid = torch.ones(B, T, dtype=torch.bool) if valid is None else valid
+    if readout is None:
+        readout = torch.zeros(B, T, dtype=torch.float64)
+        readout[:, 0] = 1
+    allowed = torch.ones(T, T, dtype=torch.bool).tril()[None, None] if causal else valid[:, None, None, :]
+    stream = Stream(
+        entering=random(B, T, M), entering_grad=random(B, T, M), leaving=random(B, T, M), leaving_grad=random(B, T, M),
+        attention_normed=random(B, T, M), ffn_entering=random(B, T, M), ffn_normed=random(B, T, M),
+        ffn_added=random(B, T, M),
+    )  # fmt: skip
+    return Layer(
+        index=index, depth=depth, valid=valid, readout=readout, prefix=prefix, kind=kind,
+        query=random(B, heads, T, D), key=random(B, heads, T, D), value=random(B, heads, T, D),
+        output_grad=random(B, heads, T, D), allowed=allowed, scale=0.5, output_weight=random(M, heads * D),
+        value_bias=random(3 * heads * D), stream=stream, **more,
+    )  # fmt: skip
+
+
+def stack(depth=3, **options):
+    """Layers first to last."""
+    return [layer(index, depth, **options) for index in range(depth)]
+
+
+def run(method: Walk, layers):
+    walker = Walker(method)
+    for one in reversed(layers):
+        walker.see(one)
+    return walker.result

@@ -1,0 +1,106 @@
+"""One walk over every supported family: what the recorder saw, and what every method made of it."""
+
+import pytest
+import torch
+from tiny_models import MODELS, tiny
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.anatomy import anatomy
+from vitrail.outputs import read_output
+
+every_family = pytest.mark.parametrize("name", MODELS)
+every_text = pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.kind == "text"])
+# Hugging Face computes norms and rotary tables of these in float32, so sums in another order differ.
+SINGLE = {
+    "hf_vit_eager",
+    "hf_llama",
+    "hf_llama_classifier",
+    "hf_llama_eager",
+    "hf_qwen3",
+    "hf_modernbert",
+    "hf_modernbert_mean",
+}
+
+
+def call(model, inputs):
+    return read_output(model(**inputs) if isinstance(inputs, dict) else model(inputs)).logits
+
+
+def taken(inputs, rows):
+    return {n: x[rows] for n, x in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
+
+
+def everything(model, inputs, target=None):
+    return vitrail.compare(model, inputs, list(vitrail.METHODS), target)
+
+
+@every_family
+def test_the_anatomy_is_what_the_config_says(name):
+    found = anatomy(tiny(name))
+    assert (found.prefix, found.readout) == (MODELS[name].prefix, MODELS[name].readout)
+
+
+@every_family
+def test_attention_times_values_is_what_the_model_computed(name):
+    recording = vitrail.record(tiny(name), MODELS[name].inputs())
+    for layer in recording.layers:
+        assert (layer.weights is None) == (MODELS[name].seam == "fused")
+        atol = 1e-6 if name in SINGLE else 1e-12
+        assert_close(layer.probs @ layer.values, layer.output, atol=atol, rtol=0)
+        assert_close(layer.probs.sum(dim=3), torch.ones_like(layer.probs[..., 0]))
+
+
+@every_family
+def test_logits_are_bit_for_bit_those_of_a_plain_run(name):
+    model, inputs = tiny(name), MODELS[name].inputs()
+    assert torch.equal(vitrail.record(model, inputs).logits, call(model, inputs).detach())
+
+
+@every_family
+def test_every_method_gives_one_finite_score_per_patch_or_token(name):
+    case = MODELS[name]
+    inputs = case.inputs()
+    for attribution in everything(tiny(name), inputs):
+        assert attribution.scores.dtype == torch.float64
+        assert bool(torch.isfinite(attribution.scores).all())
+        if case.kind == "image":
+            assert attribution.grid is not None
+            assert attribution.scores.shape == (2, attribution.grid[0] * attribution.grid[1])
+            assert case.size[0] / attribution.grid[0] == case.size[1] / attribution.grid[1]
+        else:
+            assert attribution.scores.shape == (2, 9)
+        assert float(attribution.scores.abs().sum()) > 0 or attribution.method in {"grad_cam", "gradtoken"}
+
+
+@every_family
+def test_a_batch_gives_what_its_samples_give_one_by_one(name):
+    model, inputs = tiny(name), MODELS[name].inputs()
+    together = everything(model, inputs, [0, 2])
+    tolerance = {"atol": 1e-5, "rtol": 1e-4} if name in SINGLE else {"atol": 1e-10, "rtol": 1e-7}
+    for row, target in enumerate([0, 2]):
+        alone = everything(model, taken(inputs, slice(row, row + 1)), target)
+        for a, b in zip(together, alone, strict=True):
+            assert_close(a.scores[row], b.scores[0], **tolerance, msg=lambda m, a=a: f"{a.method}: {m}")
+
+
+@every_text
+def test_padding_changes_nothing(name):
+    model, inputs = tiny(name), MODELS[name].inputs()
+    ids = inputs if MODELS[name].tensor else inputs["input_ids"]
+    longer = torch.cat([ids, torch.zeros(2, 4, dtype=ids.dtype)], dim=1)
+    padded = longer if MODELS[name].tensor else {"input_ids": longer, "attention_mask": (longer != 0).long()}
+    tolerance = {"atol": 1e-5, "rtol": 1e-4} if name in SINGLE else {"atol": 1e-10, "rtol": 1e-7}
+    for a, b in zip(everything(model, inputs, 1), everything(model, padded, 1), strict=True):
+        assert_close(b.scores[:, :9], a.scores, **tolerance, msg=lambda m, a=a: f"{a.method}: {m}")
+        assert_close(b.scores[:, 9:], torch.zeros(2, 4, dtype=torch.float64))
+
+
+@every_family
+def test_chunked_gives_what_dense_gives(name):
+    model, inputs, methods = tiny(name), MODELS[name].inputs(), list(vitrail.METHODS)
+    dense = vitrail.compare(model, inputs, methods, 1, backend="dense")
+    chunked = vitrail.compare(model, inputs, methods, 1, backend="chunked", chunk_rows=3)
+    for a, b in zip(dense, chunked, strict=True):
+        assert (a.provenance["backend"], b.provenance["backend"]) == ("dense", "chunked")
+        assert_close(a.scores, b.scores, atol=1e-11, rtol=1e-9, msg=lambda m, a=a: f"{a.method}: {m}")
