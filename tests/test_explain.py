@@ -69,7 +69,7 @@ def test_a_bare_text_is_an_error_that_names_the_tokenizer():
 
 
 def test_roberta_counts_its_positions_from_behind_the_padding_index():
-    with pytest.raises(InputError, match="20 tokens, but .* has 19 positions"):
+    with pytest.raises(InputError, match=r"20 tokens, but .* has 19 positions"):
         explain(name="hf_roberta", inputs={"input_ids": torch.ones(1, 20, dtype=torch.int64) * 5})
 
 
@@ -274,8 +274,10 @@ def test_a_head_of_ones_own_on_a_known_base_is_read_where_its_gradient_is():
 def test_a_long_sequence_is_walked_in_blocks():
     from vitrail.relevance.backends import choose_backend
 
-    assert choose_backend("auto", entries=2**20) == "dense"
-    assert choose_backend("auto", entries=2**28) == "chunked"
+    assert choose_backend("auto", entries=2**16) == "dense"
+    assert choose_backend("auto", entries=2**20) == "chunked"
+    assert choose_backend("auto", entries=2**20, device="cuda") == "dense"
+    assert choose_backend("auto", entries=2**28, device="cuda") == "chunked"
 
 
 def test_a_compiled_model_is_explained_through_its_original():

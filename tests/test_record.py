@@ -1,6 +1,7 @@
 """The recorder leaves nothing behind, and what it hands out is what autograd says."""
 
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def test_the_model_is_as_it_was(name):
     model = MODELS[name].build().double()
     model.train()
     next(iter(model.children())).eval()
-    next(iter(model.parameters())).requires_grad_(False)
+    next(iter(model.parameters())).requires_grad = False
     before = state(model)
     vitrail.compare(model, MODELS[name].inputs(), METHODS)
     assert state(model) == before
@@ -73,7 +74,7 @@ def test_frozen_models_give_the_same(name):
     model, inputs = MODELS[name].build().double().eval(), MODELS[name].inputs()
     expected = vitrail.compare(model, inputs, METHODS)
     for parameter in model.parameters():
-        parameter.requires_grad_(False)
+        parameter.requires_grad = False
     for a, b in zip(vitrail.compare(model, inputs, METHODS), expected, strict=True):
         assert_close(a.scores, b.scores, atol=1e-9, rtol=1e-7)
 
@@ -92,7 +93,7 @@ def test_inside_inference_mode_it_gives_the_same():
 def test_a_model_made_inside_inference_mode_is_refused_with_a_reason():
     with torch.inference_mode():
         model = MODELS["hf_bert"].build()
-    with pytest.raises(InputError, match="made inside torch.inference_mode"):
+    with pytest.raises(InputError, match=r"made inside torch\.inference_mode"):
         vitrail.explain(model, MODELS["hf_bert"].inputs())
 
 
@@ -191,7 +192,7 @@ def test_what_cannot_be_kept_is_named():
 
 def test_the_state_that_enters_a_block_is_what_left_the_one_before():
     layers = vitrail.record(tiny("hf_bert"), MODELS["hf_bert"].inputs()).layers
-    for below, above in zip(layers, layers[1:], strict=False):
+    for below, above in pairwise(layers):
         assert_close(below.stream.leaving, above.stream.entering)
         assert_close(below.stream.leaving_grad, above.stream.entering_grad)
 

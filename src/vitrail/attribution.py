@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitrail.errors import InputError
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Attribution:
         grid: rows and columns of patches.
         size: height and width of the image the model saw.
         tokens: the tokens as text, padding included.
+        valid: which tokens are real; None if all are.
         readout: for text, the position the prediction is read from, -1 where it is not a single one. Its own entry
             says how much a token keeps of itself; it can dwarf the others, so pictures leave it out.
         pixels: a map of the image's own size, for methods that work on pixels.
@@ -45,6 +47,7 @@ class Attribution:
     grid: tuple[int, int] | None = None
     size: tuple[int, int] | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
+    valid: Bool[Tensor, "b n"] | None = None
     readout: Int[Tensor, " b"] | None = None
     pixels: Float[Tensor, "b h w"] | None = None
     layers: Float[Tensor, "b l n"] | None = None
@@ -88,7 +91,7 @@ class Attribution:
         if self.pixels is not None:
             return self.pixels if size in (None, tuple(self.pixels.shape[1:])) else _resize(self.pixels, size)
         if self.grid is None or size is None:
-            raise ValueError(f"{self.method} on text has no image to fill: use .scores, .plot() or .to_html().")
+            raise InputError(f"{self.method} on text has no image to fill: use .scores, .plot() or .to_html().")
         return _resize(self.scores.reshape(-1, *self.grid), size)
 
     def plot(self, image: Any = None, *, index: int = 0, **style: Any) -> "Figure":  # noqa: ANN401
@@ -97,16 +100,17 @@ class Attribution:
 
         return plot_attribution(self, image, index=index, **style)
 
-    def to_html(self, *, index: int | None = None, merge: bool = False) -> str:
+    def to_html(self, image: Any = None, *, index: int | None = None, merge: bool = False) -> str:  # noqa: ANN401
         """The sentences as HTML with tokens shaded; images as an embedded picture.
 
         Args:
+            image: the picture to lay the map over.
             index: one sample only.
             merge: join word pieces into words.
         """
         from vitrail.plots.page import to_html
 
-        return to_html(self, index=index, merge=merge)
+        return to_html(self, image, index=index, merge=merge)
 
     def save(self, path: str | Path) -> Path:
         """Write the attribution as `.json` or `.npz`, or a picture of its first sample as `.png`, `.pdf` or `.html`."""

@@ -187,7 +187,7 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
                 for walker in walkers:
                     walker.see(layer)
 
-            run.visit(part, _wanted(group), see, again=job + 1 < len(jobs))
+            run.visit(part, _wanted(group), see, again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walker in zip(group, walkers, strict=True):
                 assert walker.result is not None
                 found.setdefault(id(request), []).append((part, walker.result))
@@ -249,6 +249,7 @@ def _attribution(request: Request, results: list[tuple[Any, Result]], run: Pass)
         grid=grid_of(patches, inputs.size) if inputs.size else None,
         size=inputs.size,
         tokens=inputs.tokens if inputs.kind == "text" else None,
+        valid=run.valid if inputs.kind == "text" and not bool(run.valid.all()) else None,
         readout=run.readout_position(results[0][0]) if inputs.kind == "text" and len(results) == 1 else None,
         layers=joined("layers"),
         heads=joined("heads"),

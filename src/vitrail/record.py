@@ -48,22 +48,28 @@ class Pass:
         self.inputs, self.trace, self.output, self.settings = inputs, trace, output, settings
         self.heard = trace.layers
         self.depth = len(self.heard)
+        self.shared = False
         self.valid = self._valid()
         weights, query = self.heard[0].calls[0].weights, self.heard[0].calls[0].query
         rows = weights.shape[:-1] if weights is not None else query.shape[:-1]  # pyright: ignore[reportOptionalMemberAccess]
-        self.backend = choose_backend(settings.backend, entries=math.prod(rows) * self.valid.shape[1])
+        entries, device = math.prod(rows) * self.valid.shape[1], self.valid.device.type
+        self.backend = choose_backend(settings.backend, entries=entries, device=device)
 
     def parts(self, target: AnyTarget) -> tuple[Part, ...]:
         """The scalars of a target on this pass's output."""
         causal = self.trace.body.anatomy.readout == "last"
         return parts(self.output, as_target(target), self.valid, last=causal)
 
-    def visit(self, part: Part, wanted: "Wanted", see: Callable[[Layer], None], *, again: bool) -> None:
+    def visit(
+        self, part: Part, wanted: "Wanted", see: Callable[[Layer], None], *, again: bool, shared: bool = False
+    ) -> None:
         """Show every layer to `see`, last to first, each as soon as the gradients it needs are there.
 
         Args:
             again: keep the graph for another scalar.
+            shared: several methods will read each layer.
         """
+        self.shared = shared
         readout = self._known_readout(part)
         names = set(wanted.gradients)
         if readout is None:
@@ -175,6 +181,7 @@ class Pass:
             stream=self._states(index, heard, gradients),
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,
+            shared=self.shared,
         )
 
     def _dtype(self, call: AttentionCall) -> torch.dtype:

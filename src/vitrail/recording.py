@@ -35,8 +35,10 @@ class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
     `readout` weighs the rows the prediction is read from; `owner` names the module that made the attention call;
-    `output_weight` is the output projection with layer scale, `[d_model, heads * d]`. `probs` and `probs_grad` are computed from the operands when first read. All properties are float32,
-    or float64 in a float64 model, whatever the model's own dtype.
+    `output_weight` is the output projection with layer scale, `[d_model, heads * d]`;
+    `shared` says that several methods read the layer. `probs` and `probs_grad` are
+    computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever
+    the model's own dtype.
     """
 
     index: int
@@ -64,6 +66,7 @@ class Layer:
     stream: Stream = field(default_factory=Stream)
     backend: str = "dense"
     chunk_rows: int | None = None
+    shared: bool = False
 
     @property
     def is_last(self) -> bool:

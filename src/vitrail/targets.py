@@ -6,6 +6,7 @@ one index for all samples, a tuple with one for each, or None for the class the 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -141,7 +142,7 @@ def as_target(target: object) -> Target | Callable[[Tensor], Tensor]:
     if isinstance(target, Sequence) and all(isinstance(c, int) for c in target):
         return logit([int(c) for c in target])
     if callable(target):
-        return target
+        return cast(Callable[[Tensor], Tensor], target)
     raise TargetError(
         f"a target is None, a class index, one index per sample, a vitrail.targets object or a function of the logits, "
         f"not {target!r}. Class names are known to the command line only."

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 from layers import B, D, H, T, layer, run, stack
-from torch.testing import assert_close
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.testing import assert_close
 
 from vitrail.errors import OptionError
 from vitrail.methods import gradtoken

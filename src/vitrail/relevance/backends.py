@@ -12,14 +12,12 @@ from vitrail.relevance import chunked, dense
 from vitrail.relevance.dense import Weigh
 
 BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked}
-DENSE_LIMIT = 2**24
-"""Entries of one layer's A up to which whole maps are the faster choice."""
 
 
-def choose_backend(name: str, *, entries: int) -> str:
-    """The backend asked for; `auto` takes whole maps while they have few entries."""
+def choose_backend(name: str, *, entries: int, device: str = "cpu") -> str:
+    """The backend asked for; `auto` takes whole maps of as many entries as one block would have."""
     if name == "auto":
-        return "dense" if entries <= DENSE_LIMIT else "chunked"
+        return "dense" if entries <= chunked.BUDGET.get(device, chunked.LARGE_BUDGET) else "chunked"
     if name not in BACKENDS:
         raise OptionError(f"unknown backend {name!r}. {suggest(name, ['auto', *BACKENDS])}")
     return name

@@ -11,20 +11,41 @@ from vitrail.recording import Layer
 from vitrail.relevance import dense
 from vitrail.relevance.dense import Weigh
 
-BUDGET = 2**22
-"""Entries of A in one block where no number of rows is given: 16 MB in float32, small enough for a cache."""
+BUDGET = {"cpu": 2**19}
+LARGE_BUDGET = 2**24
+"""Entries of A in one block where no number of rows is given: 2 MB on a CPU, which stays in its cache and is more than
+twice as fast as whole maps; elsewhere 64 MB, so that each kernel has enough to do."""
+LEAST_ROWS = 4
+SHARED_LIMIT = 2**23
+"""Entries of A up to which the blocks of a layer that several methods read are kept while they do: 32 MB, and as much
+again for G."""
+TILES = "tiles of a shared layer"
 
 
 def rows_per_tile(layer: Layer) -> int:
     """How many rows to take at a time."""
     if layer.chunk_rows is not None:
         return layer.chunk_rows
+    budget = BUDGET.get(layer.valid.device.type, LARGE_BUDGET)
+    return max(LEAST_ROWS, budget * layer.queries_valid.shape[1] // _entries(layer))
+
+
+def _entries(layer: Layer) -> int:
     heads = (layer.query if layer.query is not None else layer.get("weights")).shape[1]
-    return max(1, BUDGET // (layer.valid.numel() * heads))
+    return layer.valid.numel() * heads * layer.queries_valid.shape[1]
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     """Blocks of queries, each with the rows it covers."""
+    if not layer.shared or layer.chunk_rows is not None or _entries(layer) > SHARED_LIMIT:
+        return _cut(layer)
+    kept = vars(layer)  # like a cached property: the tiles live as long as the layer is looked at
+    if TILES not in kept:
+        kept[TILES] = list(_cut(layer))
+    return iter(kept[TILES])
+
+
+def _cut(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     queries = layer.queries_valid.shape[1]
     size = rows_per_tile(layer)
     if layer.weights is None:  # repeat shared heads and widen the dtype once, not once per block

@@ -1,0 +1,109 @@
+"""Blank figures, panels placed in inches, colour bars and measured text: the only file that builds matplotlib parts."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+
+DPI = 150
+INK, GREY, FAINT = "#1c1c1c", "#6b6b6b", "#e9e9e9"
+POINTS = 72
+FALLBACKS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Emoji")
+
+
+def require_matplotlib() -> None:
+    """Raise an error that says what to install where matplotlib is absent."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("pictures are drawn with matplotlib: pip install 'vitrail[plots]'") from error
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """A white figure of this size in inches, outside pyplot's global list."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+
+
+def panel(figure: "Figure", left: float, top: float, width: float, height: float) -> "Axes":
+    """Axes without ticks or frame, placed in inches from the upper left corner."""
+    full_width, full_height = figure.get_size_inches()
+    box = (left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height)
+    axes = figure.add_axes(box)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    return axes
+
+
+def write(figure: "Figure", text: str, left: float, top: float, **style: Any) -> None:  # noqa: ANN401
+    """Write text at a place in inches from the upper left corner; dollar signs stay dollar signs."""
+    width, height = figure.get_size_inches()
+    look = {"color": INK, "va": "top", "parse_math": False, **style}
+    figure.text(left / width, 1 - top / height, text, **look)
+
+
+def through(*colours: str) -> "Colormap":
+    """A colour map that runs evenly through these colours."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("impact", colours)
+
+
+def colour_bar(axes: "Axes", cmap: "str | Colormap", *, ticks: Sequence[tuple[float, str]]) -> None:
+    """Draw a lying colour bar that covers the values from the first tick to the last, with a word at each."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    values = [value for value, _ in ticks]
+    colours = ScalarMappable(Normalize(values[0], values[-1]), cmap)  # pyright: ignore[reportArgumentType]
+    bar = axes.figure.colorbar(colours, cax=axes, orientation="horizontal")
+    bar.set_ticks(values, labels=[word for _, word in ticks])
+    words = bar.ax.get_xticklabels()  # centred on their ticks, the outer ones would reach beyond the bar
+    words[0].set_horizontalalignment("left")
+    words[-1].set_horizontalalignment("right")
+    bar.ax.tick_params(length=2, width=0.5, labelsize=7, labelcolor=GREY, color=GREY, pad=2)
+    bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
+
+
+@cache
+def font(size: float, weight: str = "normal") -> "FontProperties":
+    """The font for tokens: DejaVu Sans, then whichever fonts for other scripts are installed."""
+    require_matplotlib()
+    from matplotlib.font_manager import FontProperties, fontManager
+
+    installed = set(fontManager.get_font_names())
+    return FontProperties(
+        family=["DejaVu Sans", *(name for name in FALLBACKS if name in installed)], size=size, weight=weight
+    )
+
+
+@cache
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """How many inches a line of text takes."""
+    from matplotlib.textpath import text_to_path
+
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font(size, weight), ismath=False)
+    return float(width) / POINTS
+
+
+def rendered(figure: "Figure", form: str = "png", *, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The figure as the bytes of a file.
+
+    Args:
+        form: `png`, `pdf` or `svg`.
+        metadata: text kept in the file; a PDF knows Title and Subject.
+    """
+    sink = BytesIO()
+    figure.savefig(sink, format=form, metadata=dict(metadata or {}))
+    return sink.getvalue()

@@ -1,0 +1,89 @@
+"""An attribution as HTML that needs nothing beside it. Every word of it is escaped: a token may say `<script>`."""
+
+from base64 import b64encode
+from html import escape
+from typing import Any
+
+from vitrail.attribution import Attribution
+from vitrail.plots.canvas import rendered
+from vitrail.plots.captions import check_index, sample_target
+from vitrail.plots.colours import ink, shade
+from vitrail.plots.overlay import overlay
+from vitrail.plots.pieces import Piece, pieces
+
+BOX = "background:#fff;color:#1c1c1c;font-family:system-ui,sans-serif;max-width:56em;padding:.8em 1em"
+SMALL = "color:#6b6b6b;font-size:.85em;margin:.2em 0"
+TOKEN = "padding:.1em .18em;border-radius:.2em"
+PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title></head>
+<body style="margin:0;background:#fff">
+{body}
+</body>
+</html>
+"""
+
+
+def to_html(
+    attribution: Attribution,
+    image: Any = None,  # noqa: ANN401
+    *,
+    index: int | None = None,
+    merge: bool = False,
+) -> str:
+    """A block of HTML: sentences with shaded tokens, or embedded pictures, with how they were made.
+
+    Args:
+        image: what to draw maps over, see `as_picture`; None draws the map alone.
+        index: one sample only.
+        merge: join word pieces into words, see `merge_pieces`.
+    """
+    chosen = range(len(attribution)) if index is None else [check_index(attribution, index)]
+    samples = "\n".join(_sample(attribution, image, i, merge=merge) for i in chosen)
+    return (
+        f'<section style="{BOX}">\n'
+        f'<p style="margin:.2em 0"><strong>{escape(attribution.label)}</strong></p>\n'
+        f'{samples}\n<p style="{SMALL}">{escape(origin(attribution))}</p>\n</section>'
+    )
+
+
+def to_page(attribution: Attribution, *, index: int | None = None) -> str:
+    """A whole HTML document of the attribution."""
+    title = f"{attribution.label}: {attribution.target}"
+    return PAGE.format(title=escape(title), body=to_html(attribution, index=index))
+
+
+def origin(attribution: Attribution) -> str:
+    """One line that says with which preset, options, model and libraries the scores were made."""
+    known = attribution.provenance
+    model = " ".join(str(known[name]) for name in ("model", "model_hash") if name in known)
+    versions = known.get("versions", {})
+    parts = [
+        f"method {attribution.method}",
+        f"preset {attribution.preset}",
+        ", ".join(f"{name}={value}" for name, value in attribution.options.items()),
+        f"model {model}" if model else "",
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool) -> str:  # noqa: ANN401
+    target = escape(str(sample_target(attribution, index)))
+    if attribution.kind == "text":
+        found = pieces(attribution, index, merge=merge)
+        words = "".join(("" if i == 0 or piece.glued else " ") + _token(piece) for i, piece in enumerate(found))
+        return f'<p style="{SMALL}">{target}</p>\n<p style="line-height:1.9;margin:.2em 0">{words}</p>'
+    data = b64encode(rendered(overlay(attribution, image, index=index, title=""))).decode()
+    alt = escape(f"Map of {attribution.label} for the {sample_target(attribution, index)}, sample {index}")
+    return (
+        f'<p style="{SMALL}">{target}</p>\n'
+        f'<img alt="{alt}" src="data:image/png;base64,{data}" style="width:24em;max-width:100%">'
+    )
+
+
+def _token(piece: Piece) -> str:
+    note = "the prediction is read here; its own score is left out" if piece.left_out else f"{piece.value:+.4g}"
+    colour = shade(piece.score)
+    look = f"color:#8a8a8a;{TOKEN}" if piece.left_out else f"background:{colour};color:{ink(colour)};{TOKEN}"
+    return f'<span style="{look}" title="{escape(f"{piece.raw} {note}")}">{escape(piece.text)}</span>'

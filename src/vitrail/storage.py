@@ -1,0 +1,220 @@
+"""Attributions and figures on disk: `.json` and `.npz` come back exactly as they were, pictures do not come back."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.attribution import Attribution
+from vitrail.errors import OutputError
+from vitrail.plots.canvas import rendered
+from vitrail.plots.page import origin, to_page
+from vitrail.targets import Target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT, VERSION = "vitrail.attribution", 1
+HEADER = "header"
+UNMARKED = "it is not marked as an attribution"
+TENSORS = ("scores", "valid", "readout", "pixels", "layers", "heads")
+WORDS = ("method", "kind", "signed", "preset")
+TUPLES = ("grid", "size", "tokens")
+FIGURES = (".png", ".pdf", ".svg")
+DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, BadZipFile, EOFError, zlib.error)
+"""What reading may raise where a file is not what its suffix says."""
+Header = dict[str, Any]
+Arrays = dict[str, Tensor]
+
+
+def save(attribution: Attribution, path: str | Path) -> Path:
+    """The path, after the attribution was written in the form its suffix names.
+
+    `.json` and `.npz` hold everything; `.png`, `.pdf` and `.html` a picture of the first sample.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in WRITERS:
+        raise _suffix_error("an attribution is saved as", path, WRITERS)
+    return _write(path, WRITERS[path.suffix.lower()](attribution))
+
+
+def load(path: str | Path) -> Attribution:
+    """The attribution that `save` wrote as `.json` or `.npz`, tensors on the CPU."""
+    path = Path(path)
+    if path.suffix.lower() not in READERS:
+        raise _suffix_error("an attribution is read from", path, READERS)
+    try:
+        return _attribution(*READERS[path.suffix.lower()](path.read_bytes()))
+    except FileNotFoundError as error:
+        raise OutputError(f"there is no file {path}. Check its name and folder.") from error
+    except DAMAGED as error:
+        raise OutputError(
+            f"{path} cannot be read as an attribution: {error}. It is damaged or was not written by vitrail; write "
+            "it again with attribution.save(path)."
+        ) from error
+
+
+def save_figure(figure: "Figure", path: str | Path) -> Path:
+    """The path, after the figure was written as `.png`, `.pdf` or `.svg`."""
+    path = Path(path)
+    if path.suffix.lower() not in FIGURES:
+        raise _suffix_error("a figure is saved as", path, FIGURES)
+    return _write(path, rendered(figure, path.suffix.lower()[1:]))
+
+
+def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
+    found = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
+    return OutputError(f"the name {path.name!r} {found}, but {what} {', '.join(known)}. Rename it.")
+
+
+def _write(path: Path, data: bytes) -> Path:
+    """The path, which holds either all of the data or what it held before."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}. Choose a folder that exists and may be written to."
+        ) from error
+    return path
+
+
+def _picture(form: str) -> Callable[[Attribution], bytes]:
+    """A function that draws the first sample and keeps in the file how it was made."""
+
+    def draw(attribution: Attribution) -> bytes:
+        about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
+        return rendered(attribution.plot(), form, metadata=about)
+
+    return draw
+
+
+def _page(attribution: Attribution) -> bytes:
+    return to_page(attribution, index=0).encode()
+
+
+def _header(attribution: Attribution) -> Header:
+    """Everything but the tensors' values, as JSON can hold it."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **{name: getattr(attribution, name) for name in (*WORDS, *TUPLES)},
+        "target": vars(attribution.target),
+        "options": _encode(attribution.options),
+        "provenance": _encode(attribution.provenance),
+        "dtypes": {name: str(x.dtype).removeprefix("torch.") for name, x in _tensors(attribution).items()},
+    }
+
+
+def _attribution(header: Header, arrays: Arrays) -> Attribution:
+    if header.get("format") != FORMAT:
+        raise ValueError(UNMARKED)
+    if header["version"] > VERSION:
+        raise ValueError(f"it is of version {header['version']}, and this vitrail reads up to {VERSION}: upgrade it")
+    known: dict[str, Any] = {
+        **{name: header[name] for name in WORDS},
+        **{name: _tupled(header[name]) for name in TUPLES},
+        **{name: arrays[name].to(getattr(torch, dtype)) for name, dtype in header["dtypes"].items()},
+    }
+    return Attribution(
+        **known,
+        target=Target(**{name: _tupled(value) for name, value in header["target"].items()}),
+        options=_decode(header["options"]),
+        provenance=_decode(header["provenance"]),
+    )
+
+
+def _tupled(value: Any) -> Any:  # noqa: ANN401
+    """The fields that are tuples by their type, which JSON reads as lists."""
+    return tuple(_tupled(x) for x in value) if isinstance(value, list) else value
+
+
+def _encode(value: object) -> Any:  # noqa: ANN401
+    """The value as JSON holds it, tuples and mappings with other keys than text marked as such."""
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _encode(x) for key, x in value.items()}
+        return {"$mapping": [[_encode(key), _encode(x)] for key, x in value.items()]}
+    if isinstance(value, (list, tuple)):
+        found = [_encode(x) for x in value]
+        return {"$tuple": found} if isinstance(value, tuple) else found
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise OutputError(
+        f"an option or a line of the provenance is {value!r}, a {type(value).__name__}, which a file cannot hold. Use "
+        "text, numbers, booleans, None, and lists, tuples or mappings of them."
+    )
+
+
+def _decode(value: Any) -> Any:  # noqa: ANN401
+    """What `_encode` was given."""
+    if isinstance(value, list):
+        return [_decode(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tuple" in value:
+        return tuple(_decode(x) for x in value["$tuple"])
+    if "$mapping" in value:
+        return {_decode(key): _decode(x) for key, x in value["$mapping"]}
+    return {key: _decode(x) for key, x in value.items()}
+
+
+def _tensors(attribution: Attribution) -> Arrays:
+    found = {name: getattr(attribution, name) for name in TENSORS}
+    return {name: x.detach().cpu() for name, x in found.items() if x is not None}
+
+
+def _to_json(attribution: Attribution) -> bytes:
+    values = {
+        name: {"shape": list(x.shape), "values": x.flatten().tolist()} for name, x in _tensors(attribution).items()
+    }
+    return json.dumps({**_header(attribution), "tensors": values}).encode()
+
+
+def _from_json(data: bytes) -> tuple[Header, Arrays]:
+    header = json.loads(data)
+    if not isinstance(header, dict):
+        raise ValueError(UNMARKED)
+    tensors = header.get("tensors", {})
+    # Python's floats are float64 and repeat themselves exactly; whole numbers stay whole.
+    return header, {name: torch.from_numpy(np.array(x["values"]).reshape(x["shape"])) for name, x in tensors.items()}
+
+
+def _to_npz(attribution: Attribution) -> bytes:
+    sink, header = BytesIO(), json.dumps(_header(attribution)).encode()
+    arrays: dict[str, Any] = {
+        name: (x.float() if x.dtype == torch.bfloat16 else x).numpy()  # numpy has no bfloat16; float32 holds it exactly
+        for name, x in _tensors(attribution).items()
+    }
+    np.savez_compressed(sink, **{HEADER: np.frombuffer(header, dtype=np.uint8)}, **arrays)
+    return sink.getvalue()
+
+
+def _from_npz(data: bytes) -> tuple[Header, Arrays]:
+    with np.load(BytesIO(data), allow_pickle=False) as file:
+        header = json.loads(file[HEADER].tobytes())
+        return header, {name: torch.from_numpy(file[name]) for name in file.files if name in TENSORS}
+
+
+WRITERS: dict[str, Callable[[Attribution], bytes]] = {
+    ".json": _to_json,
+    ".npz": _to_npz,
+    ".png": _picture("png"),
+    ".pdf": _picture("pdf"),
+    ".html": _page,
+}
+READERS: dict[str, Callable[[bytes], tuple[Header, Arrays]]] = {".json": _from_json, ".npz": _from_npz}
