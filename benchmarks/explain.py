@@ -96,7 +96,8 @@ def main() -> None:
         measure(given.case, given.batch, given.repeats)
         return
     base = fresh("floor", given.batch, given.repeats)["memory"]
-    print(f"ViT-B/16, 224 px, batch {given.batch}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    threads = torch.get_num_threads()
+    print(f"ViT-B/16, 224 px, batch {given.batch}, float32, {threads} threads, torch {torch.__version__}")
     print(f"floor: peak {base / 2**20:.0f} MiB\n")
     print("| case | seconds | floor | time ratio | limit | peak MiB | memory ratio | limit |")
     print("|---|---|---|---|---|---|---|---|")

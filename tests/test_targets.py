@@ -5,7 +5,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import TargetError
+from vitrail.errors import OptionError, TargetError
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [1.0, 3.0, -2.0]], dtype=torch.float64)
 
@@ -125,7 +125,7 @@ def reader():
     return model, MODELS["hf_bert"].inputs(batch=1)
 
 
-@pytest.mark.parametrize("method", ["gae", "attcat", "rollout", "gradtoken"])
+@pytest.mark.parametrize("method", ["gae", "attcat", "rollout", "gradtoken", "tokentm"])
 def test_an_answer_is_the_sum_of_two_explanations_each_read_at_its_own_row(reader, method):
     model, inputs = reader
     output = model(**inputs)
@@ -162,3 +162,11 @@ def test_a_model_that_answers_at_every_token_needs_a_position():
         vitrail.explain(model, inputs, "gae", 2)
     found = vitrail.explain(model, inputs, "gae", targets.logit(2, position=4))
     assert found.readout.tolist() == [4, 4]
+
+
+def test_a_recording_of_an_answer_takes_one_end_at_a_time(reader):
+    model, inputs = reader
+    with pytest.raises(OptionError, match="one at a time"):
+        vitrail.record(model, inputs)
+    recording = vitrail.record(model, inputs, lambda both: both[:, 5, 0], keep={"output_grad", "leaving_grad"})
+    assert recording.scalar.shape == (1,)

@@ -64,7 +64,8 @@ def parts(
     logits = output.wide
     if not isinstance(target, Target):
         return (_custom(target, logits),)
-    plain = target.name == "logit" and target.first is None and target.position is None
+    # A method's own scalar may have turned the plain logit into a probability; an answer is explained by its logits.
+    plain = target.name in ("logit", "probability") and target.first is None and target.position is None
     if target.name == "answer_span" or (output.span and plain):
         return _span(output, logits, target if target.name == "answer_span" else answer_span(), valid)
     if output.span:

@@ -39,7 +39,9 @@ def versions() -> dict[str, str]:
 
 def provenance(model: nn.Module, *, seconds: float, backend: str, samples: int) -> dict[str, Any]:
     """What every result carries beside method, preset, options and target."""
-    name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
+    huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
+    timm = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
+    name = huggingface or timm or type(model).__name__
     return {
         "model": name,
         "model_class": type(model).__name__,

@@ -262,7 +262,10 @@ def record(
     with forward(model, read_inputs(inputs), body, wanted, Settings()) as run:
         part, *more = run.parts(target)
         if more:
-            raise OptionError("an answer span is two scalars: record with targets.logit or use vitrail.explain.")
+            raise OptionError(
+                "an answer is two scalars, recorded one at a time: pass a function of the start and end logits "
+                "[b, t, 2], such as lambda both: both[:, 5, 0]."
+            )
         layers: list[Layer] = []
         run.visit(part, wanted, layers.append, again=True)
         return Recording(tuple(reversed(layers)), run.output.logits.detach(), part.scalar.detach())

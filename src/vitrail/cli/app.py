@@ -1,0 +1,86 @@
+"""The commands and their manual."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from vitrail.cli import options
+from vitrail.cli.catalogue import show_methods
+from vitrail.cli.examining import run_doctor
+from vitrail.cli.explaining import Request, run
+from vitrail.cli.manual import COMPARE, EXPLAIN, MANUAL
+from vitrail.cli.reporting import reported
+from vitrail.cli.sources import Source
+from vitrail.cli.specs import Spec, parse_spec
+from vitrail.explain import DEFAULT_METHOD
+
+app = typer.Typer(
+    name="vitrail",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(help=MANUAL)
+def _vitrail(version: options.Version = False) -> None:  # noqa: FBT002
+    pass
+
+
+def _explaining(default: Sequence[Spec] | None) -> Callable[..., None]:
+    """A command that computes these methods where none is named; None stands for all that apply."""
+
+    @reported
+    def explain(  # noqa: PLR0913  (one parameter for each option of the command line)
+        model: options.Model,
+        given: options.Given = None,
+        arch: options.Arch = None,
+        method: options.Methods = None,
+        target: options.Targets = None,
+        versus: options.Versus = None,
+        preset: options.Preset = "recommended",
+        device: options.Device = "cpu",
+        pair: options.Pair = None,
+        question: options.Question = None,
+        context: options.Context = None,
+        squash: options.Squash = False,  # noqa: FBT002
+        output: options.Output = None,
+        debug: options.Debug = False,  # noqa: FBT002
+    ) -> None:
+        specs = [parse_spec(text) for text in method] if method else default
+        source = Source(given, pair=pair, question=question, context=context, squash=squash)
+        run(Request(source, model, arch, device, specs, target or [], versus, preset, output))
+
+    return explain
+
+
+app.command("explain", help=EXPLAIN)(_explaining([(DEFAULT_METHOD, {})]))
+app.command("compare", help=COMPARE)(_explaining(None))
+
+
+@app.command("methods")
+@reported
+def _methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its options and presets.")] = None,
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """List the methods, or the options and presets of one."""
+    show_methods(name)
+
+
+@app.command("doctor")
+@reported
+def _doctor(
+    model: options.ModelArgument,
+    arch: options.Arch = None,
+    device: options.Device = "cpu",
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Test on your model, with a dummy input, that what is recorded is what it computed.
+
+    For every attention layer A·v is computed again and compared with the layer's own output, and the logits must be
+    equal bit for bit with and without recording. The exit code is 1 if anything differs.
+    """
+    run_doctor(model, arch, device)

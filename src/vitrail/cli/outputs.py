@@ -1,0 +1,110 @@
+"""Where results are written, checked before any work is done."""
+
+import os
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail import Attribution
+from vitrail.cli.results import Row
+from vitrail.errors import OutputError, suggest
+from vitrail.loading import Sample
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Writer = Callable[[Path, list[Row], Sample], list[Path]]
+
+
+def check_file(path: Path) -> None:
+    """Raise unless a file of a known kind can be written here."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder: name a file in it, ending in {', '.join(WRITERS)}.")
+    if path.suffix.lower() not in WRITERS:
+        raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
+    _check_writable(path)
+
+
+def check_folder(path: Path | None) -> Path:
+    """The folder that takes one picture for each image; it need not be there yet."""
+    if path is None:
+        raise OutputError("a folder of images needs a folder for the pictures: -o FOLDER.")
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file, but a folder of images needs a folder for the pictures.")
+    if not path.exists() and path.suffix.lower() in WRITERS:
+        raise OutputError(f"{path} names a file, but a folder of images needs a folder for the pictures.")
+    _check_writable(path)
+    return path
+
+
+def _check_writable(path: Path) -> None:
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no folder {parent}.")
+    target = path if path.exists() else parent
+    if not os.access(target, os.W_OK):
+        raise OutputError(f"{path} cannot be written: no permission to write to {target}.")
+
+
+def write(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+    """The files written: one, or one for each method and target where a file holds one attribution."""
+    try:
+        return WRITERS[path.suffix.lower()](path, rows, sample)
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def draw(rows: list[Row], sample: Sample) -> "Figure":
+    """The one picture, or the sheet of all."""
+    from vitrail.plots import comparison_sheet, plot_attribution
+
+    if len(rows) == 1 and len(rows[0].attributions) == 1:
+        (only,) = rows[0].attributions
+        separator = " · " if sample.picture is None else "\n"
+        return plot_attribution(only, sample.picture, title=f"{only.label}{separator}{rows[0].title}")
+    titles = [row.title for row in rows]
+    return comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
+
+
+def _figure(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+    from vitrail.storage import save_figure
+
+    save_figure(draw(rows, sample), path)
+    return [path]
+
+
+def _page(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+    """One page with every picture or sentence under the name of its target."""
+    from vitrail.plots.page import PAGE, to_html
+
+    body: list[str] = []
+    for row in rows:
+        body.append(f"<h2>{escape(row.title)}</h2>")
+        body += [to_html(attribution, sample.picture, index=0) for attribution in row.attributions]
+    title = ", ".join(row.title for row in rows)
+    path.write_text(PAGE.format(title=escape(title), body="\n".join(body)), encoding="utf-8")
+    return [path]
+
+
+def _data(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+    """One file for each attribution; with several, target and method become part of the name."""
+    from vitrail.storage import save
+
+    alone = len(rows) == 1 and len(rows[0].attributions) == 1
+    written: list[Path] = []
+    for row in rows:
+        for attribution in row.attributions:
+            place = path if alone else path.with_stem(_stem(path, row, attribution, several=len(rows) > 1))
+            save(attribution, place)
+            written.append(place)
+    return written
+
+
+def _stem(path: Path, row: Row, attribution: Attribution, *, several: bool) -> str:
+    parts = [path.stem, *([row.title] if several else []), attribution.label]
+    return "-".join(re.sub(r"[^\w.=]+", "_", part).strip("_") for part in parts)
+
+
+WRITERS: dict[str, Writer] = {".png": _figure, ".pdf": _figure, ".html": _page, ".json": _data, ".npz": _data}

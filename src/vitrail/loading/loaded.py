@@ -1,0 +1,101 @@
+"""What `load` gives back: a model and all that is needed to feed it and to read its answer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EXAMPLE = "The quick brown fox."
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input as the model takes it, and the picture it saw, if it is one."""
+
+    inputs: Tensor | Mapping[str, Any]
+    picture: "Image | None" = None
+
+
+Preprocess = Callable[..., Sample]
+"""Takes an RGB image and `squash=`, gives the sample."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode with its preprocessing and the names of its classes.
+
+    Args:
+        kind: `"image"` or `"text"`.
+        task: `"image"`, `"sequence"`, `"question"` or `"causal"`.
+        class_names: by class index; for a language model there are none, its tokens are the classes.
+        preprocess: for images.
+        tokenizer: for text.
+    """
+
+    model: nn.Module
+    name: str
+    kind: str
+    task: str
+    classes: int
+    class_names: tuple[str, ...] | None = None
+    preprocess: Preprocess | None = None
+    tokenizer: Any = None
+    image_size: tuple[int, int] | None = None
+
+    def image(self, image: "Image", *, squash: bool = False) -> Sample:
+        """An image as the model takes it.
+
+        Args:
+            squash: resize to the model's size without cropping; the aspect ratio changes.
+        """
+        if self.preprocess is None:
+            raise InputError(f"{self.name} reads text, not images.")
+        sample = self.preprocess(image, squash=squash)
+        return replace(sample, inputs=self._placed(sample.inputs))
+
+    def text(self, text: str, pair: str | None = None) -> Sample:
+        """A text, or a pair such as question and context, as the model takes it."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.name} reads images, not text.")
+        for given in (text, pair):
+            if given is not None and not given.strip():
+                raise InputError("the text is empty: there is nothing to explain.")
+        # A text that is too long is refused by `explain` with its length, so nothing is cut here.
+        return self._encoded(text, pair)
+
+    def example(self) -> Sample:
+        """An input with no meaning, to try the model on; two texts of unequal length where there is padding."""
+        if self.image_size is not None:
+            from PIL import Image
+
+            noise = torch.randint(256, (*self.image_size, 3), generator=torch.Generator().manual_seed(0))
+            return self.image(Image.fromarray(noise.to(torch.uint8).numpy()), squash=True)
+        texts = [EXAMPLE, EXAMPLE[:9]] if self.tokenizer.pad_token is not None else [EXAMPLE]
+        return self._encoded(texts, texts if self.task == "question" else None)
+
+    def _encoded(self, text: str | list[str], pair: str | list[str] | None) -> Sample:
+        unequal = isinstance(text, list) and len(text) > 1
+        found = self.tokenizer(text, pair, return_tensors="pt", return_special_tokens_mask=True, padding=unequal)
+        return Sample(self._placed(found))
+
+    def _placed(self, inputs: Any) -> Any:  # noqa: ANN401
+        """The inputs on the model's device, real numbers in its dtype."""
+        weight = next(self.model.parameters())
+        if isinstance(inputs, Tensor):
+            return inputs.to(weight.device, weight.dtype)
+        if "pixel_values" in inputs:
+            return {**inputs, "pixel_values": inputs["pixel_values"].to(weight.device, weight.dtype)}
+        return inputs.to(weight.device)
+
+    def class_name(self, index: int) -> str:
+        """The first name of a class, or the token of a language model."""
+        if self.task == "causal":
+            return repr(self.tokenizer.decode([index]))
+        return self.class_names[index].split(",")[0] if self.class_names else f"class {index}"

@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+from PIL import Image
+from saved_models import save_bert, save_gpt2, save_question_bert, save_timm, save_vit
+from typer.testing import CliRunner
+
+from vitrail.cli.app import app
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    save_timm(folder)
+    for save in (save_bert, save_question_bert, save_gpt2, save_vit):
+        save(folder / save.__name__.removeprefix("save_"))
+    noise = np.random.default_rng(0).integers(256, size=(9, 13, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((60, 44)).save(folder / "cat.png")
+    return folder
+
+
+@pytest.fixture
+def run(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return lambda *args, **more: CliRunner().invoke(app, list(map(str, args)), **more)

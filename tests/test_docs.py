@@ -1,0 +1,38 @@
+"""Every python example of the README and the docs runs, page by page, in order."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if EXAMPLE.search(p.read_text())], ids=lambda p: p.name)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "example"}
+    for match in EXAMPLE.finditer(page.read_text()):
+        line = page.read_text()[: match.start()].count("\n") + 1
+        exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
+    assert len(namespace) > 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_the_links_of_a_page_lead_somewhere(page):
+    missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    assert missing == []
+
+
+def test_every_method_has_a_page_and_every_option_stands_in_it():
+    from vitrail import METHODS
+
+    table = (ROOT / "docs/methods/README.md").read_text()
+    for name, entry in METHODS.items():
+        link = re.search(rf"\[{name}\]\(([^)]+)\)", table)
+        assert link, name
+        page = (ROOT / "docs/methods" / link[1]).read_text()
+        assert [option for option in entry.options if f"`{option}`" not in page] == [], name
