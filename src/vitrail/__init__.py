@@ -3,8 +3,9 @@
 from vitrail import targets
 from vitrail.anatomy import Anatomy
 from vitrail.attribution import Attribution
+from vitrail.comparison import Comparison
 from vitrail.errors import VitrailError
-from vitrail.explain import Comparison, compare, explain
+from vitrail.explain import compare, explain
 from vitrail.methods import METHODS
 from vitrail.record import record
 from vitrail.recording import Layer, Recording

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.errors import InputError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inputs:
     """The arguments of one call, and what can be read off them without running the model."""
 

@@ -1,0 +1,222 @@
+"""One forward pass that can be differentiated, and shown layer by layer from last to first."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.anatomy import transformed_output
+from vitrail.backward import Backward
+from vitrail.errors import OptionError, SeamError, suggest
+from vitrail.inputs import Inputs
+from vitrail.outputs import Output, Part, parts
+from vitrail.readout import READOUTS, mean_all, position, with_gradient
+from vitrail.recording import Layer, Stream, mask_parts
+from vitrail.relevance.backends import choose_backend
+from vitrail.seams import AttentionCall
+from vitrail.targets import AnyTarget, as_target
+from vitrail.trace import STATES, Heard, Trace
+
+GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad")
+KEEPS = frozenset({*STATES, *GRADIENTS})
+"""What a recording can keep beside the operands of every attention call."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How layers are handed out: which backend reads them, in blocks of how many rows."""
+
+    backend: str = "auto"
+    chunk_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that name nothing, before the model runs."""
+        choose_backend(self.backend, entries=0)
+        if self.chunk_rows is not None and self.chunk_rows < 1:
+            raise OptionError(f"chunk_rows={self.chunk_rows}, but a block has at least one row.")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice."""
+
+    states: frozenset[str] = frozenset()
+    gradients: frozenset[str] = frozenset()
+    last_only: bool = False
+
+    @staticmethod
+    def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":
+        """Sort the names a method asks for."""
+        for name in sorted(needs - KEEPS):
+            raise OptionError(f"{name!r} cannot be kept. {suggest(name, KEEPS)}")
+        return Wanted(needs & set(STATES), needs & set(GRADIENTS), last_only)
+
+
+class Pass:
+    """One forward pass, ready to be differentiated as often as there are scalars to explain."""
+
+    def __init__(self, inputs: Inputs, trace: Trace, output: Output, settings: Settings) -> None:
+        self.inputs, self.trace, self.output, self.settings = inputs, trace, output, settings
+        self.heard = trace.layers
+        self.depth = len(self.heard)
+        self.shared = False
+        self.valid = self._valid()
+        weights, query = self.heard[0].calls[0].weights, self.heard[0].calls[0].query
+        rows = weights.shape[:-1] if weights is not None else query.shape[:-1]  # pyright: ignore[reportOptionalMemberAccess]
+        entries, device = math.prod(rows) * self.valid.shape[1], self.valid.device.type
+        self.backend = choose_backend(settings.backend, entries=entries, device=device)
+
+    def parts(self, target: AnyTarget) -> tuple[Part, ...]:
+        """The scalars of a target on this pass's output."""
+        causal = self.trace.body.anatomy.readout == "last"
+        return parts(self.output, as_target(target), self.valid, last=causal)
+
+    def visit(
+        self, part: Part, wanted: Wanted, see: Callable[[Layer], None], *, again: bool, shared: bool = False
+    ) -> None:
+        """Show every layer to `see`, last to first, each as soon as the gradients it needs are there.
+
+        Args:
+            again: keep the graph for another scalar.
+            shared: several methods will read each layer.
+        """
+        self.shared = shared
+        readout = self._known_readout(part)
+        names = set(wanted.gradients)
+        if readout is None:
+            names.add("leaving_grad")
+        if not names:
+            for index in reversed(range(self.depth)):
+                see(self._layer(index, {}, readout, None))
+            return
+        back = Backward(self.heard, self.trace.roots, names, lowest=self.depth - 1 if wanted.last_only else 0)
+
+        def show(index: int, gradients: dict[str, Tensor], scale: Tensor | None) -> None:
+            nonlocal readout
+            if readout is None:
+                readout = with_gradient(self._stream(index, gradients["leaving_grad"]), self.valid)
+            see(self._layer(index, gradients, readout, scale))
+            if not again:
+                self.heard[index].calls.clear()  # free the operands as the backward pass frees the graph
+
+        back.run(part.scalar, self.output.wide, show, again=again)
+
+    def _valid(self) -> Tensor:
+        """Which tokens are real: by the attention mask given, else by what the attention itself masks."""
+        if self.inputs.attention_mask is not None:
+            return self.inputs.attention_mask.bool()
+        call = self.heard[0].calls[0]
+        tokens = self._shape(call)[1]
+        device = self.output.logits.device
+        valid = torch.ones(self.inputs.batch, tokens, dtype=torch.bool, device=device)
+        allowed, _ = mask_parts(call.mask, causal=False, queries=1, keys=tokens, device=device)
+        if allowed is None:
+            return valid
+        return valid & allowed.any(dim=2).any(dim=1)
+
+    def _shape(self, call: AttentionCall) -> tuple[int, int]:
+        """How many queries and keys a call has."""
+        if call.weights is not None:
+            return call.weights.shape[-2], call.weights.shape[-1]
+        assert call.query is not None
+        assert call.key is not None
+        return call.query.shape[-2], call.key.shape[-2]
+
+    def _known_readout(self, part: Part) -> Tensor | None:
+        """The rows the prediction reads, or None if only the gradient can tell."""
+        body = self.trace.body
+        if body.pool is not None:
+            queries = self._shape(self.heard[-1].calls[0])[0]
+            return torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device)
+        if part.position is not None:
+            return position(self.valid, part.position)
+        readout = body.anatomy.readout
+        if isinstance(readout, int):
+            return position(self.valid, readout)
+        return READOUTS[readout](self.valid, self.prefix) if readout in READOUTS else None
+
+    def readout_position(self, part: Part) -> Tensor | None:
+        """The one position each sample is read from, -1 where there are several; None if only a gradient can tell."""
+        readout = None if self.trace.body.pool is not None else self._known_readout(part)
+        if readout is None:
+            return None
+        return torch.where(readout.amax(dim=1) == 1, readout.argmax(dim=1), -1)
+
+    @property
+    def prefix(self) -> int:
+        """How many tokens stand before the content."""
+        return self.trace.body.anatomy.prefix
+
+    def _stream(self, index: int, x: Tensor) -> Tensor:
+        blocks = self.trace.body.blocks
+        return x if index >= len(blocks) or blocks[index].batch_first else x.transpose(0, 1)
+
+    def _layer(
+        self, index: int, gradients: Mapping[str, Tensor], readout: Tensor | None, scale: Tensor | None
+    ) -> Layer:
+        heard, (call,) = self.heard[index], self.heard[index].calls
+        queries, keys = self._shape(call)
+        device = self.valid.device
+        pooling = self.trace.body.pool is not None and index == self.depth - 1
+        blocks = self.trace.body.blocks
+        block = blocks[index] if index < len(blocks) else None
+        allowed, bias = mask_parts(call.mask, causal=call.causal, queries=queries, keys=keys, device=device)
+        dtype = torch.promote_types(self._dtype(call), torch.float32)
+        if self.trace.body.pool is not None and not pooling:
+            readout = mean_all(self.valid, self.prefix)  # every token is read, by the pooling query
+        if readout is None or readout.shape[1] != queries:
+            raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
+        return Layer(
+            index=index,
+            depth=self.depth,
+            valid=self.valid,
+            readout=readout.to(dtype),
+            prefix=self.prefix,
+            kind=self.inputs.kind,
+            owner=call.owner,
+            pooling=pooling,
+            query=self._heads(call.query),
+            query_grad=self._heads(gradients.get("query_grad")),
+            key=self._heads(call.key),
+            value=self._heads(call.value),
+            output=self._heads(call.output),
+            output_grad=self._heads(gradients.get("output_grad")) if call.weights is None else None,
+            weights=self._heads(call.weights),
+            weights_grad=self._heads(gradients.get("output_grad")) if call.weights is not None else None,
+            allowed=allowed,
+            bias=None if bias is None else bias.detach(),
+            scale=call.scale,
+            grad_scale=scale,
+            output_weight=None if block is None else transformed_output(block),
+            value_bias=None if block is None or block.value_bias is None else block.value_bias.detach(),
+            stream=self._states(index, heard, gradients),
+            backend=self.backend,
+            chunk_rows=self.settings.chunk_rows,
+            shared=self.shared,
+        )
+
+    def _dtype(self, call: AttentionCall) -> torch.dtype:
+        tensor = call.weights if call.weights is not None else call.query
+        assert tensor is not None
+        return tensor.dtype
+
+    def _heads(self, x: Tensor | None) -> Tensor | None:
+        """An operand as `[b, h, t, d]`, without the graph."""
+        if x is None:
+            return None
+        x = x.detach()
+        if x.ndim == 3:
+            x = x.view(self.inputs.batch, -1, *x.shape[1:])
+        if x.shape[0] not in (1, self.inputs.batch):
+            raise SeamError(
+                f"an attention call has batch {x.shape[0]} where the inputs have {self.inputs.batch}: attention over "
+                "windows or packed sequences cannot be walked token by token."
+            )
+        return x.expand(self.inputs.batch, -1, -1, -1)
+
+    def _states(self, index: int, heard: Heard, gradients: Mapping[str, Tensor]) -> Stream:
+        kept = {n: x.detach() for n, x in heard.states.items() if n in self.trace.keep}
+        grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad")}
+        return Stream(**{n: self._stream(index, x) for n, x in (kept | grads).items()})

@@ -1,0 +1,73 @@
+"""What one method needs of a run: its options, its inputs, its target."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import MethodError, suggest
+from vitrail.inputs import Inputs
+from vitrail.methods import METHODS, Method
+from vitrail.passes import Wanted
+from vitrail.relevance import Walk
+from vitrail.targets import AnyTarget, Target, with_scalar
+
+MethodSpec = str | tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One method with all its options, on inputs prepared for it."""
+
+    entry: Method
+    preset: str
+    options: Mapping[str, Any]
+    walk: Walk
+    inputs: Inputs
+    target: Target | Callable[[Tensor], Tensor]
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the method reads any gradient."""
+        return any(name.endswith("_grad") for name in self.walk.needs)
+
+
+def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
+    """A method by name, or by name and options, made ready to run."""
+    name, given = (spec, {}) if isinstance(spec, str) else spec
+    if name not in METHODS:
+        raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
+    entry, given = METHODS[name], dict(given)
+    preset = given.pop("preset", preset)
+    options = entry.resolve(preset, given, inputs.kind)
+    walk = entry.build(**options)
+    return Request(
+        entry=entry,
+        preset=preset,
+        options=options,
+        walk=walk,
+        inputs=entry.prepare(inputs, options),
+        target=with_scalar(target, walk.scalar, explicit="scalar" in given),
+    )
+
+
+def wanted_by(requests: Sequence[Request]) -> Wanted:
+    """All that these requests read."""
+    needs = frozenset[str]().union(*(request.walk.needs for request in requests))
+    differentiating = [request.walk for request in requests if request.differentiates]
+    return Wanted.of(needs, last_only=bool(differentiating) and all(walk.last_only for walk in differentiating))
+
+
+def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:
+    """Requests that share a scalar share a backward pass; those without gradients join the first."""
+    groups: list[tuple[AnyTarget, list[Request]]] = []
+    # Sorting is stable: those that differentiate come first, in their order.
+    for request in sorted(requests, key=lambda r: not r.differentiates):
+        fitting = (group for target, group in groups if target == request.target or not request.differentiates)
+        group = next(fitting, None)
+        if group is None:
+            groups.append((request.target, [request]))
+        else:
+            group.append(request)
+    return groups

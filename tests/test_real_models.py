@@ -1,0 +1,52 @@
+"""Trained models on real photographs, where they are at hand beside the project."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+MODELS = {
+    "vit_tiny_patch16_224": ("vit_tiny_patch16_224.safetensors", (0.5,) * 3, (0.5,) * 3),
+    "deit_tiny_patch16_224": (
+        "deit_tiny_patch16_224_lnq.safetensors", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225),
+    ),
+}  # fmt: skip
+DOG, CAT = 243, 282
+METHODS = ["gae", "tokentm", ("gradtoken", {"scheme": "average_elementwise"}), "gradtoken", "complete_gradient"]
+
+pytestmark = pytest.mark.skipif(
+    not (DATA / "models").exists(), reason="real weights and photographs (../shared/data) are not at hand"
+)
+
+
+def load(name):
+    import timm
+    from PIL import Image
+    from safetensors.torch import load_file
+
+    file, mean, std = MODELS[name]
+    model = timm.create_model(name, pretrained=False)
+    model.load_state_dict(load_file(DATA / "models" / file))
+    picture = Image.open(DATA / "samples" / "catdog.png").convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+    return model.eval(), ((pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])[None]
+
+
+def share(attribution):
+    """How much of the positive map lies on the cat, of what lies on the cat or the dog."""
+    map_ = attribution.heatmap()[0].clamp(min=0)
+    dog, cat = map_[8:125, 65:170].sum(), map_[130:, 45:200].sum()
+    return float(cat / (cat + dog))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_maps_of_the_cat_and_of_the_dog_lie_on_the_cat_and_on_the_dog(name):
+    model, image = load(name)
+    cats, dogs = (vitrail.compare(model, image, METHODS, target) for target in (CAT, DOG))
+    for cat, dog in zip(cats, dogs, strict=True):
+        assert share(cat) > share(dog) + 0.1, cat.label
+    assert share(cats["gae"]) > 0.5 > share(dogs["gae"])
