@@ -1,18 +1,24 @@
 """Every python example of the README and the docs runs, page by page, in order."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "src/vitrail/zoo/cards").glob("*.md")),
+]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if EXAMPLE.search(p.read_text())], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "src/vitrail/demo/pictures", tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "example"}
     for match in EXAMPLE.finditer(page.read_text()):

@@ -202,3 +202,13 @@ def test_bombs_and_broken_files_are_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(InputError, match="too large to open safely"):
             open_image(tmp_path / "large.png")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("photo", "image"), ("sentiment", "text")])
+def test_the_embedded_models_are_loaded_by_name(name, kind):
+    from vitrail.doctor import examine
+
+    loaded = load(name)
+    assert loaded.kind == kind
+    assert len(loaded.class_names) == loaded.classes
+    assert examine(loaded.model, loaded.example().inputs).passed

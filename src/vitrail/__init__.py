@@ -1,6 +1,6 @@
 """Vitrail explains what any PyTorch Transformer looked at, for images and text."""
 
-from vitrail import targets
+from vitrail import targets, zoo
 from vitrail.anatomy import Anatomy
 from vitrail.attribution import Attribution
 from vitrail.comparison import Comparison
@@ -24,4 +24,5 @@ __all__ = [
     "explain",
     "record",
     "targets",
+    "zoo",
 ]

@@ -44,7 +44,7 @@ def save(attribution: Attribution, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
         raise _suffix_error("an attribution is saved as", path, WRITERS)
-    return _write(path, WRITERS[path.suffix.lower()](attribution))
+    return write_bytes(path, WRITERS[path.suffix.lower()](attribution))
 
 
 def load(path: str | Path) -> Attribution:
@@ -68,7 +68,7 @@ def save_figure(figure: "Figure", path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FIGURES:
         raise _suffix_error("a figure is saved as", path, FIGURES)
-    return _write(path, rendered(figure, path.suffix.lower()[1:]))
+    return write_bytes(path, rendered(figure, path.suffix.lower()[1:]))
 
 
 def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
@@ -76,7 +76,7 @@ def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
     return OutputError(f"the name {path.name!r} {found}, but {what} {', '.join(known)}. Rename it.")
 
 
-def _write(path: Path, data: bytes) -> Path:
+def write_bytes(path: Path, data: bytes) -> Path:
     """The path, which holds either all of the data or what it held before."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -130,3 +130,13 @@ def test_rows_that_make_no_sheet_are_refused(rows):
 def test_a_title_for_every_row_is_asked_for():
     with pytest.raises(OptionError, match="1 row titles were given for 2 rows"):
         comparison_sheet([image_row(1), image_row(1)], row_titles=["cat"])
+
+
+def test_every_row_may_have_an_image_of_its_own():
+    rows = [image_row(2), image_row(2)]
+    black, white = torch.zeros(3, 8, 8), torch.ones(3, 8, 8)
+    figure = comparison_sheet(rows, [black, white])
+    inputs = [axes for axes in figure.axes if len(axes.images) == 1][:2]
+    assert [float(axes.images[0].get_array().mean()) for axes in inputs] == [0.0, 1.0]
+    with pytest.raises(OptionError, match="3 images were given for 2 rows"):
+        comparison_sheet(rows, [black] * 3)

@@ -1,12 +1,14 @@
 """The commands and their manual."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vitrail.cli import options
 from vitrail.cli.catalogue import show_methods
+from vitrail.cli.demonstrating import run_demo
 from vitrail.cli.examining import run_doctor
 from vitrail.cli.explaining import Request, run
 from vitrail.cli.manual import COMPARE, EXPLAIN, MANUAL
@@ -58,6 +60,16 @@ def _explaining(default: Sequence[Spec] | None) -> Callable[..., None]:
 
 app.command("explain", help=EXPLAIN)(_explaining([(DEFAULT_METHOD, {})]))
 app.command("compare", help=COMPARE)(_explaining(None))
+
+
+@app.command("demo")
+@reported
+def _demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")] = Path("vitrail-demo"),
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Explain two pictures and three sentences with the embedded models: offline, in under a minute."""
+    run_demo(output)
 
 
 @app.command("methods")

@@ -33,7 +33,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="A timm name, a Hugging Face id or folder, or a .safetensors file with --arch.",
+        help="photo or sentiment (inside the package), a timm name, a Hugging Face id or folder, or a .safetensors "
+        "file with --arch.",
         show_default=False,
         rich_help_panel=AIM,
     ),

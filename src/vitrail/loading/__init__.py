@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from vitrail.errors import ModelError
+from vitrail.loading.embedded import NAMES as EMBEDDED
+from vitrail.loading.embedded import load_embedded
 from vitrail.loading.huggingface import load_huggingface
 from vitrail.loading.loaded import Loaded, Sample
 from vitrail.loading.vision import is_timm_name, load_timm, load_weights
@@ -14,7 +16,8 @@ def load(name: str, *, arch: str | None = None) -> Loaded:
     """A model that is ready to be explained, in evaluation mode on the CPU.
 
     Args:
-        name: a timm name, a Hugging Face id or folder, or a `.safetensors` file.
+        name: `photo` or `sentiment` (the models inside the package), a timm name, a Hugging Face id or folder, or a
+            `.safetensors` file.
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
     """
     path = Path(name)
@@ -27,6 +30,8 @@ def load(name: str, *, arch: str | None = None) -> Loaded:
         return load_weights(path, arch)
     if arch is not None:
         raise ModelError(f"an architecture ({arch}) belongs to a .safetensors file, but {name!r} is not one.")
+    if name in EMBEDDED and not path.exists():
+        return load_embedded(name)
     if is_timm_name(name):
         return load_timm(name)
     return load_huggingface(name)

@@ -29,6 +29,7 @@ class Panel:
 
     Args:
         values: within [-1, 1] where signed, within [0, 1] where not.
+        picture: in place of the figure's.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Panel:
     signed: bool = False
     alpha: float | None = None
     cmap: str | None = None
+    picture: Picture | None = None
 
     @property
     def colours(self) -> str:
@@ -97,7 +99,8 @@ def panel_figure(
         for column, (item, title) in enumerate(zip(row, plan.titles[number], strict=True)):
             if item is not None:
                 left = plan.left + column * (plan.cell[0] + GAP)
-                draw_panel(panel(figure, left, plan.top(number), *plan.cell), item, picture)
+                axes = panel(figure, left, plan.top(number), *plan.cell)
+                draw_panel(axes, item, picture if item.picture is None else item.picture)
                 _write_title(figure, title, left + plan.cell[0] / 2, plan.top(number))
     _draw_bars(figure, used, plan.top(len(rows) - 1) + plan.cell[1] + 0.12)
     return figure

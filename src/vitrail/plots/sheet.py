@@ -8,7 +8,7 @@ from vitrail.errors import OptionError
 from vitrail.plots.captions import check_index, common_target
 from vitrail.plots.overlay import sample_map
 from vitrail.plots.panels import Panel, panel_figure
-from vitrail.plots.picture import as_picture
+from vitrail.plots.picture import Picture, as_picture
 from vitrail.plots.pieces import pieces
 from vitrail.plots.sentence import Row, sentence_figure
 
@@ -29,8 +29,8 @@ def comparison_sheet(
     """A figure of all attributions: for images a sheet that starts with the input, for text one line per method.
 
     Args:
-        rows: one row per target, one attribution per method.
-        image: see `as_picture`.
+        rows: one row per target or per image, one attribution per method.
+        image: see `as_picture`; a list has one image for each row.
         row_titles: in place of the targets.
     """
     kinds = {attribution.kind for row in rows for attribution in row}
@@ -45,14 +45,20 @@ def comparison_sheet(
 
 
 def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
-    picture = None if image is None else as_picture(image, index)
-    start = [] if picture is None else [Panel("input")]
-    grid: list[list[Panel | None]] = [
-        [*start, *(Panel(a.label, sample_map(a, index, picture), signed=a.signed) for a in row)] for row in rows
-    ]
+    images = image if isinstance(image, list) else [image] * len(rows)
+    if len(images) != len(rows):
+        raise OptionError(f"{len(images)} images were given for {len(rows)} rows. Give one, or one for each.")
+    pictures = [None if one is None else as_picture(one, index) for one in images]
+    grid = [_panels(row, picture, index) for row, picture in zip(rows, pictures, strict=True)]
     if len(grid) == 1:
-        return panel_figure(_spread(grid[0]), picture, heading=titles[0])
-    return panel_figure(grid, picture, row_titles=titles)
+        return panel_figure(_spread(grid[0]), pictures[0], heading=titles[0])
+    return panel_figure(grid, pictures[0], row_titles=titles)
+
+
+def _panels(row: Sequence[Attribution], picture: Picture | None, index: int) -> list[Panel | None]:
+    start: list[Panel | None] = [] if picture is None else [Panel("input", picture=picture)]
+    maps = (Panel(a.label, sample_map(a, index, picture), signed=a.signed, picture=picture) for a in row)
+    return [*start, *maps]
 
 
 def _spread(panels: list[Panel | None]) -> list[list[Panel | None]]:

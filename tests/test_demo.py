@@ -1,0 +1,45 @@
+"""The demo on the embedded models: three files, and models that are sure of what they see."""
+
+import re
+
+import pytest
+
+from vitrail import demo
+from vitrail.errors import OutputError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return demo.run(tmp_path_factory.mktemp("demo") / "new" / "folder")
+
+
+def test_two_sheets_and_one_page_are_written(made):
+    assert [path.name for path in made.paths] == ["pictures.png", "sentences.png", "index.html"]
+    assert all(path.stat().st_size > 10_000 for path in made.paths)
+
+
+def test_the_models_are_sure_of_the_pictures(made):
+    names, probabilities = zip(*(one.title.split(", ") for one in made.pictures), strict=True)
+    assert names == ("golf ball", "church")
+    assert all(int(p.rstrip("%")) > 80 for p in probabilities)
+
+
+def test_the_sentences_are_told_apart(made):
+    assert [one.title.split(",")[0] for one in made.sentences] == ["positive", "negative", "positive"]
+
+
+def test_at_least_eight_methods_explain_each(made):
+    assert min(len(one.attributions) for one in made.pictures + made.sentences) >= 8
+
+
+def test_the_page_needs_nothing_beside_it(made):
+    page = made.paths[-1].read_text()
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    assert page.count("<img") == page.count("alt=") == 2
+    assert "CC BY 2.0" in page
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be made"):
+        demo.run(tmp_path / "file" / "folder")
