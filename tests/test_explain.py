@@ -50,7 +50,10 @@ IDS = torch.tensor([[1, 5, 2]])
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({"ids": IDS}, "none of pixel_values, input_ids"),
+        ({"ids": [1, 2]}, "no tensor"),
+        ({"input_ids": IDS[0]}, "batch axis missing"),
+        ({"input_ids": 0 * IDS + 60}, "token 60 is not among the 60"),
+        ({"inputs_embeds": torch.randn(1, 21, 24)}, "21 tokens, but .* has 20 positions"),
         (torch.randn(32, 32), "batch axis missing"),
         (torch.full((1, 3, 32, 32), torch.nan), "NaN or infinite"),
         ({"input_ids": IDS[:, :0]}, "is empty"),

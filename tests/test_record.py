@@ -173,8 +173,7 @@ def test_the_recorded_query_gradient_is_the_chain_rule_through_the_softmax(name)
     for layer in vitrail.record(tiny(name), MODELS[name].inputs(), 1).layers:
         product = layer.probs * layer.probs_grad
         scores = product - layer.probs * product.sum(dim=3, keepdim=True)
-        seam_scale = layer.scale if layer.weights is None else layer.query.shape[-1] ** -0.5
-        assert_close(layer.query_grad, scores @ layer.keys * seam_scale, atol=1e-8, rtol=1e-5)
+        assert_close(layer.query_grad, scores @ layer.keys * layer.scale, atol=1e-8, rtol=1e-5)
 
 
 def test_only_what_is_asked_for_is_kept():
@@ -200,7 +199,8 @@ def test_the_state_that_enters_a_block_is_what_left_the_one_before():
 def test_in_pre_norm_models_the_ffn_adds_what_it_is_said_to_add(name):
     tolerance = {"atol": 1e-6, "rtol": 1e-6} if name == "hf_llama" else {}
     for layer in vitrail.record(tiny(name), MODELS[name].inputs()).layers:
-        assert_close(layer.stream.ffn_entering + layer.stream.ffn_added, layer.stream.leaving, **tolerance)
+        scale = 1 if layer.ffn_scale is None else layer.ffn_scale
+        assert_close(layer.stream.ffn_entering + scale * layer.stream.ffn_added, layer.stream.leaving, **tolerance)
 
 
 @pytest.mark.parametrize("name", ["timm_deit3", "hf_dinov2", "hf_beit", "timm_eva02", "hf_gpt2", "torchvision_vit"])
@@ -209,7 +209,8 @@ def test_the_output_projection_turns_head_outputs_into_what_attention_adds(name)
     for layer in vitrail.record(model, MODELS[name].inputs()).layers:
         heads = layer.output.transpose(1, 2).flatten(2)
         added = layer.stream.ffn_entering - layer.stream.entering
-        rest = added - heads @ layer.output_weight.T  # the output bias, the same for every token
+        scale = 1 if layer.attention_scale is None else layer.attention_scale
+        rest = added - scale * (heads @ layer.output_weight.T)  # the output bias, the same for every token
         assert_close(rest, rest[:1, :1].expand_as(rest), atol=1e-10, rtol=0)
 
 

@@ -139,11 +139,11 @@ MODELS: dict[str, Tiny] = {
     "hf_gpt2_classifier": Tiny(
         _hf("GPT2ForSequenceClassification", "GPT2Config", vocab_size=60, n_embd=24, n_layer=3, n_head=3,
             n_positions=20, bos_token_id=1, eos_token_id=2, pad_token_id=0, num_labels=3),
-        prefix=0, readout="last",
+        prefix=0, readout="auto",
     ),
     "hf_llama": Tiny(_hf("LlamaForCausalLM", "LlamaConfig", **DECODER), prefix=0, readout="last"),
     "hf_llama_classifier": Tiny(
-        _hf("LlamaForSequenceClassification", "LlamaConfig", **DECODER, num_labels=3), prefix=0, readout="last"
+        _hf("LlamaForSequenceClassification", "LlamaConfig", **DECODER, num_labels=3), prefix=0, readout="auto"
     ),
     "hf_llama_eager": Tiny(
         _hf("LlamaForCausalLM", "LlamaConfig", **DECODER, attn_implementation="eager"),

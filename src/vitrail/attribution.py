@@ -29,6 +29,8 @@ class Attribution:
         size: height and width of the image the model saw.
         tokens: the tokens as text, padding included.
         valid: which tokens are real; None if all are.
+        own: what a score holds only because its token is read itself, where a method has such a part. It says nothing
+            of what the model looked at and can dwarf what does, so pictures leave it out.
         readout: for text, the position the prediction is read from, -1 where it is not a single one. Its own entry
             says how much a token keeps of itself; it can dwarf the others, so pictures leave it out.
         pixels: a map of the image's own size, for methods that work on pixels.
@@ -48,6 +50,7 @@ class Attribution:
     size: tuple[int, int] | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
     valid: Bool[Tensor, "b n"] | None = None
+    own: Float[Tensor, "b n"] | None = None
     readout: Int[Tensor, " b"] | None = None
     pixels: Float[Tensor, "b h w"] | None = None
     layers: Float[Tensor, "b l n"] | None = None
@@ -79,11 +82,12 @@ class Attribution:
 
     @property
     def shown(self) -> Float[Tensor, "b n"]:
-        """The scores as pictures show them: for text, without the readout's own entry."""
+        """The scores as pictures show them: without the tokens' own part, and for text without the readout's entry."""
+        shown = self.scores if self.own is None else self.scores - self.own
         if self.kind != "text" or self.readout is None:
-            return self.scores
+            return shown
         columns = torch.arange(self.scores.shape[1], device=self.scores.device)
-        return self.scores.masked_fill(columns == self.readout[:, None], 0.0)
+        return shown.masked_fill(columns == self.readout[:, None], 0.0)
 
     def heatmap(self, size: tuple[int, int] | None = None) -> Float[Tensor, "b h w"]:
         """The map at the image's size: bilinear with half-pixel centres, not normalised."""

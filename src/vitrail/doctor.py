@@ -75,7 +75,6 @@ def examine(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anato
         inputs: any input the model takes, as for `vitrail.explain`.
         anatomy: where the parts of the model are, if it is of no known family.
     """
-    model = getattr(model, "_orig_mod", model)
     body, read = find_body(model, anatomy), read_inputs(inputs)
     recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
     tokens = recording.layers[0].valid.shape[1]

@@ -69,7 +69,7 @@ def explain(
 def compare(
     model: nn.Module,
     inputs: Tensor | Mapping[str, Any],
-    methods: Sequence[MethodSpec],
+    methods: Sequence[MethodSpec] | str,
     target: AnyTarget = None,
     preset: str = "recommended",
     *,
@@ -90,8 +90,8 @@ def compare(
         chunk_rows: rows of attention held at a time by the chunked backend.
     """
     started = time.perf_counter()
-    model = getattr(model, "_orig_mod", model)  # torch.compile hides attention; its original module does not
     settings = Settings(backend, chunk_rows)
+    methods = [methods] if isinstance(methods, str) else methods
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
     read = read_inputs(inputs)

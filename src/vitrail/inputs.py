@@ -48,13 +48,20 @@ def read_inputs(inputs: object) -> Inputs:
     )
 
 
+def _kind(name: str, x: Tensor) -> str:
+    """Whether a tensor is a batch of images or of texts, by its shape."""
+    if x.is_floating_point() and x.ndim == 4:
+        return "image"
+    if (x.ndim == 2 and not x.is_floating_point()) or (x.ndim == 3 and x.is_floating_point()):
+        return "text"
+    raise InputError(
+        f"{name} of shape {tuple(x.shape)} and dtype {x.dtype} is neither a batch of images [b, 3, h, w] nor of token "
+        "ids [b, t] nor of embeddings [b, t, d]. Is the batch axis missing?"
+    )
+
+
 def _read_tensor(x: Tensor) -> Inputs:
-    kind = "image" if x.is_floating_point() and x.ndim == 4 else "text"
-    if not (kind == "image" or (x.ndim == 2 and not x.is_floating_point()) or x.ndim == 3):
-        raise InputError(
-            f"a tensor of shape {tuple(x.shape)} and dtype {x.dtype} is neither a batch of images [b, 3, h, w] "
-            "nor of token ids [b, t] nor of embeddings [b, t, d]. Is the batch axis missing?"
-        )
+    kind = _kind("a tensor", x)
     _check_values("inputs", x)
     return Inputs(
         args=(x,),
@@ -68,36 +75,39 @@ def _read_tensor(x: Tensor) -> Inputs:
 
 def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-    main = next((n for n in ("pixel_values", "input_ids", "inputs_embeds") if n in tensors), None)
+    # A model of one's own may name its arguments as it likes: then the first tensor is what it looks at.
+    main = next((n for n in ("pixel_values", "input_ids", "inputs_embeds", *tensors) if n in tensors), None)
     if main is None:
         raise InputError(
-            f"inputs hold {', '.join(inputs) or 'nothing'}, but none of pixel_values, input_ids or inputs_embeds as a "
-            "tensor. Call the tokenizer or image processor with return_tensors='pt'."
+            f"inputs hold {', '.join(inputs) or 'nothing'}, but no tensor. Call the tokenizer or image processor with "
+            "return_tensors='pt'."
         )
     for name, x in tensors.items():
         _check_values(name, x)
     x = tensors[main]
+    kind = _kind(main, x)
     mask = tensors.get("attention_mask")
     if mask is not None and mask.ndim == 2 and not bool(mask.bool().any(dim=1).all()):
         raise InputError("one of the texts is empty: its attention_mask has no 1. Leave it out of the batch.")
-    skip = {"special_tokens_mask", "offset_mapping"}  # for the reader of the result, not for the model
+    # For the reader of the result or for training, not for the model's answer.
+    skip = {"special_tokens_mask", "offset_mapping", "labels", "start_positions", "end_positions"}
     return Inputs(
         args=(),
         kwargs={n: v for n, v in inputs.items() if n not in skip},
-        kind="image" if main == "pixel_values" else "text",
+        kind=kind,
         batch=x.shape[0],
-        size=(x.shape[2], x.shape[3]) if main == "pixel_values" else None,
-        ids=tensors.get("input_ids"),
+        size=(x.shape[2], x.shape[3]) if kind == "image" else None,
+        ids=x if kind == "text" and x.ndim == 2 else None,
         attention_mask=mask if mask is not None and mask.ndim == 2 else None,
         special=tensors.get("special_tokens_mask"),
-        tokens=_token_strings(inputs, x),
+        tokens=_token_strings(inputs, x) if kind == "text" else None,
     )
 
 
 def _check_values(name: str, x: Tensor) -> None:
     if x.numel() == 0:
         raise InputError(f"{name} is empty: its shape is {tuple(x.shape)}. There is nothing to explain.")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+    if x.is_floating_point() and "mask" not in name and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"{name} holds {bad} NaN or infinite values of {x.numel()}. Check the preprocessing.")
 
@@ -112,15 +122,24 @@ def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, .
 
 
 def check_length(model: nn.Module, inputs: Inputs) -> None:
-    """Refuse a text that is longer than the positions the model has."""
-    if inputs.ids is None or inputs.kind != "text":
+    """Refuse a text that is longer than the positions the model has, or whose tokens it does not know."""
+    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.ndim in (2, 3)]
+    if inputs.kind != "text" or not tensors:
         return
-    length, limit = inputs.ids.shape[1], position_limit(model)
+    _check_vocabulary(model, inputs.ids)
+    length, limit = tensors[0].shape[1], position_limit(model)
     if limit is not None and length > limit:
         raise InputError(
             f"the text has {length} tokens, but {type(model).__name__} has {limit} positions. "
             "Shorten it, or tokenize with truncation=True if cutting the end is acceptable."
         )
+
+
+def _check_vocabulary(model: nn.Module, ids: Tensor | None) -> None:
+    known = getattr(getattr(model, "config", None), "vocab_size", None)
+    if ids is not None and isinstance(known, int) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+        wrong = int(ids.max()) if int(ids.max()) >= known else int(ids.min())
+        raise InputError(f"token {wrong} is not among the {known} the model knows. Is this its own tokenizer?")
 
 
 def position_limit(model: nn.Module) -> int | None:

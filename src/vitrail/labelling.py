@@ -44,7 +44,8 @@ def attribution_of(request: Request, results: list[tuple[Part, Result]], run: Pa
         size=inputs.size,
         tokens=inputs.tokens if inputs.kind == "text" else None,
         valid=run.valid if inputs.kind == "text" and not bool(run.valid.all()) else None,
-        readout=run.readout_position(results[0][0]) if inputs.kind == "text" and len(results) == 1 else None,
+        own=joined("own"),
+        readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
         layers=joined("layers"),
         heads=joined("heads"),
         provenance={"backend": run.backend},
@@ -58,12 +59,13 @@ def _content(x: Any, run: Pass) -> Tensor:  # noqa: ANN401
 
 
 def grid_of(patches: int, size: tuple[int, int]) -> tuple[int, int]:
-    """How the patches lie in an image of this size: square patches, or an error."""
+    """How square patches lie in an image of this size; what is left over at its edges is not seen by the model."""
     height, width = size
-    rows = round((patches * height / width) ** 0.5)
-    if rows < 1 or patches % rows or abs(height / rows - width / (patches // rows)) > 1:
-        raise OptionError(
-            f"{patches} patches do not tile an image of {height} x {width} with square patches. If tokens stand before "
-            "the patches, name their number: vitrail.Anatomy(prefix=...)."
-        )
-    return rows, patches // rows
+    likely = (height * width / max(patches, 1)) ** 0.5
+    for side in sorted(range(1, min(size) + 1), key=lambda side: abs(side - likely)):
+        if (height // side) * (width // side) == patches:
+            return height // side, width // side
+    raise OptionError(
+        f"{patches} patches do not tile an image of {height} x {width} with square patches. If tokens stand before "
+        "the patches, name their number: vitrail.Anatomy(prefix=...)."
+    )

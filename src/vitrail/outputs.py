@@ -33,9 +33,15 @@ class Part:
     position: Tensor | None = None
 
 
-def read_output(output: object) -> Output:
-    """The logits in whatever the model returned."""
+def read_output(output: object, *, span: bool = False) -> Output:
+    """The logits in whatever the model returned.
+
+    Args:
+        span: whether a tuple begins with start and end logits.
+    """
     start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
+    if span and isinstance(output, tuple):
+        start, end = output[:2]
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         return _finite(torch.stack([start, end], dim=2), span=True)
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -58,7 +64,7 @@ def _finite(logits: Tensor, *, span: bool) -> Output:
 
 
 def parts(
-    output: Output, target: Target | Callable[[Tensor], Tensor], valid: Tensor, *, last: bool
+    output: Output, target: Target | Callable[[Tensor], Tensor], valid: Tensor, *, causal: bool
 ) -> tuple[Part, ...]:
     """The scalars that the target asks for: one, or two for the two ends of an answer."""
     logits = output.wide
@@ -70,11 +76,11 @@ def parts(
         return _span(output, logits, target if target.name == "answer_span" else answer_span(), valid)
     if output.span:
         raise TargetError(f"a question-answering model is explained by targets.answer_span(), not by {target}.")
-    logits, position = _at_position(logits, target, valid, last=last)
+    logits, position = _at_position(logits, target, valid, causal=causal)
     return (Part(target(logits), target.of(logits.detach()), position),)
 
 
-def _at_position(logits: Tensor, target: Target, valid: Tensor, *, last: bool) -> tuple[Tensor, Tensor | None]:
+def _at_position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) -> tuple[Tensor, Tensor | None]:
     if logits.ndim == 2:
         if target.position is not None:
             raise TargetError("this model gives one answer for the whole input; its targets have no position.")
@@ -84,7 +90,7 @@ def _at_position(logits: Tensor, target: Target, valid: Tensor, *, last: bool) -
         if not -logits.shape[1] <= target.position < logits.shape[1]:
             raise TargetError(f"position {target.position} is outside the {logits.shape[1]} tokens of the input.")
         position = position % logits.shape[1]
-    elif last:
+    elif causal:
         position = last_position(valid)
     else:
         raise TargetError("this model answers at every token: name one with targets.logit(c, position=p).")

@@ -1,21 +1,20 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vitrail.anatomy import transformed_output
+from vitrail.anatomy import Block, output_weight
 from vitrail.backward import Backward
 from vitrail.errors import OptionError, SeamError, suggest
 from vitrail.inputs import Inputs
 from vitrail.outputs import Output, Part, parts
+from vitrail.reading import call_dtype, call_shape, entries, real_tokens
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
 from vitrail.recording import Layer, Stream, mask_parts
 from vitrail.relevance.backends import choose_backend
-from vitrail.seams import AttentionCall
 from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Heard, Trace
 
@@ -62,16 +61,14 @@ class Pass:
         self.heard = trace.layers
         self.depth = len(self.heard)
         self.shared = False
-        self.valid = self._valid()
-        weights, query = self.heard[0].calls[0].weights, self.heard[0].calls[0].query
-        rows = weights.shape[:-1] if weights is not None else query.shape[:-1]  # pyright: ignore[reportOptionalMemberAccess]
-        entries, device = math.prod(rows) * self.valid.shape[1], self.valid.device.type
-        self.backend = choose_backend(settings.backend, entries=entries, device=device)
+        first = self.heard[0].calls[0]
+        self.valid = real_tokens(inputs, first, output.logits.device)
+        self.backend = choose_backend(settings.backend, entries=entries(first), device=self.valid.device.type)
+        self.measured: Tensor | None = None
 
     def parts(self, target: AnyTarget) -> tuple[Part, ...]:
         """The scalars of a target on this pass's output."""
-        causal = self.trace.body.anatomy.readout == "last"
-        return parts(self.output, as_target(target), self.valid, last=causal)
+        return parts(self.output, as_target(target), self.valid, causal=self.trace.body.anatomy.causal)
 
     def visit(
         self, part: Part, wanted: Wanted, see: Callable[[Layer], None], *, again: bool, shared: bool = False
@@ -82,67 +79,48 @@ class Pass:
             again: keep the graph for another scalar.
             shared: several methods will read each layer.
         """
-        self.shared = shared
-        readout = self._known_readout(part)
-        names = set(wanted.gradients)
-        if readout is None:
-            names.add("leaving_grad")
-        if not names:
+        self.shared, self.measured = shared, self._known_readout(part)
+        names = set(wanted.gradients) | ({"leaving_grad"} if self.measured is None else set())
+        # A caller's autocast is for the model, not for the relevance algebra.
+        with torch.autocast(self.valid.device.type, enabled=False):
+            if names:
+                self._differentiate(part, names, see, again=again, lowest=self.depth - 1 if wanted.last_only else 0)
+                return
             for index in reversed(range(self.depth)):
-                see(self._layer(index, {}, readout, None))
-            return
-        back = Backward(self.heard, self.trace.roots, names, lowest=self.depth - 1 if wanted.last_only else 0)
+                see(self._layer(index, {}, None))
 
+    def _differentiate(
+        self, part: Part, names: set[str], see: Callable[[Layer], None], *, again: bool, lowest: int
+    ) -> None:
         def show(index: int, gradients: dict[str, Tensor], scale: Tensor | None) -> None:
-            nonlocal readout
-            if readout is None:
-                readout = with_gradient(self._stream(index, gradients["leaving_grad"]), self.valid)
-            see(self._layer(index, gradients, readout, scale))
+            if self.measured is None:
+                self.measured = with_gradient(self._stream(index, gradients["leaving_grad"]), self.valid)
+            with torch.autocast(self.valid.device.type, enabled=False):  # the engine may run this in another thread
+                see(self._layer(index, gradients, scale))
             if not again:
                 self.heard[index].calls.clear()  # free the operands as the backward pass frees the graph
 
+        back = Backward(self.heard, self.trace.roots, names, lowest=lowest)
         back.run(part.scalar, self.output.wide, show, again=again)
-
-    def _valid(self) -> Tensor:
-        """Which tokens are real: by the attention mask given, else by what the attention itself masks."""
-        if self.inputs.attention_mask is not None:
-            return self.inputs.attention_mask.bool()
-        call = self.heard[0].calls[0]
-        tokens = self._shape(call)[1]
-        device = self.output.logits.device
-        valid = torch.ones(self.inputs.batch, tokens, dtype=torch.bool, device=device)
-        allowed, _ = mask_parts(call.mask, causal=False, queries=1, keys=tokens, device=device)
-        if allowed is None:
-            return valid
-        return valid & allowed.any(dim=2).any(dim=1)
-
-    def _shape(self, call: AttentionCall) -> tuple[int, int]:
-        """How many queries and keys a call has."""
-        if call.weights is not None:
-            return call.weights.shape[-2], call.weights.shape[-1]
-        assert call.query is not None
-        assert call.key is not None
-        return call.query.shape[-2], call.key.shape[-2]
 
     def _known_readout(self, part: Part) -> Tensor | None:
         """The rows the prediction reads, or None if only the gradient can tell."""
         body = self.trace.body
         if body.pool is not None:
-            queries = self._shape(self.heard[-1].calls[0])[0]
+            queries = call_shape(self.heard[-1].calls[0])[0]
             return torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device)
         if part.position is not None:
             return position(self.valid, part.position)
-        readout = body.anatomy.readout
+        readout = body.anatomy.readout if self.trace.answered(self.output.logits) else "auto"
         if isinstance(readout, int):
             return position(self.valid, readout)
         return READOUTS[readout](self.valid, self.prefix) if readout in READOUTS else None
 
-    def readout_position(self, part: Part) -> Tensor | None:
-        """The one position each sample is read from, -1 where there are several; None if only a gradient can tell."""
-        readout = None if self.trace.body.pool is not None else self._known_readout(part)
-        if readout is None:
+    def readout_position(self) -> Tensor | None:
+        """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
+        if self.measured is None or self.trace.body.pool is not None:
             return None
-        return torch.where(readout.amax(dim=1) == 1, readout.argmax(dim=1), -1)
+        return torch.where(self.measured.amax(dim=1) == 1, self.measured.argmax(dim=1), -1)
 
     @property
     def prefix(self) -> int:
@@ -153,19 +131,17 @@ class Pass:
         blocks = self.trace.body.blocks
         return x if index >= len(blocks) or blocks[index].batch_first else x.transpose(0, 1)
 
-    def _layer(
-        self, index: int, gradients: Mapping[str, Tensor], readout: Tensor | None, scale: Tensor | None
-    ) -> Layer:
+    def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         heard, (call,) = self.heard[index], self.heard[index].calls
-        queries, keys = self._shape(call)
+        queries, keys = call_shape(call)
         device = self.valid.device
         pooling = self.trace.body.pool is not None and index == self.depth - 1
         blocks = self.trace.body.blocks
         block = blocks[index] if index < len(blocks) else None
         allowed, bias = mask_parts(call.mask, causal=call.causal, queries=queries, keys=keys, device=device)
-        dtype = torch.promote_types(self._dtype(call), torch.float32)
-        if self.trace.body.pool is not None and not pooling:
-            readout = mean_all(self.valid, self.prefix)  # every token is read, by the pooling query
+        dtype = torch.promote_types(call_dtype(call), torch.float32)
+        # Below a pooling query every token is read.
+        readout = mean_all(self.valid, 0) if self.trace.body.pool is not None and not pooling else self.measured
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         return Layer(
@@ -177,6 +153,7 @@ class Pass:
             kind=self.inputs.kind,
             owner=call.owner,
             pooling=pooling,
+            pooled=self.trace.body.pool is not None,
             query=self._heads(call.query),
             query_grad=self._heads(gradients.get("query_grad")),
             key=self._heads(call.key),
@@ -189,18 +166,12 @@ class Pass:
             bias=None if bias is None else bias.detach(),
             scale=call.scale,
             grad_scale=scale,
-            output_weight=None if block is None else transformed_output(block),
-            value_bias=None if block is None or block.value_bias is None else block.value_bias.detach(),
+            **({} if block is None else _weights(block)),
             stream=self._states(index, heard, gradients),
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,
             shared=self.shared,
         )
-
-    def _dtype(self, call: AttentionCall) -> torch.dtype:
-        tensor = call.weights if call.weights is not None else call.query
-        assert tensor is not None
-        return tensor.dtype
 
     def _heads(self, x: Tensor | None) -> Tensor | None:
         """An operand as `[b, h, t, d]`, without the graph."""
@@ -220,3 +191,14 @@ class Pass:
         kept = {n: x.detach() for n, x in heard.states.items() if n in self.trace.keep}
         grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad")}
         return Stream(**{n: self._stream(index, x) for n, x in (kept | grads).items()})
+
+
+def _weights(block: Block) -> dict[str, Tensor | None]:
+    """The weights of a block that methods read."""
+    found = {
+        "output_weight": output_weight(block),
+        "value_bias": block.value_bias,
+        "attention_scale": block.attention_scale,
+        "ffn_scale": block.ffn_scale,
+    }
+    return {name: None if x is None else x.detach() for name, x in found.items()}

@@ -19,6 +19,8 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):  # a module may keep more than tensors in its state
+            continue
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         flat = tensor.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]

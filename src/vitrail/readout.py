@@ -23,8 +23,8 @@ def position(valid: Valid, index: Tensor | int) -> Weights:
 
 
 def cls(valid: Valid, prefix: int) -> Weights:
-    """The first real token."""
-    return position(valid, valid.to(torch.int64).argmax(dim=1))
+    """The first token, which is where models read it, padding or not."""
+    return position(valid, 0)
 
 
 def last(valid: Valid, prefix: int) -> Weights:

@@ -21,8 +21,9 @@ from vitrail.trace import Trace, listening
 def forward(model: nn.Module, inputs: Inputs, body: Body, wanted: Wanted, settings: Settings) -> Iterator[Pass]:
     """Run the model once with the ears open; the model is as it was when the block ends."""
     check_length(model, inputs)
-    cut = bool(wanted.gradients) or body.anatomy.readout == "auto"
-    with prepared(model, gradients=cut):
+    # A readout that may turn out to be another has to be measured, and that takes a gradient.
+    cut = bool(wanted.gradients) or body.anatomy.readout == "auto" or body.head is not None
+    with prepared(model, body.owner, gradients=cut):
         trace = Trace(body, keep=wanted.states, cut=cut)
         inputs = inputs.usable()
         args = inputs.args
@@ -30,7 +31,7 @@ def forward(model: nn.Module, inputs: Inputs, body: Body, wanted: Wanted, settin
             args = (args[0].detach().clone().requires_grad_(), *args[1:])
             trace.roots.append(args[0])
         with listening(model, trace):
-            output = read_output(model(*args, **inputs.kwargs))
+            output = read_output(model(*args, **inputs.kwargs), span=body.anatomy.span)
         trace.check(model)
         yield Pass(inputs, trace, output, settings)
 

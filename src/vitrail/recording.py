@@ -35,8 +35,9 @@ class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
     `readout` weighs the rows the prediction is read from; `owner` names the module that made the attention call;
-    `output_weight` is the output projection with layer scale, `[d_model, heads * d]`;
-    `shared` says that several methods read the layer. `probs` and `probs_grad` are
+    `output_weight` is the output projection, `[d_model, heads * d]`; `attention_scale` and `ffn_scale` are layer scale;
+    `pooling` marks a query that pools the tokens and `pooled` every layer of a model that has one; `shared` says that
+    several methods read the layer. `probs` and `probs_grad` are
     computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever
     the model's own dtype.
     """
@@ -49,6 +50,7 @@ class Layer:
     kind: str = "image"
     owner: str = ""
     pooling: bool = False
+    pooled: bool = False
     query: Float[Tensor, "b h q d"] | None = None
     query_grad: Float[Tensor, "b h q d"] | None = None
     key: Float[Tensor, "b g k d"] | None = None
@@ -63,6 +65,8 @@ class Layer:
     grad_scale: Float[Tensor, " b"] | None = None
     output_weight: Float[Tensor, "m c"] | None = None
     value_bias: Float[Tensor, " n"] | None = None
+    attention_scale: Float[Tensor, " m"] | None = None
+    ffn_scale: Float[Tensor, " m"] | None = None
     stream: Stream = field(default_factory=Stream)
     backend: str = "dense"
     chunk_rows: int | None = None
@@ -121,6 +125,11 @@ class Layer:
         if self.weights_grad is not None:
             return self._unscale(self.weights_grad)
         return self._unscale(self.get("output_grad")) @ self.values.transpose(-1, -2)
+
+    @property
+    def visible(self) -> Bool[Tensor, "..."] | None:
+        """Which keys each query may see, broadcasting to `[b, h, q, k]`; None if all."""
+        return self.allowed if self.weights is None else self.weights != 0
 
     def get(self, name: str) -> Tensor:
         """A recorded tensor, or an error that names it."""

@@ -36,7 +36,7 @@ class Request:
 def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
     """A method by name, or by name and options, made ready to run."""
     name, given = (spec, {}) if isinstance(spec, str) else spec
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
     entry, given = METHODS[name], dict(given)
     preset = given.pop("preset", preset)

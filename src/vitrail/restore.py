@@ -37,16 +37,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def prepared(model: nn.Module, *, gradients: bool) -> Iterator[None]:
-    """The state in which a model is recorded: alone, evaluating, with autograd as needed.
+def prepared(model: nn.Module, owner: nn.Module, *, gradients: bool) -> Iterator[None]:
+    """The state in which a model is recorded: alone, evaluating, not compiled, with autograd as needed.
 
     Whether weights require gradients is left as it is: torch sums some products in another order when they do not.
+
+    Args:
+        owner: the module that holds the blocks, which several wrappers may share.
     """
     if any(p.is_inference() for p in model.parameters()):
         raise InputError("the model was made inside torch.inference_mode, so autograd cannot run. Make it outside.")
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(alone(model))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code cannot be heard
+        stack.enter_context(alone(owner))
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.set_grad_enabled(gradients))
         yield

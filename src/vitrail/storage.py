@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "vitrail.attribution", 1
 HEADER = "header"
 UNMARKED = "it is not marked as an attribution"
-TENSORS = ("scores", "valid", "readout", "pixels", "layers", "heads")
+TENSORS = ("scores", "valid", "own", "readout", "pixels", "layers", "heads")
 WORDS = ("method", "kind", "signed", "preset")
 TUPLES = ("grid", "size", "tokens")
 FIGURES = (".png", ".pdf", ".svg")

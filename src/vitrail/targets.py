@@ -6,26 +6,35 @@ one index for all samples, a tuple with one for each, or None for the class the 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from operator import index
+from typing import Any, SupportsIndex, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import TargetError
 
-Index = int | Sequence[int] | Tensor
+Index = SupportsIndex | Sequence[SupportsIndex] | np.ndarray | Tensor
 Classes = int | tuple[int, ...] | None
 Values = Float[Tensor, " b"]
 
 FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "logit": lambda logits, first, second: first,
     "next_token": lambda logits, first, second: first,
-    "probability": lambda logits, first, second: (first - logits.logsumexp(dim=1)).exp(),
+    "probability": lambda logits, first, second: _probability(logits, first),
     "difference": lambda logits, first, second: first - second,
     "relative_difference": lambda logits, first, second: (first - second) / first,
     "ratio": lambda logits, first, second: first / second,
 }
+
+
+def _probability(logits: Tensor, first: Tensor) -> Tensor:
+    """The softmax over classes; a single logit is a yes or no, whose probability is the sigmoid."""
+    return first.sigmoid() if logits.shape[1] == 1 else (first - logits.logsumexp(dim=1)).exp()
+
+
 SINGLE = {"logit", "next_token", "probability"}
 SCALARS = {"logit": "logit", "probability": "probability"}
 """What a method's `scalar` option makes of a plain class target."""
@@ -99,10 +108,17 @@ def answer_span(*, absolute: bool = False) -> Target:
     return Target("answer_span", absolute=absolute)
 
 
-def _classes(c: Index | None) -> Classes:
-    if isinstance(c, Tensor):
-        c = c.tolist()
-    return c if c is None or isinstance(c, int) else tuple(int(x) for x in c)
+def _classes(c: Any) -> Classes:  # noqa: ANN401
+    if c is None:
+        return None
+    given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy
+    try:
+        return tuple(index(x) for x in given) if isinstance(given, Sequence) else index(given)
+    except TypeError as error:
+        raise TargetError(
+            f"a class index is a whole number, or there is one for each sample, but {c!r} was given. Class names are "
+            "known to the command line only."
+        ) from error
 
 
 def _each(classes: Classes, logits: Tensor) -> tuple[int, ...]:
@@ -119,8 +135,8 @@ def _each(classes: Classes, logits: Tensor) -> tuple[int, ...]:
 
 
 def _pick(logits: Tensor, classes: Classes) -> Tensor:
-    index = torch.as_tensor(classes, device=logits.device)
-    return logits.gather(1, index[:, None])[:, 0]
+    chosen = torch.as_tensor(classes, device=logits.device)
+    return logits.gather(1, chosen[:, None])[:, 0]
 
 
 def _show(classes: Classes) -> str:
@@ -134,19 +150,12 @@ AnyTarget = Index | Target | Callable[[Tensor], Tensor] | None
 
 
 def as_target(target: object) -> Target | Callable[[Tensor], Tensor]:
-    """The target object that None, an int, a list of ints or a tensor of ints stands for."""
+    """The target object that None, a whole number, or one for each sample stands for."""
     if isinstance(target, Target):
         return target
-    if target is None or isinstance(target, (int, Tensor)):
-        return logit(target)
-    if isinstance(target, Sequence) and all(isinstance(c, int) for c in target):
-        return logit([int(c) for c in target])
-    if callable(target):
+    if callable(target) and not isinstance(target, Tensor):
         return cast(Callable[[Tensor], Tensor], target)
-    raise TargetError(
-        f"a target is None, a class index, one index per sample, a vitrail.targets object or a function of the logits, "
-        f"not {target!r}. Class names are known to the command line only."
-    )
+    return Target("logit", _classes(target))
 
 
 def with_scalar(

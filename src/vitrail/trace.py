@@ -1,5 +1,6 @@
 """One forward pass with the ears open: attention calls and stream states, still attached to the graph."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ class Trace:
         self.roots: list[Tensor] = []
         self.here: Heard = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
+        self.answer: object = None  # what the module gave whose readout the anatomy knows
+        self.thread = threading.get_ident()
 
     def hear(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it."""
@@ -45,6 +48,13 @@ class Trace:
         """One entry for each attention layer, first to last."""
         found = self.blocks or [Heard([call]) for call in self.loose.calls]
         return [*found, self.pool] if self.body.pool is not None else found
+
+    def answered(self, logits: Tensor) -> bool:
+        """Whether these logits are what the anatomy's head gave, so that its readout is the prediction's."""
+        if self.body.head is None:
+            return True
+        found = getattr(self.answer, "logits", self.answer)
+        return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
 
     def check(self, model: nn.Module) -> None:
         """Raise unless exactly one attention call was heard in each layer."""
@@ -80,6 +90,23 @@ def _first(out: Any) -> Tensor:  # noqa: ANN401
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
+def _ours(trace: Trace, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, deaf to other threads: hooks belong to the module, but a pass to one thread."""
+
+    def heard(*given: Any) -> Any:  # noqa: ANN401
+        return hook(*given) if threading.get_ident() == trace.thread else None
+
+    return heard
+
+
+def _before(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_pre_hook(_ours(trace, hook), with_kwargs=True)
+
+
+def _after(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_hook(_ours(trace, hook))
+
+
 @contextmanager
 def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
     """File what is heard while the model runs inside the block."""
@@ -87,6 +114,8 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
     handles += [h for i in range(len(trace.blocks)) for h in _block_hooks(trace, i)]
     if trace.body.pool is not None:
         handles += _place_hooks(trace, trace.body.pool, trace.pool)
+    if trace.body.head is not None:
+        handles.append(_after(trace, trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
     if trace.cut and not trace.blocks:
         handles += _embedding_hooks(trace, model)
     with hooks(handles), attention_calls(trace.hear):
@@ -96,13 +125,13 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
 
-    def enter(module: nn.Module, args: tuple) -> None:
+    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
         trace.running.append(name)
 
     def leave(module: nn.Module, args: tuple, out: object) -> None:
         trace.running.pop()
 
-    return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    return [_before(trace, module, enter), _after(trace, module, leave)]
 
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:
@@ -114,10 +143,7 @@ def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[Removabl
     def leave(module: nn.Module, args: tuple, out: object) -> None:
         trace.here = trace.loose
 
-    return [
-        module.register_forward_pre_hook(enter, with_kwargs=True),
-        module.register_forward_hook(leave),
-    ]
+    return [_before(trace, module, enter), _after(trace, module, leave)]
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
@@ -138,9 +164,9 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
         heard.states["leaving"] = _first(out)
 
     handles = [
-        block.module.register_forward_pre_hook(enter, with_kwargs=True),
+        _before(trace, block.module, enter),
         *_place_hooks(trace, block.module, heard),
-        block.module.register_forward_hook(leave),
+        _after(trace, block.module, leave),
     ]
     return handles + _state_hooks(trace, index)
 
@@ -157,9 +183,7 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
 
     def coming_out(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, out: object) -> None:
-            added = _first(out).detach()
-            scaled = name == "ffn_added" and block.ffn_scale is not None
-            states[name] = added * block.ffn_scale.detach() if scaled else added  # pyright: ignore[reportOptionalMemberAccess]
+            states[name] = _first(out).detach()
 
         return hook
 
@@ -172,7 +196,7 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
         ears.append((block.ffn_input, "in", going_in("ffn_entering", "ffn_normed"), ("ffn_entering", "ffn_normed")))
     return [
-        module.register_forward_hook(ear) if side == "out" else module.register_forward_pre_hook(ear, with_kwargs=True)
+        _after(trace, module, ear) if side == "out" else _before(trace, module, ear)
         for module, side, ear, names in ears
         if module is not None and trace.keep & set(names)
     ]
@@ -186,4 +210,4 @@ def _embedding_hooks(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
         trace.roots.append(root)
         return root
 
-    return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [_after(trace, m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]

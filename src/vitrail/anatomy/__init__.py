@@ -4,7 +4,7 @@ from torch import nn
 
 from vitrail.anatomy import huggingface
 from vitrail.anatomy.encoder import encoder_anatomy
-from vitrail.anatomy.parts import Anatomy, Block, Body, Finder, resolve, transformed_output
+from vitrail.anatomy.parts import Anatomy, Block, Body, Finder, output_weight, resolve
 from vitrail.anatomy.vision import TIMM_CLASSES, timm_anatomy, torchvision_anatomy
 from vitrail.errors import AnatomyError
 
@@ -31,4 +31,4 @@ def anatomy(model: nn.Module) -> Anatomy:
     )
 
 
-__all__ = ["Anatomy", "Block", "Body", "anatomy", "resolve", "transformed_output"]
+__all__ = ["Anatomy", "Block", "Body", "anatomy", "output_weight", "resolve"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from vitrail.anatomy.parts import Anatomy, find
+from vitrail.anatomy.parts import Anatomy, find, from_library
 
 _VISION = Anatomy(
     blocks="layers|encoder.layer",
@@ -19,12 +19,12 @@ _VISION = Anatomy(
 )
 _DINO = replace(
     _VISION,
-    output="attention.o_proj|attention.output.dense",
     attention_norm="norm1",
     attention_scale="layer_scale1.lambda1",
     ffn_norm="norm2",
     ffn_input="mlp",
-    ffn_output="layer_scale2|mlp",
+    ffn_output="mlp",
+    ffn_scale="layer_scale2.lambda1",
     readout="cls_mean",
 )
 _BERT = Anatomy(
@@ -45,6 +45,7 @@ _DECODER = Anatomy(
     ffn_input="mlp",
     ffn_output="mlp",
     readout="last",
+    causal=True,
 )
 FAMILIES: dict[str, Anatomy] = {
     "vit": _VISION,
@@ -86,6 +87,7 @@ FAMILIES: dict[str, Anatomy] = {
         ffn_input="mlp",
         ffn_output="mlp",
         readout="last",
+        causal=True,
     ),
     "llama": _DECODER,
     "qwen2": _DECODER,
@@ -93,13 +95,15 @@ FAMILIES: dict[str, Anatomy] = {
     "mistral": _DECODER,
 }
 
+OWN_HEADS = ("ForSequenceClassification", "ForImageClassification", "ForCausalLM", "LMHeadModel")
+"""Endings of class names whose readout is the family's own."""
 HEADS: dict[str, str] = {
     "ForQuestionAnswering": "position",
     "ForTokenClassification": "position",
     "ForMaskedLM": "position",
     "ForImageClassificationWithTeacher": "first_two",
 }
-"""Endings of class names whose readout is not the family's own."""
+"""Endings of class names with a readout of theirs."""
 
 
 def anatomy_of(model: nn.Module) -> Anatomy | None:
@@ -107,26 +111,41 @@ def anatomy_of(model: nn.Module) -> Anatomy | None:
     for path, module in model.named_modules():
         config = getattr(module, "config", None)
         family = FAMILIES.get(getattr(config, "model_type", ""))
-        if family is None or find(module, family.blocks) is None:
+        if config is None or family is None or find(module, family.blocks) is None:
             continue
+        head, readout = _head(model, path, family)
         return replace(
             family,
             root=path,
             prefix=family.prefix + getattr(config, "num_register_tokens", 0),
-            readout=_readout(model, module, family),
-            name=f"Hugging Face {config.model_type}",  # pyright: ignore[reportOptionalMemberAccess]
+            readout=readout,
+            span=type(model.get_submodule(head)).__name__.endswith("ForQuestionAnswering"),
+            head=head,
+            name=f"Hugging Face {config.model_type}",
         )
     return None
 
 
-def _readout(model: nn.Module, base: nn.Module, family: Anatomy) -> str | int:
-    """What the head reads; a head that is not Hugging Face's own is measured by its gradient."""
-    if getattr(model, "config", None) is not getattr(base, "config", None):
-        return "auto"
+def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]:
+    """The outermost Hugging Face model around the base, and what it reads; a head of another kind is measured."""
+    names = path.split(".") if path else []
+    for count in range(len(names) + 1):
+        here = ".".join(names[:count])
+        module = model.get_submodule(here)
+        if from_library(module, "transformers") and hasattr(module, "config"):
+            return here, _readout(module, family)
+    return "", "auto"
+
+
+def _readout(head: nn.Module, family: Anatomy) -> str | int:
+    name, config = type(head).__name__, head.config
     for ending, readout in HEADS.items():
-        if type(model).__name__.endswith(ending):
+        if name.endswith(ending):
             return readout
-    config = base.config
+    if not name.endswith(OWN_HEADS):
+        return "auto"
+    if family.causal and name.endswith("ForSequenceClassification"):
+        return "auto"  # read at the last token that is not the padding token, whatever the attention mask says
     if getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False):
         return "mean"
     if getattr(config, "classifier_pooling", "cls") == "mean":

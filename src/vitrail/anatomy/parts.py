@@ -28,13 +28,17 @@ class Anatomy:
         attention_scale: a vector that multiplies the attention's output (layer scale).
         ffn_norm: in pre-norm models, the norm whose input is the stream that enters the feed-forward part.
         ffn_input: the module whose input is the feed-forward part's input.
-        ffn_output: the module whose output is added to the stream, or is so after `ffn_scale`.
-        ffn_scale: a vector that multiplies the feed-forward output where no module does.
+        ffn_output: the module whose output is added to the stream, after `ffn_scale` if there is one.
+        ffn_scale: a vector that multiplies the feed-forward output (layer scale).
         prefix: how many tokens stand before the patches or words (class, distillation, registers).
         readout: which rows the prediction reads: a name of `vitrail.readout.READOUTS`, `"pool"`,
             `"position"` (the target says which), `"auto"` (the rows of the last block that have a
             gradient), or an index.
+        causal: whether a model that answers at every token is asked for the next one.
+        span: whether a pair of outputs is the start and the end of an answer.
         pool: the attention-pooling module, where the prediction is read by a query of its own.
+        head: the module whose answer the readout describes. If the model does not pass that answer on as it is, the
+            readout is measured by the gradient instead. Empty for the model itself, which needs no such check.
         root: the module the paths start from; empty for the model itself.
         name: the family, for messages.
     """
@@ -50,7 +54,10 @@ class Anatomy:
     ffn_scale: str | None = None
     prefix: int = 0
     readout: str | int = "auto"
+    causal: bool = False
+    span: bool = False
     pool: str | None = None
+    head: str = ""
     root: str = ""
     name: str = "your own"
 
@@ -78,6 +85,8 @@ class Body:
     anatomy: Anatomy
     blocks: tuple[Block, ...]
     pool: nn.Module | None
+    owner: nn.Module
+    head: nn.Module | None
 
 
 def find(root: object, path: str | None) -> object | None:
@@ -135,19 +144,28 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
             f"{'.'.join(filter(None, [anatomy.root, anatomy.blocks]))!r}, but {type(model).__name__} has none there. "
             f"Lists of modules found: {names or 'none'}. Pass anatomy=vitrail.Anatomy(blocks=...)."
         )
-    pool = _module(model, anatomy.pool)
-    return Body(anatomy, tuple(_block(block, anatomy) for block in blocks), pool)
+    return Body(
+        anatomy,
+        tuple(_block(block, anatomy) for block in blocks),
+        pool=_module(model, anatomy.pool),
+        owner=root if isinstance(root, nn.Module) else model,
+        head=_module(model, anatomy.head),
+    )
 
 
-def transformed_output(block: Block) -> Tensor | None:
-    """The output projection as `[d_model, heads * d]`, multiplied by layer scale where there is one."""
+def output_weight(block: Block) -> Tensor | None:
+    """The output projection as `[d_model, heads * d]`."""
     weight = getattr(block.output, "weight", None)
     if weight is None:
         return None
     if type(block.output).__name__ == "Conv1D":  # Hugging Face's GPT-2 stores it the other way round
         weight = weight.T
-    weight = weight.detach()
-    return weight if block.attention_scale is None else block.attention_scale.detach()[:, None] * weight
+    return weight.detach()
+
+
+def from_library(module: nn.Module, package: str) -> bool:
+    """Whether the module's own class comes from a package, so that its forward is the library's."""
+    return type(module).__module__.split(".")[0] == package
 
 
 Finder = Callable[[nn.Module], Anatomy | None]

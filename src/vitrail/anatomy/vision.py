@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from vitrail.anatomy.parts import Anatomy, find
+from vitrail.anatomy.parts import Anatomy, find, from_library
 
 TIMM = Anatomy(
     blocks="blocks",
@@ -14,8 +14,8 @@ TIMM = Anatomy(
     attention_scale="ls1.gamma|gamma_1",
     ffn_norm="norm2",
     ffn_input="mlp",
-    ffn_output="ls2|mlp",
-    ffn_scale="gamma_2",
+    ffn_output="mlp",
+    ffn_scale="ls2.gamma|gamma_2",
 )
 TORCHVISION = Anatomy(
     blocks="encoder.layers",
@@ -44,25 +44,37 @@ def timm_anatomy(model: nn.Module) -> Anatomy | None:
         if not _classes(module, "timm") & TIMM_CLASSES:
             continue
         blocks = find(module, "blocks")
-        kinds = {type(b).__name__ for b in blocks.children()} if isinstance(blocks, nn.Module) else set()
+        if not isinstance(blocks, nn.Module):
+            return None
+        kinds = {type(block).__name__ for block in blocks.children()}
         if not kinds or kinds - TIMM_BLOCKS:  # parallel, post-norm and other blocks have other parts
             return None
-        distilled = "VisionTransformerDistilled" in _classes(module, "timm")
+        # A norm between the heads and the projection makes the projection no map of single heads.
+        plain = all(isinstance(find(block, "attn.norm"), nn.Identity | None) for block in blocks.children())
         pool = str(getattr(module, "global_pool", ""))
         return replace(
             TIMM,
             root=path,
+            output=TIMM.output if plain else None,
             prefix=int(getattr(module, "num_prefix_tokens", 0)),
-            readout="first_two" if distilled else TIMM_POOLS.get(pool, "auto"),
+            readout=_timm_readout(module, pool),
+            head=path,
             pool=".".join(filter(None, [path, "attn_pool"])) if pool == "map" else None,
             name=f"timm {type(module).__name__}",
         )
     return None
 
 
+def _timm_readout(module: nn.Module, pool: str) -> str:
+    if not from_library(module, "timm"):
+        return "auto"
+    return "first_two" if type(module).__name__ == "VisionTransformerDistilled" else TIMM_POOLS.get(pool, "auto")
+
+
 def torchvision_anatomy(model: nn.Module) -> Anatomy | None:
     """The anatomy of the first torchvision Vision Transformer inside the model."""
     for path, module in model.named_modules():
         if "VisionTransformer" in _classes(module, "torchvision"):
-            return replace(TORCHVISION, root=path)
+            readout = TORCHVISION.readout if from_library(module, "torchvision") else "auto"
+            return replace(TORCHVISION, root=path, readout=readout, head=path)
     return None

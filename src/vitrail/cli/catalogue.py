@@ -44,7 +44,7 @@ def _signed(method: Method) -> str:
 def _show_one(method: Method) -> None:
     screen = out()
     screen.print(Text.assemble((method.name, "bold"), f" · {method.summary}"))
-    screen.print(Text(f"{method.paper} · {passes(method)} · {' and '.join(method.kinds)}"))
+    screen.print(Text(f"{method.paper} · {passes(method)} · {' and '.join(method.inputs)}"))
     docs = option_docs(method)
     if method.options:
         table = Table("option", "default", "meaning", title="options")

@@ -59,7 +59,7 @@ def run(request: Request) -> None:
 def _check_early(request: Request) -> None:
     """Find a wrong preset or option value before the model is loaded, where the kind of input does not matter."""
     for spec in request.specs or ():
-        check_specs([spec], request.preset, kind=METHODS[spec[0]].kinds[0])
+        check_specs([spec], request.preset, kind=METHODS[spec[0]].inputs[0])
 
 
 def _plan(request: Request, loaded: Loaded) -> Plan:

@@ -59,8 +59,8 @@ def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
     """Raise if a method cannot be built for this kind of input, before the model runs."""
     for name, given in specs:
         entry, options = METHODS[name], dict(given)
-        if kind not in entry.kinds:
-            raise MethodError(f"{name} explains {' and '.join(entry.kinds)}, but the input is {kind}.")
+        if kind not in entry.inputs:
+            raise MethodError(f"{name} explains {' and '.join(entry.inputs)}, but the input is {kind}.")
         entry.build(**entry.resolve(options.pop("preset", preset), options, kind))
 
 
@@ -68,7 +68,7 @@ def applicable(preset: str, kind: str) -> list[Spec]:
     """Every method that explains this kind of input and has the preset."""
     found = []
     for name, entry in METHODS.items():
-        if kind in entry.kinds and preset in {"recommended", *entry.presets}:
+        if kind in entry.inputs and preset in {"recommended", *entry.presets}:
             found.append((name, {}))
     if not found:
         raise OptionError(f"no method has a preset {preset!r}. {suggest(preset, PRESETS)}")

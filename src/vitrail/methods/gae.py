@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.recording import Layer
-from vitrail.relevance import Walk, positive, pull
+from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.relevance.dense import Weigh
-from vitrail.relevance.walk import plain, readout_row
+from vitrail.relevance.walk import readout_row
 
 
 def aggregate(weigh: Weigh) -> Walk:
@@ -20,7 +20,10 @@ def aggregate(weigh: Weigh) -> Walk:
     def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
         return layer.carry(relevance) + pull(layer, relevance, weigh).mean(dim=1)
 
-    return Walk(readout_row, step, plain)
+    def finish(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
+        return Result(relevance, own=None if first.pooled else first.readout)
+
+    return Walk(readout_row, step, finish)
 
 
 def build() -> Walk:

@@ -29,8 +29,14 @@ def query_gradient(last: Layer) -> Float[Tensor, "b h d"]:
 
 
 def class_relevance(last: Layer) -> Maps:
-    """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens behind the prefix."""
-    return torch.einsum("bhkd,bhd->bhk", last.keys, query_gradient(last)) * last.content[:, None]
+    """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens behind the prefix that the readout may see."""
+    maps = torch.einsum("bhkd,bhd->bhk", last.keys, query_gradient(last)) * last.content[:, None]
+    return maps if last.visible is None else maps * (pull(last, last.readout, _visible) > 0)
+
+
+def _visible(layer: Layer) -> Float[Tensor, "b h q k"]:
+    assert layer.visible is not None
+    return layer.visible.to(layer.probs.dtype).expand_as(layer.probs)
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,9 @@ def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: in
     join = check_choice("heads", heads, HEADS)
 
     def start(last: Layer) -> State:
-        if not 1 <= depth < last.depth:
-            raise OptionError(f"depth={depth}, but blocks 1 to {last.depth - 1} lie below the last one.")
+        if scheme != "none" and not 1 <= depth < last.depth:
+            below = f"blocks 1 to {last.depth - 1} lie" if last.depth > 1 else "no block lies"
+            raise OptionError(f"depth={depth}, but {below} below the last one. scheme='none' needs none.")
         row = pull(last, last.readout, attention).mean(dim=1) if last.pooling else last.readout
         return State(class_relevance(last), row)
 

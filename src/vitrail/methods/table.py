@@ -38,6 +38,8 @@ class Method:
         signed_by: option values that make an unsigned method signed.
         prepare: what has to be done to the inputs before the model runs, if anything.
         backward: how many backward passes it costs beside the one forward pass.
+        inputs: what it explains.
+        kind: how it works: `recording` walks over recorded layers.
     """
 
     name: str
@@ -49,7 +51,8 @@ class Method:
     class_specific: bool = True
     backward: int = 1
     prepare: Prepare = _as_they_are
-    kinds: tuple[str, ...] = ("image", "text")
+    inputs: tuple[str, ...] = ("image", "text")
+    kind: str = "recording"
 
     @property
     def summary(self) -> str:

@@ -68,11 +68,13 @@ def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b h t d"]:
 
 
 def attention_weights(
-    layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: bool, use: tuple[bool, bool]
+    layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: bool, scale: bool, use: tuple[bool, bool]
 ) -> Weights:
     """Eqs. 9 to 12 for attention: each head transforms a token by its values and its slice of the output projection."""
     values = values_of(layer, bias=bias)
     weight = widen(layer.get("output_weight")).to(values.dtype)
+    if scale and layer.attention_scale is not None:
+        weight = layer.attention_scale.to(values.dtype)[:, None] * weight
     heads, width = values.shape[1], values.shape[3]
     if weight.shape != (embedding.shape[2], heads * width):
         raise MissingTensorError(
@@ -88,9 +90,12 @@ def attention_weights(
 
 
 def ffn_weights(
-    layer: Layer, embedding: Float[Tensor, "b t d"], added: Float[Tensor, "b t d"], *, use: tuple[bool, bool]
+    layer: Layer, embedding: Float[Tensor, "b t d"], *, scale: bool, use: tuple[bool, bool]
 ) -> Float[Tensor, "b t"]:
     """Eqs. 9 to 12 for the feed-forward part, as one head."""
+    added = layer.state("ffn_added")
+    if scale and layer.ffn_scale is not None:
+        added = added * layer.ffn_scale.to(added.dtype)
     length = added.norm(dim=2)[:, None]
     product = (embedding * added).sum(dim=2)[:, None]
     return weigh_tokens(embedding.norm(dim=2), length, product, layer, use=use)[:, 0]
@@ -119,18 +124,20 @@ INITIAL: dict[str, Callable[[Layer], Tensor | float]] = {
 
 @dataclass(frozen=True)
 class State:
-    """The row of C so far, and the transformation weights of the layers seen."""
+    """The row of C so far, its part that skip connections alone carried, and the weights of the layers seen."""
 
     relevance: Float[Tensor, "b q"]
+    own: Float[Tensor, "b q"]
     weights: tuple[Float[Tensor, "b t"], ...] = field(default=())
 
 
-def build(
+def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per open choice)
     *,
     length: bool = True,
     direction: bool = True,
     ffn: bool = True,
     value_bias: bool = True,
+    layer_scale: bool = True,
     initial: str = "lengths",
     blocks: str = "all",
     embedding: str = "stream",
@@ -143,6 +150,7 @@ def build(
         direction: weigh by the normalised exponential cosine (NECC).
         ffn: let the feed-forward layers take part.
         value_bias: count the value projection's bias into the transformed vector.
+        layer_scale: multiply transformed vectors by layer scale, where a model has it.
         initial: start from the `lengths` of the input vectors or from the `identity`.
         blocks: aggregate `all`, or read the one map of the `first` or the `last` block (the paper's baseline).
         embedding: compare with the residual `stream`, or with what the sub-layer reads (`normed`).
@@ -156,21 +164,26 @@ def build(
 
     def step(state: State, layer: Layer) -> State:
         if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
-            return State(pull(layer, state.relevance, positive).mean(dim=1))
-        weights = attention_weights(layer, before_attention(layer), bias=value_bias, use=use)
+            pulled = pull(layer, state.relevance, positive).mean(dim=1)
+            return State(pulled, torch.zeros_like(pulled))
+        weights = attention_weights(layer, before_attention(layer), bias=value_bias, scale=layer_scale, use=use)
         seen = (weights.mean(dim=1), *state.weights)
         if not takes_part(layer):
-            return State(state.relevance, seen)
-        relevance = state.relevance if aggregate else layer.readout
-        if ffn and aggregate:  # Eq. 16: U = I + diag(w)
-            relevance = relevance * (1 + ffn_weights(layer, before_ffn(layer), layer.state("ffn_added"), use=use))
+            return State(state.relevance, state.own, seen)
+        if not aggregate:
+            return State((pull(layer, layer.readout, positive) * weights).mean(dim=1), 0 * state.own, seen)
+        growth = torch.ones_like(state.own)
+        if ffn:  # Eq. 16: U = I + diag(w)
+            growth = 1 + ffn_weights(layer, before_ffn(layer), scale=layer_scale, use=use)
+        relevance = state.relevance * growth
         pulled = (pull(layer, relevance, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
-        return State(layer.carry(relevance) + pulled if aggregate else pulled, seen)
+        return State(relevance + pulled, state.own * growth, seen)
 
     def finish(state: State, first: Layer) -> Result:
         """Eqs. 17 to 19: the row of C started from the input vectors' lengths."""
-        return Result(state.relevance * origin(first), layers=torch.stack(state.weights, dim=1))
+        start = origin(first)
+        return Result(state.relevance * start, own=state.own * start, layers=torch.stack(state.weights, dim=1))
 
     needs = {"output_grad", "entering", *states, *({"ffn_added"} if ffn else ())}
     check_choice("scalar", scalar, SCALARS)
-    return Walk(lambda last: State(last.readout), step, finish, needs=frozenset(needs), scalar=scalar)
+    return Walk(lambda last: State(last.readout, last.readout), step, finish, needs=frozenset(needs), scalar=scalar)

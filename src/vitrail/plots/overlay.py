@@ -58,13 +58,14 @@ def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, in
 
 def sample_map(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
     """The map of one sample at the picture's size, within [-1, 1] where it is signed and [0, 1] where not."""
-    values = attribution.heatmap(map_size(attribution, picture))[index].detach().double().cpu()
+    shown = replace(attribution, scores=attribution.shown)
+    values = shown.heatmap(map_size(attribution, picture))[index].detach().double().cpu()
     return symmetric(values) if attribution.signed else stretched(values)
 
 
 def maps_of(attribution: Attribution, rows: Float[Tensor, "r n"], size: tuple[int, int]) -> Float[Tensor, "r h w"]:
     """Rows of scores, one per patch, as maps of this size."""
     plain = replace(
-        attribution, scores=rows.detach().double().cpu(), pixels=None, layers=None, heads=None, readout=None
+        attribution, scores=rows.detach().double().cpu(), pixels=None, layers=None, heads=None, own=None, readout=None
     )
     return plain.heatmap(size)

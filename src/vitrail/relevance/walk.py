@@ -12,9 +12,13 @@ from vitrail.recording import Layer, Recording
 
 @dataclass(frozen=True)
 class Result:
-    """Scores of all tokens, prefix included, and the parts a method can show beside them."""
+    """Scores of all tokens, prefix included, and the parts a method can show beside them.
+
+    `own` is what each token's score holds for being read itself, carried down by the skip connections.
+    """
 
     scores: Float[Tensor, "b t"]
+    own: Float[Tensor, "b t"] | None = None
     layers: Float[Tensor, "b l t"] | None = None
     heads: Float[Tensor, "b h t"] | None = None
 

@@ -13,8 +13,10 @@ def attention(layer: Layer) -> Probs:
 
 
 def gradient(layer: Layer) -> Probs:
-    """G itself."""
-    return layer.probs_grad
+    """G itself, where a query may see the key at all."""
+    if layer.visible is None:
+        return layer.probs_grad
+    return layer.probs_grad.masked_fill(~layer.visible, 0)
 
 
 def positive(layer: Layer) -> Probs:

@@ -7,6 +7,8 @@ result has as many entries as the softmax.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from operator import mul, truediv
 from typing import Any
 
 import torch
@@ -21,7 +23,21 @@ SAME_ENTRIES = {
     Tensor.double, Tensor.view, Tensor.reshape, torch.reshape, Tensor.contiguous, Tensor.clone,
     torch.clone, Tensor.flatten, torch.flatten, Tensor.unflatten, torch.nan_to_num, Tensor.nan_to_num,
 }  # fmt: skip
+SCALINGS: dict[Callable[..., Any], Callable[[float, float], float]] = {
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__), mul),
+    **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__), truediv),
+}
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+
+
+@dataclass
+class Product:
+    """A product that may have made the scores, and what it was scaled by since."""
+
+    left: Tensor
+    right: Tensor
+    result: Tensor
+    scale: float = 1.0
 
 
 class Follower:
@@ -34,7 +50,7 @@ class Follower:
     def forget(self) -> None:
         """Start afresh: whatever came before belongs to an earlier call."""
         self.traces: list[Tensor] = []
-        self.products: list[tuple[Tensor, Tensor, int]] = []
+        self.products: list[Product] = []
 
     def hear(self, func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> None:  # noqa: ANN401
         """Take note of one torch function and its result."""
@@ -45,6 +61,8 @@ class Follower:
                 self.traces.append(out)
         elif func in PRODUCTS:
             self._product(out, args)
+        elif func in SCALINGS:
+            self._scaling(SCALINGS[func], out, args)
         elif func is torch.einsum and any(self._is_trace(x) for x in _flat(args)):
             self._finish(self.traces[-1], value=None, output=None)
 
@@ -61,18 +79,23 @@ class Follower:
         if self._is_trace(left) and isinstance(right, Tensor):
             self._finish(left, value=right, output=out)
         elif out.ndim in (3, 4) and isinstance(right, Tensor) and right.ndim == out.ndim:
-            self.products = [*self.products[-7:], (left, right, out.numel())]
+            self.products = [*self.products[-7:], Product(left, right, out)]
+
+    def _scaling(self, apply: Callable[[float, float], float], out: Tensor, args: tuple) -> None:
+        for product in self.products:
+            if args[0] is product.result and isinstance(args[1], (int, float)):
+                product.result, product.scale = out, apply(product.scale, args[1])
 
     def _finish(self, weights: Tensor, value: Tensor | None, output: Tensor | None) -> None:
-        operands = [(q, k) for q, k, size in self.products if size == weights.numel()]
-        query, key = operands[0] if operands else (None, None)
+        scores = next((p for p in self.products if p.result.numel() == weights.numel()), None)
         self.emit(
             AttentionCall(
-                query=query,
-                key=None if key is None else key.transpose(-1, -2),
+                query=None if scores is None else scores.left,
+                key=None if scores is None else scores.right.transpose(-1, -2),
                 value=value,
                 output=output,
                 weights=weights,
+                scale=1.0 if scores is None else scores.scale,
             )
         )
         self.forget()
