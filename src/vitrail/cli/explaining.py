@@ -14,7 +14,7 @@ from vitrail.cli.outputs import check_file, check_folder, write
 from vitrail.cli.reporting import note
 from vitrail.cli.results import Plan, explain_sample
 from vitrail.cli.show import show_answer, show_rows
-from vitrail.cli.sources import Source, images_in, sample_of
+from vitrail.cli.sources import Source, check_source, images_in, sample_of
 from vitrail.cli.specs import Spec, applicable, check_specs
 from vitrail.errors import InputError, VitrailError
 from vitrail.loading import Loaded
@@ -57,7 +57,8 @@ def run(request: Request) -> None:
 
 
 def _check_early(request: Request) -> None:
-    """Find a wrong preset or option value before the model is loaded, where the kind of input does not matter."""
+    """Find a missing input, a wrong preset or option value before the model is loaded."""
+    check_source(request.source)
     for spec in request.specs or ():
         check_specs([spec], request.preset, kind=METHODS[spec[0]].inputs[0])
 

@@ -30,6 +30,20 @@ def sample_of(source: Source, loaded: Loaded) -> Sample:
     return READERS[loaded.task](source, loaded)
 
 
+def check_source(source: Source) -> None:
+    """Refuse what no model could read, before one is loaded."""
+    texts = {"--pair": source.pair, "--question": source.question, "--context": source.context}
+    for name, text in {"the input": source.given, **texts}.items():
+        if text is not None and not text.strip():
+            raise InputError(f"{name} is empty: there is nothing to explain.")
+    if source.given is None and source.question is None:
+        raise InputError("there is nothing to explain: name an image, a folder of images or a text.")
+    path = Path(source.given or "")
+    known = path.suffix.lower() in {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+    if known and "\n" not in str(path) and not path.exists():
+        raise InputError(f"there is no file {path}. Check its name and folder.")
+
+
 def _image(source: Source, loaded: Loaded) -> Sample:
     from vitrail.loading.images import open_image
 
