@@ -26,7 +26,7 @@ PICTURES = {
     "temple.jpg": "Temple: Daniel Büchele, CC BY 2.0, cut to a square.",
 }
 SENTENCES = (
-    "a gripping, beautifully acted film that never loses its nerve",
+    "nothing here is original, yet i loved every minute",
     "the plot is not bad, but the endless dialogue is unbearably dull",
     "despite a clumsy start, this turns out to be a small miracle",
 )
@@ -135,5 +135,5 @@ def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[E
     for one in sentences:
         blocks.append(f"<h2>{escape(one.title)}</h2>")
         blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
-    body = f'<main style="font-family:system-ui,sans-serif;max-width:90em;margin:1em auto">{"".join(blocks)}</main>'
+    body = f'<main style="font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em">{"".join(blocks)}</main>'
     return PAGE.format(title="Vitrail demo", body=body)
