@@ -32,10 +32,16 @@ def same(found, expected, **tolerance):
 def test_hand_written_and_fused_attention_give_the_same(name):
     model_class, config_class, options = PAIRS[name]
     torch.manual_seed(0)
-    fused = getattr(transformers, model_class)(getattr(transformers, config_class)(**options)).double().eval()
-    eager = getattr(transformers, model_class)._from_config(fused.config, attn_implementation="eager").double().eval()
+    fused, eager = (
+        getattr(transformers, model_class)(
+            getattr(transformers, config_class)(**options, attn_implementation=path)
+        ).double().eval()
+        for path in ("sdpa", "eager")
+    )  # fmt: skip
     eager.load_state_dict(fused.state_dict())
     methods = [*METHODS, ("gradtoken", {"heads": "mean"})]
+    kinds = [vitrail.record(m, MODELS[name].inputs()).layers[0].weights is None for m in (fused, eager)]
+    assert kinds == [True, False]
     found, expected = (vitrail.compare(m, MODELS[name].inputs(), methods, 1) for m in (eager, fused))
     for a, b in zip(found, expected, strict=True):  # the hand-written softmax is computed in float32
         assert_close(a.scores, b.scores, atol=1e-4 * float(b.scores.abs().max()), rtol=1e-4)
