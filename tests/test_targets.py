@@ -142,6 +142,12 @@ def test_an_answer_is_the_sum_of_two_explanations_each_read_at_its_own_row(reade
     assert_close(found.scores, total)
 
 
+def test_an_answer_has_no_other_scalar_than_its_logits(reader):
+    model, inputs = reader
+    with pytest.raises(TargetError, match="answers with a span"):
+        vitrail.explain(model, inputs, "tokentm", scalar="probability")
+
+
 def test_an_absolute_answer_adds_absolute_values(reader):
     model, inputs = reader
     plain = vitrail.explain(model, inputs, "attcat", targets.answer_span())

@@ -21,7 +21,7 @@ from vitrail.record import find_body, forward
 from vitrail.recording import Layer
 from vitrail.relevance import Result
 from vitrail.relevance.walk import Walker
-from vitrail.requests import MethodSpec, Request, by_target, read_request, wanted_by
+from vitrail.requests import MethodSpec, Request, by_target, check_scalar, read_request, wanted_by
 from vitrail.targets import AnyTarget, as_target
 
 DEFAULT_METHOD = "gae"
@@ -118,6 +118,8 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Part, Result]]] = {request: [] for request in requests}
         for job, (part, group) in enumerate(jobs):
+            for request in group:
+                check_scalar(request, part.target)
             walkers = [Walker(request.walk) for request in group]
 
             def see(layer: Layer, walkers: list[Walker] = walkers) -> None:

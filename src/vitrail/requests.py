@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.errors import MethodError, suggest
+from vitrail.errors import MethodError, TargetError, suggest
 from vitrail.inputs import Inputs
 from vitrail.methods import METHODS, Method
 from vitrail.passes import Wanted
@@ -26,6 +26,7 @@ class Request:
     walk: Walk
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
+    scalar_given: bool = False
 
     @property
     def differentiates(self) -> bool:
@@ -49,7 +50,16 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         walk=walk,
         inputs=entry.prepare(inputs, options),
         target=with_scalar(target, walk.scalar, explicit="scalar" in given),
+        scalar_given="scalar" in given,
     )
+
+
+def check_scalar(request: Request, answered: Target) -> None:
+    """Refuse a scalar that was asked for where the model answers with a span, which is explained by its logits."""
+    if request.scalar_given and answered.name == "answer_span":
+        raise TargetError(
+            "the option scalar applies to a plain class or next token, but this model answers with a span."
+        )
 
 
 def wanted_by(requests: Sequence[Request]) -> Wanted:

@@ -3,7 +3,7 @@
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
+from vitrail.jsonable import decode, encode
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import origin, to_page
 from vitrail.targets import Target
@@ -112,8 +113,8 @@ def _header(attribution: Attribution) -> Header:
         "version": VERSION,
         **{name: getattr(attribution, name) for name in (*WORDS, *TUPLES)},
         "target": vars(attribution.target),
-        "options": _encode(attribution.options),
-        "provenance": _encode(attribution.provenance),
+        "options": encode(attribution.options),
+        "provenance": encode(attribution.provenance),
         "dtypes": {name: str(x.dtype).removeprefix("torch.") for name, x in _tensors(attribution).items()},
     }
 
@@ -131,46 +132,14 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
     return Attribution(
         **known,
         target=Target(**{name: _tupled(value) for name, value in header["target"].items()}),
-        options=_decode(header["options"]),
-        provenance=_decode(header["provenance"]),
+        options=decode(header["options"]),
+        provenance=decode(header["provenance"]),
     )
 
 
 def _tupled(value: Any) -> Any:  # noqa: ANN401
     """The fields that are tuples by their type, which JSON reads as lists."""
     return tuple(_tupled(x) for x in value) if isinstance(value, list) else value
-
-
-def _encode(value: object) -> Any:  # noqa: ANN401
-    """The value as JSON holds it, tuples and mappings with other keys than text marked as such."""
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _encode(x) for key, x in value.items()}
-        return {"$mapping": [[_encode(key), _encode(x)] for key, x in value.items()]}
-    if isinstance(value, (list, tuple)):
-        found = [_encode(x) for x in value]
-        return {"$tuple": found} if isinstance(value, tuple) else found
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    raise OutputError(
-        f"an option or a line of the provenance is {value!r}, a {type(value).__name__}, which a file cannot hold. Use "
-        "text, numbers, booleans, None, and lists, tuples or mappings of them."
-    )
-
-
-def _decode(value: Any) -> Any:  # noqa: ANN401
-    """What `_encode` was given."""
-    if isinstance(value, list):
-        return [_decode(x) for x in value]
-    if not isinstance(value, dict):
-        return value
-    if "$tuple" in value:
-        return tuple(_decode(x) for x in value["$tuple"])
-    if "$mapping" in value:
-        return {_decode(key): _decode(x) for key, x in value["$mapping"]}
-    return {key: _decode(x) for key, x in value.items()}
 
 
 def _tensors(attribution: Attribution) -> Arrays:

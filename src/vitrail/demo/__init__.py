@@ -135,5 +135,5 @@ def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[E
     for one in sentences:
         blocks.append(f"<h2>{escape(one.title)}</h2>")
         blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
-    body = f'<main style="font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em">{"".join(blocks)}</main>'
-    return PAGE.format(title="Vitrail demo", body=body)
+    style = "font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em"
+    return PAGE.format(title="Vitrail demo", body=f'<main style="{style}">{"".join(blocks)}</main>')
