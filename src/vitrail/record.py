@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.errors import OptionError
 from vitrail.inputs import Inputs, check_length, read_inputs
+from vitrail.listening import listening
 from vitrail.outputs import read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Layer, Recording
 from vitrail.restore import prepared
 from vitrail.targets import AnyTarget
-from vitrail.trace import Trace, listening
+from vitrail.trace import Trace
 
 
 @contextmanager
