@@ -10,15 +10,19 @@ Valid = Bool[Tensor, "b t"]
 Weights = Float[Tensor, "b t"]
 
 
+def _dtype(valid: Valid) -> torch.dtype:
+    return torch.float32 if valid.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+
+
 def _normalised(chosen: Valid) -> Weights:
-    weights = chosen.to(torch.float64)
+    weights = chosen.to(_dtype(chosen))
     return weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def position(valid: Valid, index: Tensor | int) -> Weights:
     """All weight on one position, the same for all samples or one for each."""
     rows = torch.as_tensor(index, device=valid.device).expand(valid.shape[0])
-    weights = torch.zeros(valid.shape, dtype=torch.float64, device=valid.device)
+    weights = torch.zeros(valid.shape, dtype=_dtype(valid), device=valid.device)
     return weights.scatter_(1, rows[:, None] % valid.shape[1], 1.0)
 
 
