@@ -23,7 +23,7 @@ PAIRS = {
 }
 
 
-def same(found, expected, **tolerance):
+def check_same(found, expected, **tolerance):
     for a, b in zip(found, expected, strict=True):
         assert_close(a.scores, b.scores, msg=lambda m, a=a: f"{a.method}: {m}", **tolerance)
 
@@ -108,7 +108,7 @@ def test_a_mask_of_four_axes_hides_what_one_of_two_hides(name, masked):
         vitrail.compare(model, {"input_ids": ids, "attention_mask": mask}, METHODS, 1)
         for mask in (real, added.expand(2, 1, 6, 6))
     )
-    same(four, two, atol=1e-9, rtol=1e-6)
+    check_same(four, two, atol=1e-9, rtol=1e-6)
 
 
 def test_an_answer_given_as_a_tuple_is_still_an_answer():
