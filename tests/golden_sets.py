@@ -112,8 +112,20 @@ def target_of(row: dict, key: str):
     return getattr(targets, kind)(*classes)
 
 
+def options_of(case: Golden, row: dict, key: str) -> dict:
+    """The options of a row; one that names an array of inputs.npz stands for that array."""
+    item = key.split("/")[0][3:]
+    return {
+        name: case.inputs[value.removeprefix("inputs.npz: ").replace("<item>", item)]
+        if isinstance(value, str) and value.startswith("inputs.npz: ")
+        else value
+        for name, value in row.get("options", {}).items()
+    }
+
+
 COMPARE = {
     None: lambda ours, golden: (ours, golden),
+    "pixels": lambda ours, golden: (ours, golden),
     "minmax": lambda ours, golden: (minmax(ours), minmax(golden)),
     "golden_drops_cls": lambda ours, golden: (ours, golden[1:]),
     "drop_cls": lambda ours, golden: (ours[1:], golden),

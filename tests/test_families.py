@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from applying import applying
 from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
@@ -14,6 +15,7 @@ every_text = pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.
 # Hugging Face computes norms and rotary tables of these in float32, so sums in another order differ.
 SINGLE = {
     "hf_vit_eager",
+    "hf_clip_eager",
     "hf_llama",
     "hf_llama_classifier",
     "hf_llama_eager",
@@ -28,11 +30,14 @@ def call(model, inputs):
 
 
 def taken(inputs, rows):
-    return {n: x[rows] for n, x in inputs.items()} if isinstance(inputs, dict) else inputs[rows]
+    if not isinstance(inputs, dict):
+        return inputs[rows]
+    shared = {"input_ids", "attention_mask"} if "pixel_values" in inputs else set()  # CLIP's texts are its classes
+    return {n: x if n in shared else x[rows] for n, x in inputs.items()}
 
 
 def everything(model, inputs, target=None):
-    return vitrail.compare(model, inputs, list(vitrail.METHODS), target)
+    return vitrail.compare(model, inputs, applying(model, inputs), target)
 
 
 @every_family
@@ -70,7 +75,7 @@ def test_every_method_gives_one_finite_score_per_patch_or_token(name):
             assert case.size[0] / attribution.grid[0] == case.size[1] / attribution.grid[1]
         else:
             assert attribution.scores.shape == (2, 9)
-        assert float(attribution.scores.abs().sum()) > 0 or attribution.method in {"grad_cam", "gradtoken"}
+        assert float(attribution.scores.abs().sum()) > 0 or attribution.method in {"grad_cam", "gradtoken", "grad_eclip_heads"}
 
 
 @every_family
@@ -98,7 +103,8 @@ def test_padding_changes_nothing(name):
 
 @every_family
 def test_chunked_gives_what_dense_gives(name):
-    model, inputs, methods = tiny(name), MODELS[name].inputs(), list(vitrail.METHODS)
+    model, inputs = tiny(name), MODELS[name].inputs()
+    methods = applying(model, inputs)
     dense = vitrail.compare(model, inputs, methods, 1, backend="dense")
     chunked = vitrail.compare(model, inputs, methods, 1, backend="chunked", chunk_rows=3)
     for a, b in zip(dense, chunked, strict=True):

@@ -25,15 +25,53 @@ class Tiny:
     readout: str | int = "cls"
     seam: str = "fused"
     tensor: bool = False  # called with a tensor instead of keywords
+    texts: bool = False  # compares pictures with texts, so a class is a text
+    end: int = 2  # the last token of a text
 
     def inputs(self, batch: int = 2, dtype=torch.float64):
         torch.manual_seed(7)
         if self.kind == "image":
             x = torch.randn(batch, 3, *self.size, dtype=dtype)
-            return x if self.tensor else {"pixel_values": x}
+            named = {"pixel_values": x, **(texts() if self.texts else {})}
+            return x if self.tensor else named
         ids = torch.randint(3, 60, (batch, 9))
-        ids[:, 0], ids[:, -1] = 1, 2
+        ids[:, 0], ids[:, -1] = 1, self.end
         return ids if self.tensor else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+END = 60  # CLIP reads a text at its first end token
+
+
+def texts(lengths=(6, 4, 7, 5)):
+    """Texts of different lengths to compare pictures with."""
+    ids = torch.randint(3, END, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(5))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ids[:, 0] = 1
+    ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = END
+    return {"input_ids": ids * mask, "attention_mask": mask.long()}
+
+
+def _clip(name: str = "CLIPModel", **options):
+    def build():
+        import transformers
+
+        large = {"initializer_factor": 4.0}  # or values would be little but their bias, all of one sign
+        text = {**WIDTH, "hidden_size": 20, "num_attention_heads": 2, "vocab_size": END + 1, "max_position_embeddings": 20}
+        text |= {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0, **large}
+        vision = {**WIDTH, "image_size": 32, "patch_size": 8, **large}
+        config = transformers.CLIPConfig(
+            text_config=text, vision_config=vision, projection_dim=16, logit_scale_init_value=1.3, num_labels=5, **options
+        )
+        return getattr(transformers, name)(config)
+
+    return build
+
+
+def _text_tower():
+    from vitrail import TextTower
+
+    pictures = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    return TextTower(_clip()(), pictures)
 
 
 def _hf(name: str, config: str, **options):
@@ -111,6 +149,10 @@ MODELS: dict[str, Tiny] = {
         _hf("BeitForImageClassification", "BeitConfig", **WIDTH, **IMAGE, use_relative_position_bias=True),
         "image", readout="mean",
     ),
+    "hf_clip": Tiny(_clip(), "image", texts=True),
+    "hf_clip_eager": Tiny(_clip(attn_implementation="eager"), "image", seam="hand-written", texts=True),
+    "hf_clip_classifier": Tiny(_clip("CLIPForImageClassification"), "image", readout="mean"),
+    "hf_clip_text": Tiny(_text_tower, readout="auto", end=END),
     "hf_bert": Tiny(_hf("BertForSequenceClassification", "BertConfig", **BERT)),
     "hf_bert_eager": Tiny(
         _hf("BertForSequenceClassification", "BertConfig", **BERT, attn_implementation="eager"), seam="hand-written"

@@ -1,7 +1,7 @@
 """Vitrail explains what any PyTorch Transformer looked at, for images and text."""
 
 from vitrail import targets, zoo
-from vitrail.anatomy import Anatomy
+from vitrail.anatomy import Anatomy, TextTower
 from vitrail.attribution import Attribution
 from vitrail.comparison import Comparison
 from vitrail.errors import VitrailError
@@ -19,6 +19,7 @@ __all__ = [
     "Comparison",
     "Layer",
     "Recording",
+    "TextTower",
     "VitrailError",
     "compare",
     "explain",

@@ -36,7 +36,8 @@ class Attribution:
         pixels: a map of the image's own size, for methods that work on pixels.
         layers: one map per layer, first to last, where the method has them.
         heads: one map per head, where the method has them.
-        provenance: model, its fingerprint, library versions, backend and seconds.
+        provenance: model, its fingerprint, library versions, backend and seconds; `residual`, for methods whose scores
+            should add up, is what their sum lacks in each sample.
     """
 
     scores: Float[Tensor, "b n"]

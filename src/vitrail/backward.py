@@ -51,7 +51,9 @@ class Backward:
         """Where the backward pass starts. In float16 a probability's gradient would underflow: start it at size one."""
         if not any(root.dtype is torch.float16 for root in self.roots):
             return torch.ones_like(scalar), scalar
-        (gradient,) = torch.autograd.grad(scalar.sum(), logits, retain_graph=True)
+        (gradient,) = torch.autograd.grad(scalar.sum(), logits, retain_graph=True, allow_unused=True)
+        if gradient is None:  # a scalar of something else than the logits
+            return torch.ones_like(scalar), scalar
         self.scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
         seed = gradient / self.scale.view(-1, *[1] * (gradient.ndim - 1))
         return seed, logits
@@ -75,6 +77,7 @@ class Backward:
             "output_grad": attention,
             "query_grad": call.query,
             "entering_grad": states.get("entering"),
+            "attention_normed_grad": states.get("attention_normed"),
         }
         return {name: x for name, x in places.items() if name in names and x is not None and x.requires_grad}
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.anatomy import Anatomy
+from vitrail.grids import grid_of
 from vitrail.inputs import Inputs, read_inputs
-from vitrail.labelling import grid_of
 from vitrail.outputs import read_output
 from vitrail.record import find_body, record
 from vitrail.recording import Layer, widen

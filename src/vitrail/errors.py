@@ -3,6 +3,7 @@
 VitrailError
 ├── AnatomyError (LookupError)       the model's parts could not be named
 ├── SeamError (RuntimeError)         no attention call could be intercepted
+├── RuleError (NotImplementedError)  no rule says how relevance passes through an operation
 ├── InputError (ValueError)          inputs that cannot be explained as they are
 ├── TargetError (ValueError)         a target the model does not have
 ├── MethodError (KeyError)           an unknown method
@@ -31,6 +32,10 @@ class AnatomyError(VitrailError, LookupError):
 
 class SeamError(VitrailError, RuntimeError):
     """No attention call could be intercepted, or it cannot be matched to a block."""
+
+
+class RuleError(VitrailError, NotImplementedError):
+    """No rule says how relevance passes through an operation of the model."""
 
 
 class InputError(VitrailError, ValueError):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.anatomy import Anatomy, Body
@@ -19,9 +20,10 @@ from vitrail.passes import Settings
 from vitrail.provenance import provenance
 from vitrail.record import find_body, forward
 from vitrail.recording import Layer
-from vitrail.relevance import Result
+from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import MethodSpec, Request, by_target, check_scalar, read_request, wanted_by
+from vitrail.subject import Procedure, Subject
 from vitrail.targets import AnyTarget, as_target
 
 DEFAULT_METHOD = "gae"
@@ -98,7 +100,13 @@ def compare(
     requests = [read_request(spec, preset, read, as_target(target)) for spec in methods]
     body = find_body(model, anatomy)
     made: dict[int, Attribution] = {}
-    order = sorted(range(len(requests)), key=lambda i: id(requests[i].inputs))
+    for i, request in enumerate(requests):
+        if isinstance(request.plan, Procedure):
+            request.plan.check(model, body, request.inputs)
+    for i, request in enumerate(requests):
+        if isinstance(request.plan, Procedure):
+            made[i] = _follow(model, body, request, request.plan, settings)
+    order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
     for _, group in groupby(order, key=lambda i: id(requests[i].inputs)):
         indices = list(group)
         made |= dict(zip(indices, _run(model, body, [requests[i] for i in indices], settings), strict=True))
@@ -120,7 +128,7 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         for job, (part, group) in enumerate(jobs):
             for request in group:
                 check_scalar(request, part.target)
-            walkers = [Walker(request.walk) for request in group]
+            walkers = [Walker(request.plan) for request in group if isinstance(request.plan, Walk)]
 
             def see(layer: Layer, walkers: list[Walker] = walkers) -> None:
                 for walker in walkers:
@@ -131,3 +139,14 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
                 assert walker.result is not None
                 found[request].append((part, walker.result))
         return [attribution_of(request, found[request], run) for request in requests]
+
+
+def _follow(model: nn.Module, body: Body, request: Request, procedure: Procedure, settings: Settings) -> Attribution:
+    """A pass under the circumstances the procedure asks for, and the procedure on each of its scalars."""
+    double = any(p.dtype is torch.float64 for p in model.parameters())
+    with forward(model, request.inputs, body, wanted_by([request]), settings, procedure.how) as run:
+        found: list[tuple[Part, Result]] = []
+        for part in run.parts(request.target):
+            check_scalar(request, part.target)
+            found.append((part, procedure.explain(Subject(model, body, request.inputs, run, part, settings))))
+        return attribution_of(request, found, run, torch.float64 if double else torch.float32)

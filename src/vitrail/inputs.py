@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from vitrail.errors import InputError
 
 
+TEXTS = frozenset({"input_ids", "attention_mask", "position_ids"})
+"""Keywords that stand for texts where a picture is what the model looks at: one text a class, whatever the batch."""
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """The arguments of one call, and what can be read off them without running the model."""
@@ -23,6 +27,45 @@ class Inputs:
     attention_mask: Tensor | None = None
     special: Tensor | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
+    main: str | None = None  # the keyword of what the model looks at; None for the first argument
+    shared: frozenset[str] = frozenset()  # keywords that belong to all samples alike: texts that pictures are compared with
+
+    @property
+    def shown(self) -> Tensor:
+        """What the model looks at: the picture, the token ids or the embeddings."""
+        return self.args[0] if self.main is None else self.kwargs[self.main]
+
+    def showing(self, x: Tensor) -> "Inputs":
+        """The same call on something else to look at."""
+        batch = x.shape[0]
+        if self.main is None:
+            return replace(self, args=(x, *self.args[1:]), batch=batch)
+        return replace(self, kwargs={**self.kwargs, self.main: x}, batch=batch)
+
+    def take(self, rows: Tensor) -> "Inputs":
+        """Some samples of the batch, in the order given."""
+
+        def some(x: Any) -> Any:  # noqa: ANN401
+            return x[rows.to(x.device)] if isinstance(x, Tensor) and x.shape[:1] == (self.batch,) else x
+
+        return replace(
+            self,
+            args=tuple(some(x) for x in self.args),
+            kwargs={name: x if name in self.shared else some(x) for name, x in self.kwargs.items()},
+            batch=len(rows),
+            ids=some(self.ids),
+            attention_mask=some(self.attention_mask),
+            special=some(self.special),
+            tokens=None if self.tokens is None else tuple(self.tokens[row] for row in rows.tolist()),
+        )
+
+    def cast(self, dtype: torch.dtype) -> "Inputs":
+        """The same call with all real numbers in this precision."""
+
+        def own(x: Any) -> Any:  # noqa: ANN401
+            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+        return replace(self, args=tuple(map(own, self.args)), kwargs={n: own(x) for n, x in self.kwargs.items()})
 
     def usable(self) -> "Inputs":
         """The same call with tensors autograd may save: those made under `torch.inference_mode` are copied."""
@@ -86,6 +129,7 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         _check_values(name, x)
     x = tensors[main]
     kind = _kind(main, x)
+    shared = TEXTS & tensors.keys() if kind == "image" and "input_ids" in tensors else frozenset()
     mask = tensors.get("attention_mask")
     if mask is not None and mask.ndim == 2 and not bool(mask.bool().any(dim=1).all()):
         raise InputError("one of the texts is empty: its attention_mask has no 1. Leave it out of the batch.")
@@ -98,9 +142,11 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         batch=x.shape[0],
         size=(x.shape[2], x.shape[3]) if kind == "image" else None,
         ids=x if kind == "text" and x.ndim == 2 else None,
-        attention_mask=mask if mask is not None and mask.ndim == 2 else None,
+        attention_mask=mask if mask is not None and mask.ndim == 2 and not shared else None,
         special=tensors.get("special_tokens_mask"),
         tokens=_token_strings(inputs, x) if kind == "text" else None,
+        main=main,
+        shared=frozenset(shared),
     )
 
 
@@ -119,6 +165,16 @@ def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, .
     if ids.is_floating_point():
         return None
     return tuple(tuple(str(int(token)) for token in row) for row in ids)
+
+
+def check_pairs(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse pictures without texts, or texts without pictures, where the model compares the two."""
+    compares = getattr(getattr(model, "config", None), "model_type", "") == "clip" and hasattr(model, "logit_scale")
+    if compares and (inputs.kind != "image" or "input_ids" not in inputs.kwargs):
+        raise InputError(
+            f"{type(model).__name__} compares pictures with texts, so a class is a text: give it pixel_values, input_ids and "
+            "attention_mask by name, as its processor does. To explain the texts: vitrail.TextTower(model, pixel_values)."
+        )
 
 
 def check_length(model: nn.Module, inputs: Inputs) -> None:

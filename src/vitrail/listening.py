@@ -22,7 +22,10 @@ def stream_of(args: tuple, kwargs: dict) -> Tensor:
     raise SeamError("a block was called without any tensor, so the residual stream cannot be followed.")
 
 
-def _replaced(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[tuple, dict]:
+def replaced_stream(args: tuple, kwargs: dict, change: Callable[[Tensor], Tensor]) -> tuple[tuple, dict]:
+    """A block's arguments with the residual stream changed."""
+    old = stream_of(args, kwargs)
+    new = change(old)
     return tuple(new if x is old else x for x in args), {n: new if x is old else x for n, x in kwargs.items()}
 
 
@@ -60,9 +63,9 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
             handles += _place_hooks(trace, trace.body.pool, trace.pool)
         if trace.body.head is not None:
             handles.append(_after(trace, trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
-        if trace.cut and not trace.blocks:
-            handles += _embedding_hooks(trace, model)
-        with attention_calls(trace.hear):
+        if trace.cut:
+            handles += LEVEL_HOOKS[trace.level](trace, model)
+        with attention_calls(trace.hear, trace.how.bend, lambda: trace.block):
             yield
 
 
@@ -94,18 +97,14 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     block, heard = trace.body.blocks[index], trace.blocks[index]
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        stream = stream_of(args, kwargs)
-        changed = None
-        if index == 0 and trace.cut:
-            root = stream.detach().requires_grad_()
-            changed = _replaced(args, kwargs, stream, root)
-            trace.roots.append(root)
-            stream = root
-        heard.states["entering"] = stream
-        return changed
+        def change(stream: Tensor) -> Tensor:
+            heard.states["entering"] = _entering(trace, stream, index)
+            return heard.states["entering"]
+
+        return replaced_stream(args, kwargs, change)
 
     def leave(module: nn.Module, args: tuple, out: object) -> None:
-        heard.states["leaving"] = _first(out)
+        heard.states["leaving"], heard.returned = _first(out), out
 
     handles = [
         _before(trace, block.module, enter),
@@ -113,6 +112,15 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
         _after(trace, block.module, leave),
     ]
     return handles + _state_hooks(trace, index)
+
+
+def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
+    """What enters a block: the stream, edited before the first if asked for, and cut off where the gradient ends."""
+    if index == 0 and trace.how.edit is not None:
+        stream = trace.how.edit(stream)
+    if trace.cut and trace.level == "embedding_output" and (index == 0 or trace.how.apart):
+        stream = trace.root(stream)
+    return stream
 
 
 def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
@@ -127,7 +135,7 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
 
     def coming_out(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple, out: object) -> None:
-            states[name] = _first(out).detach()
+            states[name] = _first(out)
 
         return hook
 
@@ -146,12 +154,32 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     ]
 
 
-def _embedding_hooks(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
-    """Where no block is known, the gradient is followed down to the embeddings."""
+def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
+    """The block's own hook cuts the stream. Where no block is known, the gradient ends at the embeddings."""
+    if trace.blocks:
+        return []
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [_after(trace, m, lambda module, args, out: trace.root(out)) for m in embeddings]
 
-    def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
-        root = out.detach().requires_grad_()
-        trace.roots.append(root)
-        return root
+
+def _word_embeddings(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
+    """The gradient ends where token ids become vectors."""
+
+    def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
+        ids = trace.ids
+        fits = ids is not None and not trace.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
+        return trace.root(out) if fits else None
 
     return [_after(trace, m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
+
+
+def _picture(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
+    """The gradient ends at the picture, which `forward` has made a root already."""
+    return []
+
+
+LEVEL_HOOKS: dict[str, Callable[[Trace, nn.Module], list[RemovableHandle]]] = {
+    "embedding_output": _first_block,
+    "inputs_embeds": _word_embeddings,
+    "pixels": _picture,
+}

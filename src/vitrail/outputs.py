@@ -26,10 +26,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Part:
-    """One scalar to explain, and the position its explanation is read from where the target names one."""
+    """One scalar to explain, and the position its explanation is read from where the target names one.
+
+    `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's.
+    """
 
     scalar: Tensor
     target: Target
+    read: Callable[[Tensor, Tensor], Tensor]
     position: Tensor | None = None
 
 
@@ -44,7 +48,7 @@ def read_output(output: object, *, span: bool = False) -> Output:
         start, end = output[:2]
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         return _finite(torch.stack([start, end], dim=2), span=True)
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    logits = named_logits(output)
     if logits is None and isinstance(output, (tuple, list)):
         logits = output[0]
     logits = output if isinstance(output, Tensor) else logits
@@ -55,6 +59,15 @@ def read_output(output: object, *, span: bool = False) -> Output:
             "with .logits, or one with .start_logits and .end_logits. Does the model have a classification head?"
         )
     return _finite(logits, span=False)
+
+
+def named_logits(output: object) -> object | None:
+    """The logits by the name an output gives them: of classes, or of the texts a picture was compared with."""
+    for name in ("logits", "logits_per_image"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if found is not None:
+            return found
+    return None
 
 
 def _finite(logits: Tensor, *, span: bool) -> Output:
@@ -76,25 +89,34 @@ def parts(
         return _span(output, logits, target if target.name == "answer_span" else answer_span(), valid)
     if output.span:
         raise TargetError(f"a question-answering model is explained by targets.answer_span(), not by {target}.")
-    logits, position = _at_position(logits, target, valid, causal=causal)
-    return (Part(target(logits), target.of(logits.detach()), position),)
+    position = _position(logits, target, valid, causal=causal)
+    here = _at(logits, position)
+    chosen = target.of(here.detach())
+
+    def read(logits: Tensor, rows: Tensor) -> Tensor:
+        return chosen.take(rows)(_at(logits, None if position is None else position[rows]))
+
+    return (Part(target(here), chosen, read, position),)
 
 
-def _at_position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) -> tuple[Tensor, Tensor | None]:
+def _at(logits: Tensor, position: Tensor | None) -> Tensor:
+    """The logits at one position of each sample, where the model answers at every token."""
+    return logits if position is None else logits[torch.arange(logits.shape[0], device=logits.device), position]
+
+
+def _position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) -> Tensor | None:
     if logits.ndim == 2:
         if target.position is not None:
             raise TargetError("this model gives one answer for the whole input; its targets have no position.")
-        return logits, None
+        return None
     if target.position is not None:
         position = torch.full((logits.shape[0],), target.position, device=logits.device)
         if not -logits.shape[1] <= target.position < logits.shape[1]:
             raise TargetError(f"position {target.position} is outside the {logits.shape[1]} tokens of the input.")
-        position = position % logits.shape[1]
-    elif causal:
-        position = last_position(valid)
-    else:
-        raise TargetError("this model answers at every token: name one with targets.logit(c, position=p).")
-    return logits[torch.arange(logits.shape[0], device=logits.device), position], position
+        return position % logits.shape[1]
+    if causal:
+        return last_position(valid)
+    raise TargetError("this model answers at every token: name one with targets.logit(c, position=p).")
 
 
 def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tuple[Part, ...]:
@@ -104,7 +126,11 @@ def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tupl
     for which in range(2):
         scores = logits[:, :, which].masked_fill(~valid, -torch.inf)
         position = scores.detach().argmax(dim=1)
-        ends.append(Part(scores.gather(1, position[:, None])[:, 0], target, position))
+
+        def read(logits: Tensor, rows: Tensor, which: int = which, position: Tensor = position) -> Tensor:
+            return _at(logits, position[rows])[:, which]
+
+        ends.append(Part(scores.gather(1, position[:, None])[:, 0], target, read, position))
     return tuple(ends)
 
 
@@ -118,4 +144,6 @@ def _custom(function: Callable[[Tensor], Tensor], logits: Tensor) -> Part:
         )
     if not scalar.requires_grad:
         raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
-    return Part(scalar, Target(getattr(function, "__name__", type(function).__name__)))
+    return Part(
+        scalar, Target(getattr(function, "__name__", type(function).__name__)), lambda logits, _: function(logits)
+    )

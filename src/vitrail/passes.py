@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.anatomy import Block, output_weight
 from vitrail.backward import Backward
-from vitrail.errors import OptionError, SeamError, suggest
+from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, real_tokens
@@ -18,7 +18,7 @@ from vitrail.relevance.backends import choose_backend
 from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Heard, Trace
 
-GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad")
+GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
 KEEPS = frozenset({*STATES, *GRADIENTS})
 """What a recording can keep beside the operands of every attention call."""
 
@@ -84,10 +84,25 @@ class Pass:
         # A caller's autocast is for the model, not for the relevance algebra.
         with torch.autocast(self.valid.device.type, enabled=False):
             if names:
-                self._differentiate(part, names, see, again=again, lowest=self.depth - 1 if wanted.last_only else 0)
+                # A pooling attention stands behind the last block, which is a last layer too.
+                last = self.depth - 1 - (self.trace.body.pool is not None)
+                self._differentiate(part, names, see, again=again, lowest=max(last, 0) if wanted.last_only else 0)
                 return
             for index in reversed(range(self.depth)):
                 see(self._layer(index, {}, None))
+
+    def at_roots(self, part: Part) -> list[tuple[Tensor, Tensor]]:
+        """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
+        if not part.scalar.requires_grad:
+            raise TargetError("the target does not depend on the inputs, so there is no gradient to follow.")
+        found = torch.autograd.grad(part.scalar.sum(), self.trace.roots, retain_graph=True, allow_unused=True)
+        pairs = zip(self.trace.roots, found, strict=True)
+        return [(root.detach(), torch.zeros_like(root) if grad is None else grad) for root, grad in pairs]
+
+    def pull_back(self, seed: Tensor) -> Tensor:
+        """What arrives at the one place where the gradient ends, for a cotangent of the logits; the graph is kept."""
+        (root,) = self.trace.roots
+        return torch.autograd.grad(self.output.logits, root, seed, retain_graph=True)[0]
 
     def _differentiate(
         self, part: Part, names: set[str], see: Callable[[Layer], None], *, again: bool, lowest: int
@@ -162,6 +177,7 @@ class Pass:
             output_grad=self._heads(gradients.get("output_grad")) if call.weights is None else None,
             weights=self._heads(call.weights),
             weights_grad=self._heads(gradients.get("output_grad")) if call.weights is not None else None,
+            softmax_input=self._heads(call.softmax_input),
             allowed=allowed,
             bias=None if bias is None else bias.detach(),
             scale=call.scale,
@@ -189,7 +205,7 @@ class Pass:
 
     def _states(self, index: int, heard: Heard, gradients: Mapping[str, Tensor]) -> Stream:
         kept = {n: x.detach() for n, x in heard.states.items() if n in self.trace.keep}
-        grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad")}
+        grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
         return Stream(**{n: self._stream(index, x) for n, x in (kept | grads).items()})
 
 

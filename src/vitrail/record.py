@@ -1,14 +1,17 @@
 """One forward pass with the ears open, and the recording of all its layers."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
+from vitrail.circumstances import PLAIN, How
 from vitrail.errors import OptionError
-from vitrail.inputs import Inputs, check_length, read_inputs
+from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
 from vitrail.outputs import read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
@@ -19,22 +22,56 @@ from vitrail.trace import Trace
 
 
 @contextmanager
-def forward(model: nn.Module, inputs: Inputs, body: Body, wanted: Wanted, settings: Settings) -> Iterator[Pass]:
+def forward(
+    model: nn.Module, inputs: Inputs, body: Body, wanted: Wanted, settings: Settings, how: How = PLAIN
+) -> Iterator[Pass]:
     """Run the model once with the ears open; the model is as it was when the block ends."""
+    check_pairs(model, inputs)
     check_length(model, inputs)
     # A readout that may turn out to be another has to be measured, and that takes a gradient.
-    cut = bool(wanted.gradients) or body.anatomy.readout == "auto" or body.head is not None
+    cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
     with prepared(model, body.owner, gradients=cut):
-        trace = Trace(body, keep=wanted.states, cut=cut)
-        inputs = inputs.usable()
-        args = inputs.args
-        if cut and not body.blocks and args and args[0].is_floating_point():
-            args = (args[0].detach().clone().requires_grad_(), *args[1:])
-            trace.roots.append(args[0])
-        with listening(model, trace):
-            output = read_output(model(*args, **inputs.kwargs), span=body.anatomy.span)
+        trace = Trace(body, keep=wanted.states, cut=cut, how=how)
+        inputs = _rooted(inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype), trace)
+        with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
+            output = read_output(run_in(model, inputs, how.dtype), span=body.anatomy.span)
         trace.check(model)
+        check_roots(trace, inputs)
         yield Pass(inputs, trace, output, settings)
+
+
+def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+    """What the model returns, computed by a copy of its weights in another precision if asked for."""
+    if dtype is None:
+        return model(*inputs.args, **inputs.kwargs)
+    with torch.no_grad():
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        copies = {n: x.to(dtype) if x.is_floating_point() else x for n, x in tensors.items()}
+    for name, x in model.named_parameters():
+        copies[name] = copies[name].detach().requires_grad_(x.requires_grad)
+    return functional_call(model, copies, inputs.args, inputs.kwargs)
+
+
+def _rooted(inputs: Inputs, trace: Trace) -> Inputs:
+    """The inputs with a picture that the gradient can end at, where it should."""
+    trace.ids = inputs.ids
+    shown = inputs.shown
+    pixels = trace.level == "pixels" and inputs.kind == "image"
+    # Without blocks, embeddings that are handed in are the lowest place there is.
+    lowest = not trace.body.blocks and inputs.main is None
+    embeds = inputs.ids is None and inputs.kind == "text" and trace.level == "inputs_embeds"
+    if not trace.cut or not shown.is_floating_point() or not (pixels or lowest or embeds):
+        return inputs
+    return inputs.showing(trace.root(shown.clone()))
+
+
+def check_roots(trace: Trace, inputs: Inputs) -> None:
+    """Raise if the place where the gradient should end was not met."""
+    if trace.cut and not trace.roots:
+        raise OptionError(
+            f"level={trace.level!r} was not met in this pass on {inputs.kind} inputs: 'pixels' needs a picture, "
+            "'inputs_embeds' a model with a table of word embeddings. level='embedding_output' works for both."
+        )
 
 
 def record(

@@ -25,6 +25,7 @@ class Stream:
     leaving: Float[Tensor, "b t d"] | None = None
     leaving_grad: Float[Tensor, "b t d"] | None = None
     attention_normed: Float[Tensor, "b t d"] | None = None
+    attention_normed_grad: Float[Tensor, "b t d"] | None = None
     ffn_entering: Float[Tensor, "b t d"] | None = None
     ffn_normed: Float[Tensor, "b t d"] | None = None
     ffn_added: Float[Tensor, "b t d"] | None = None
@@ -59,6 +60,7 @@ class Layer:
     output_grad: Float[Tensor, "b h q e"] | None = None
     weights: Probs | None = None
     weights_grad: Probs | None = None
+    softmax_input: Probs | None = None
     allowed: Bool[Tensor, "..."] | None = None
     bias: Float[Tensor, "..."] | None = None
     scale: float = 1.0
@@ -108,16 +110,16 @@ class Layer:
         """A, the attention after the softmax; rows that may see nothing are zero."""
         if self.weights is not None:
             return widen(self.weights)
-        scores = (widen(self.get("query")) * self.scale) @ self.keys.transpose(-1, -2)
-        if self.bias is not None:
-            scores += widen(self.bias)
-        if self.allowed is not None:
-            scores.masked_fill_(~self.allowed, -torch.inf)
-        probs = scores.softmax(dim=-1)
+        probs = self._scores().softmax(dim=-1)
         if self.allowed is not None:
             # A row with every key masked is 0/0; torch's own kernels give zeros there.
             probs.masked_fill_(~self.allowed.any(dim=-1, keepdim=True), 0.0)
         return probs
+
+    @cached_property
+    def scores(self) -> Probs:
+        """S, what enters the softmax: scaled products of queries and keys, mask and bias added."""
+        return self._scores() if self.softmax_input is None else widen(self.softmax_input)
 
     @cached_property
     def probs_grad(self) -> Probs:
@@ -160,11 +162,19 @@ class Layer:
     def rows(self, start: int, stop: int) -> "Layer":
         """The same layer, seen by some of its queries only."""
         cut = slice(start, stop)
-        names = ("query", "query_grad", "output", "output_grad", "weights", "weights_grad", "allowed", "bias")
+        names = ("query", "query_grad", "output", "output_grad", "weights", "weights_grad", "softmax_input", "allowed", "bias")
         held = {name: x for name in names if (x := getattr(self, name)) is not None}
         # Masks may have one row that stands for all.
         rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
         return replace(self, readout=self.readout[:, cut], **rows)
+
+    def _scores(self) -> Tensor:
+        scores = (widen(self.get("query")) * self.scale) @ self.keys.transpose(-1, -2)
+        if self.bias is not None:
+            scores += widen(self.bias)
+        if self.allowed is not None:
+            scores.masked_fill_(~self.allowed, -torch.inf)
+        return scores
 
     def _per_head(self, x: Tensor) -> Tensor:
         heads = self.get("query").shape[1] if self.query is not None else x.shape[1]

@@ -11,6 +11,7 @@ from vitrail.inputs import Inputs
 from vitrail.methods import METHODS, Method
 from vitrail.passes import Wanted
 from vitrail.relevance import Walk
+from vitrail.subject import Procedure
 from vitrail.targets import AnyTarget, Target, with_scalar
 
 MethodSpec = str | tuple[str, Mapping[str, Any]]
@@ -23,7 +24,7 @@ class Request:
     entry: Method
     preset: str
     options: Mapping[str, Any]
-    walk: Walk
+    plan: Walk | Procedure
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
     scalar_given: bool = False
@@ -31,7 +32,7 @@ class Request:
     @property
     def differentiates(self) -> bool:
         """Whether the method reads any gradient."""
-        return any(name.endswith("_grad") for name in self.walk.needs)
+        return any(name.endswith("_grad") for name in self.plan.needs)
 
 
 def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
@@ -42,14 +43,16 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
     entry, given = METHODS[name], dict(given)
     preset = given.pop("preset", preset)
     options = entry.resolve(preset, given, inputs.kind)
-    walk = entry.build(**options)
+    if inputs.kind not in entry.inputs:
+        raise MethodError(f"{name} explains {' and '.join(entry.inputs)} inputs, but these are {inputs.kind}.")
+    plan = entry.build(**options)
     return Request(
         entry=entry,
         preset=preset,
         options=options,
-        walk=walk,
+        plan=plan,
         inputs=entry.prepare(inputs, options),
-        target=with_scalar(target, walk.scalar, explicit="scalar" in given),
+        target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
     )
 
@@ -64,9 +67,9 @@ def check_scalar(request: Request, answered: Target) -> None:
 
 def wanted_by(requests: Sequence[Request]) -> Wanted:
     """All that these requests read."""
-    needs = frozenset[str]().union(*(request.walk.needs for request in requests))
-    differentiating = [request.walk for request in requests if request.differentiates]
-    return Wanted.of(needs, last_only=bool(differentiating) and all(walk.last_only for walk in differentiating))
+    needs = frozenset[str]().union(*(request.plan.needs for request in requests))
+    last_only = [isinstance(r.plan, Walk) and r.plan.last_only for r in requests if r.differentiates]
+    return Wanted.of(needs, last_only=bool(last_only) and all(last_only))
 
 
 def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:

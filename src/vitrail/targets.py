@@ -62,6 +62,14 @@ class Target:
         first = _each(self.first, logits)
         return replace(self, first=first, second=None if self.name in SINGLE else _each(self.second, logits))
 
+    def take(self, rows: Tensor) -> "Target":
+        """The target of some samples of the batch, in the order given."""
+
+        def each(classes: Classes) -> Classes:
+            return tuple(classes[row] for row in rows.tolist()) if isinstance(classes, tuple) else classes
+
+        return replace(self, first=each(self.first), second=each(self.second))
+
     def __str__(self) -> str:
         """For example `logit of 243`, or `difference of 3 and 5`."""
         classes = " and ".join(_show(c) for c in (self.first, self.second) if c is not None)

@@ -1,15 +1,19 @@
 """What was heard in one forward pass: attention calls and stream states, still attached to the graph."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from vitrail.anatomy import Body
+from vitrail.circumstances import PLAIN, How
 from vitrail.errors import SeamError
+from vitrail.outputs import named_logits
 from vitrail.seams import AttentionCall
 
-STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added")
+STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input")
 
 
 @dataclass
@@ -18,25 +22,49 @@ class Heard:
 
     calls: list[AttentionCall] = field(default_factory=list)
     states: dict[str, Tensor] = field(default_factory=dict)
+    returned: object = None  # by the block, whatever else it gives beside the stream
 
 
 class Trace:
     """Everything heard in one forward pass, filed by block; the pooling attention comes last."""
 
-    def __init__(self, body: Body, *, keep: frozenset[str], cut: bool) -> None:
-        self.body, self.keep, self.cut = body, keep, cut
+    def __init__(self, body: Body, *, keep: frozenset[str], cut: bool, how: How = PLAIN) -> None:
+        self.body, self.keep, self.cut, self.how = body, keep, cut, how
         self.blocks = [Heard() for _ in body.blocks]
         self.pool = Heard()
         self.loose = Heard()
         self.roots: list[Tensor] = []
+        self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: Heard = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
         self.answer: object = None  # what the module gave whose readout the anatomy knows
+        self.notes: list[Any] = []  # what rules kept of the forward pass
+        self.heed: Callable[[int | None, Tensor], None] = lambda block, relevance: None  # told each map's relevance
         self.thread = threading.get_ident()
+
+    @property
+    def level(self) -> str:
+        """Where the gradient ends."""
+        return self.how.level or "embedding_output"
+
+    @property
+    def block(self) -> int | None:
+        """The index of the block that runs."""
+        return next((index for index, heard in enumerate(self.blocks) if heard is self.here), None)
+
+    def root(self, x: Tensor) -> Tensor:
+        """End the gradient at this tensor, or at what the circumstances make of it."""
+        x = x.detach()
+        root = (x if self.how.at_root is None else self.how.at_root(x)).requires_grad_()
+        self.roots.append(root)
+        return root
 
     def hear(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it."""
-        self.here.calls.append(replace(call, owner=self.running[-1] if self.running else ""))
+        scores = call.softmax_input if "softmax_input" in self.keep else None
+        self.here.calls.append(
+            replace(call, owner=self.running[-1] if self.running else "", softmax_input=scores)
+        )
 
     @property
     def layers(self) -> list[Heard]:
@@ -48,7 +76,8 @@ class Trace:
         """Whether these logits are what the anatomy's head gave, so that its readout is the prediction's."""
         if self.body.head is None:
             return True
-        found = getattr(self.answer, "logits", self.answer)
+        named = named_logits(self.answer)
+        found = self.answer if named is None else named
         return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
 
     def check(self, model: nn.Module) -> None:

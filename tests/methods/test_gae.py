@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import pytest
 import torch
 from layers import B, H, T, layer, run, stack
 from torch.testing import assert_close
 
+from vitrail.errors import OptionError
 from vitrail.methods import attention_and_gradient, gae
 
 
@@ -58,6 +60,19 @@ def test_complete_of_one_layer_is_its_positive_part_minus_its_negative_part():
     negative = run(gae.build(), [negated]).scores - own
     assert_close(run(attention_and_gradient.build_complete(), [one]).scores - own, positive - negative)
     assert_close(run(attention_and_gradient.build_absolute(), [one]).scores - own, positive + negative)
+
+
+def test_layers_below_the_start_take_no_part():
+    layers = stack(depth=4)
+    expected = run(gae.build(), [replace(one, index=i, depth=2) for i, one in enumerate(layers[2:])]).scores
+    assert_close(run(gae.build(start_layer=2), layers).scores, expected)
+    assert not torch.allclose(expected, run(gae.build(start_layer=1), layers).scores)
+
+
+def test_a_start_layer_the_model_does_not_have_is_an_error():
+    for wrong in (3, -1):
+        with pytest.raises(OptionError, match="layers are 0 to 2"):
+            run(gae.build(start_layer=wrong), stack(depth=3))
 
 
 def test_without_gradient_only_the_readout_explains_itself():

@@ -14,6 +14,7 @@ _VISION = Anatomy(
     ffn_norm="layernorm_after",
     ffn_input="mlp|intermediate",
     ffn_output="mlp|output.dense",
+    positions="embeddings.position_embeddings",
     prefix=1,
     readout="cls",
 )
@@ -47,12 +48,32 @@ _DECODER = Anatomy(
     readout="last",
     causal=True,
 )
+_CLIP = Anatomy(
+    blocks="vision_model.encoder.layers",
+    output="self_attn.out_proj",
+    value_bias="self_attn.v_proj.bias",
+    attention_norm="layer_norm1",
+    ffn_norm="layer_norm2",
+    ffn_input="mlp",
+    ffn_output="mlp",
+    positions="embeddings.position_embedding|vision_model.embeddings.position_embedding",
+    prefix=1,
+    readout="cls",
+    temperature="logit_scale",
+)
 FAMILIES: dict[str, Anatomy] = {
+    "clip": _CLIP,
+    "clip_vision_model": replace(_CLIP, blocks="encoder.layers|vision_model.encoder.layers", temperature=None),
     "vit": _VISION,
     "deit": replace(_VISION, prefix=2),
     "dinov2": _DINO,
     "dinov2_with_registers": _DINO,
-    "beit": replace(_VISION, attention_scale="lambda_1", ffn_scale="lambda_2"),
+    "beit": replace(
+        _VISION,
+        attention_scale="lambda_1",
+        ffn_scale="lambda_2",
+        relative="shared_position_bias|relative_position_bias",
+    ),
     "bert": _BERT,
     "roberta": _BERT,
     "xlm-roberta": _BERT,
@@ -102,6 +123,8 @@ HEADS: dict[str, str] = {
     "ForTokenClassification": "position",
     "ForMaskedLM": "position",
     "ForImageClassificationWithTeacher": "first_two",
+    "CLIPModel": "cls",
+    "CLIPForImageClassification": "mean",
 }
 """Endings of class names with a readout of theirs."""
 

@@ -18,7 +18,7 @@ class Anatomy:
     """Where the parts of a Transformer are.
 
     Paths are dotted attribute names; `|` separates spellings of which the first that exists is taken.
-    All but `blocks`, `pool` and `root` are looked up inside each block.
+    All but `blocks`, `positions`, `temperature`, `pool` and `root` are looked up inside each block.
 
     Args:
         blocks: the list of blocks, inside `root`. Each block's first argument is the residual stream.
@@ -30,12 +30,17 @@ class Anatomy:
         ffn_input: the module whose input is the feed-forward part's input.
         ffn_output: the module whose output is added to the stream, after `ffn_scale` if there is one.
         ffn_scale: a vector that multiplies the feed-forward output (layer scale).
+        positions: the embedding that tells each token its place before the first block, inside `root`. Name it only
+            where tokens may be left out behind it: where nothing in the blocks counts tokens again.
+        relative: what tells attention how tokens lie to each other (rotary tables, relative biases), inside `root` or
+            each block. A model that has it cannot do without some of its tokens.
         prefix: how many tokens stand before the patches or words (class, distillation, registers).
         readout: which rows the prediction reads: a name of `vitrail.readout.READOUTS`, `"pool"`,
             `"position"` (the target says which), `"auto"` (the rows of the last block that have a
             gradient), or an index.
         causal: whether a model that answers at every token is asked for the next one.
         span: whether a pair of outputs is the start and the end of an answer.
+        temperature: in models that compare pictures with texts, the logarithm of the factor from cosine to logit.
         pool: the attention-pooling module, where the prediction is read by a query of its own.
         head: the module whose answer the readout describes. If the model does not pass that answer on as it is, the
             readout is measured by the gradient instead. Empty for the model itself, which needs no such check.
@@ -52,10 +57,13 @@ class Anatomy:
     ffn_input: str | None = None
     ffn_output: str | None = None
     ffn_scale: str | None = None
+    positions: str | None = None
+    relative: str | None = None
     prefix: int = 0
     readout: str | int = "auto"
     causal: bool = False
     span: bool = False
+    temperature: str | None = None
     pool: str | None = None
     head: str = ""
     root: str = ""
@@ -87,6 +95,7 @@ class Body:
     pool: nn.Module | None
     owner: nn.Module
     head: nn.Module | None
+    temperature: Tensor | None = None
 
 
 def find(root: object, path: str | None) -> object | None:
@@ -144,12 +153,14 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
             f"{'.'.join(filter(None, [anatomy.root, anatomy.blocks]))!r}, but {type(model).__name__} has none there. "
             f"Lists of modules found: {names or 'none'}. Pass anatomy=vitrail.Anatomy(blocks=...)."
         )
+    owner = root if isinstance(root, nn.Module) else model
     return Body(
         anatomy,
         tuple(_block(block, anatomy) for block in blocks),
         pool=_module(model, anatomy.pool),
-        owner=root if isinstance(root, nn.Module) else model,
+        owner=owner,
         head=_module(model, anatomy.head),
+        temperature=_tensor(owner, anatomy.temperature),
     )
 
 

@@ -16,6 +16,8 @@ TIMM = Anatomy(
     ffn_input="mlp",
     ffn_output="mlp",
     ffn_scale="ls2.gamma|gamma_2",
+    positions="pos_embed",
+    relative="rope",
 )
 TORCHVISION = Anatomy(
     blocks="encoder.layers",
@@ -25,6 +27,7 @@ TORCHVISION = Anatomy(
     ffn_norm="ln_2",
     ffn_input="mlp",
     ffn_output="mlp",
+    positions="encoder.pos_embedding",
     prefix=1,
     readout="cls",
     name="torchvision",

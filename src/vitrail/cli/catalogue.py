@@ -30,7 +30,7 @@ def _show_all() -> None:
         table.add_column(column, min_width=22 if column == "paper" else None)
     for name, method in METHODS.items():
         specific = "yes" if method.class_specific else "no"
-        table.add_row(name, Text(method.paper), specific, _signed(method), passes(method), ",\n".join(method.presets))
+        table.add_row(name, Text(method.paper), specific, _signed(method), method.cost, ",\n".join(method.presets))
     out().print(table)
     out().print("Every method also has the preset recommended, the default. One in full: vitrail methods NAME")
 
@@ -44,7 +44,7 @@ def _signed(method: Method) -> str:
 def _show_one(method: Method) -> None:
     screen = out()
     screen.print(Text.assemble((method.name, "bold"), f" · {method.summary}"))
-    screen.print(Text(f"{method.paper} · {passes(method)} · {' and '.join(method.inputs)}"))
+    screen.print(Text(f"{method.paper} · {method.cost} · {' and '.join(method.inputs)}"))
     docs = option_docs(method)
     if method.options:
         table = Table("option", "default", "meaning", title="options")
@@ -57,11 +57,6 @@ def _show_one(method: Method) -> None:
     for name in presets(method):
         table.add_row(name, Text(_options(method.preset(name)) or "nothing"))
     screen.print(table)
-
-
-def passes(method: Method) -> str:
-    """What a method costs."""
-    return "1 forward" + (f" + {method.backward} backward" if method.backward else "")
 
 
 def presets(method: Method) -> list[str]:

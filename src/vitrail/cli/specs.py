@@ -22,11 +22,11 @@ READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
     str: (str, "a word"),
 }
-"""By the type of an option's default, how its value is read and what it is called."""
+"""By an option's type, how its value is read and what it is called."""
 
 
 def parse_spec(text: str) -> Spec:
-    """The method and its options, each of the type that its default has."""
+    """The method and its options, each of the option's type."""
     match = SHAPE.fullmatch(text)
     if match is None:
         raise OptionError(f"{text!r} is not a method: write a name, or name(option=value, option=value).")
@@ -45,10 +45,11 @@ def parse_spec(text: str) -> Spec:
 
 
 def _value(method: str, option: str, text: str) -> Any:  # noqa: ANN401
-    defaults = {**METHODS[method].options, "preset": ""}
-    if option not in defaults:
-        raise OptionError(f"{method} has no option {option!r}. {suggest(option, METHODS[method].options)}")
-    read, meaning = READERS.get(type(defaults[option]), (str, "a word"))
+    entry = METHODS[method]
+    if option not in {*entry.options, "preset"}:
+        raise OptionError(f"{method} has no option {option!r}. {suggest(option, entry.options)}")
+    kinds = (str,) if option == "preset" else entry.kinds_of(option)
+    read, meaning = next((READERS[kind] for kind in kinds if kind in READERS), READERS[str])
     try:
         return read(text)
     except (ValueError, KeyError) as error:

@@ -1,33 +1,55 @@
 """The table of methods: one line each, with its paper and its presets."""
 
 from vitrail.methods import (
+    abs_lrp,
+    agcam,
     attcat,
     attention_and_gradient,
     attention_gradients,
+    attn_lrp,
+    conservative_lrp,
+    bi,
+    dix,
+    feature_grad_cam,
     gae,
     grad_cam,
+    grad_eclip,
+    grad_eclip_heads,
     gradtoken,
+    input_x_gradient,
+    integrated_gradients,
+    le_grad,
+    lrp,
+    partial_lrp,
     raw_attention,
     rollout,
+    tam,
+    tis,
     tokentm,
+    transformer_attribution,
+    vit_cx,
 )
 from vitrail.methods.special_tokens import mask_special_tokens
 from vitrail.methods.table import ByKind, Method, Preset
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}
+_FORWARD = "1 forward"
+_EMBEDS = ByKind(image="embedding_output", text="inputs_embeds")
+_PATH = "steps forward + 1 backward + steps through the last block"
+_LEVEL: Preset = {"level": ByKind(image="pixels", text="embedding_output")}
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
             "raw_attention", raw_attention.build, "last layer's attention, no paper of its own",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, class_specific=False, backward=0,
+            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, class_specific=False, cost=_FORWARD,
         ),
         Method(
             "rollout", rollout.build, "Abnar & Zuidema, ACL 2020, arXiv:2005.00928",
             {"paper": _SAME, "official": {"start_layer": ByKind(image=1, text=0), "zero_readout": _TEXT_OWN}},
-            class_specific=False, backward=0,
+            class_specific=False, cost=_FORWARD,
         ),
         Method(
             "grad_cam", grad_cam.build, "Selvaraju et al., ICCV 2017; on attention: Chefer et al., CVPR 2021",
@@ -69,6 +91,94 @@ METHODS: dict[str, Method] = {
         Method(
             "att_grads", attention_gradients.build_att_grads, "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073",
             {"paper": _SAME},
+        ),
+        Method(
+            "lrp", lrp.build, "Bach et al., PLoS ONE 2015; for Transformers: Chefer et al., CVPR 2021",
+            {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules",
+        ),
+        Method(
+            "partial_lrp", partial_lrp.build, "Voita et al., ACL 2019, arXiv:1905.09418",
+            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, kind="rules",
+        ),
+        Method(
+            "transformer_attribution", transformer_attribution.build, "Chefer, Gur & Wolf, CVPR 2021, arXiv:2012.09838",
+            {
+                "paper": _SAME,
+                "official": {
+                    "start_layer": ByKind(image=0, text=-1),
+                    "normalise": _TEXT_OWN,
+                    "own": ByKind(image="keep", text="minimum"),
+                },
+            },
+            kind="rules", cost="2 forward + 2 backward",
+        ),
+        Method(
+            "bi_head", bi.build_head, "Chen et al. (Beyond Intuition), TMLR 2023",
+            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=_PATH, kind="rerun",
+        ),
+        Method(
+            "bi_token", bi.build_token, "Chen et al. (Beyond Intuition), TMLR 2023",
+            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=_PATH, kind="rerun",
+        ),
+        Method(
+            "tam", tam.build, "Yuan et al., NeurIPS workshop XAI4Debugging 2021",
+            {"paper": _SAME, "official": _SAME}, cost=_PATH, kind="rerun",
+        ),
+        Method(
+            "integrated_gradients", integrated_gradients.build, "Sundararajan et al., ICML 2017, arXiv:1703.01365",
+            {"paper": _LEVEL}, signed=True, cost="steps + 2 forward + steps backward", kind="rerun",
+        ),
+        Method(
+            "conservative_lrp", conservative_lrp.build, "Ali et al., ICML 2022, arXiv:2202.07304",
+            {"paper": _SAME, "official": _SAME, "lxt": {"rules": "lxt", "level": _EMBEDS}}, signed=True, kind="rules",
+        ),
+        Method(
+            "attn_lrp", attn_lrp.build, "Achtibat et al., ICML 2024, arXiv:2402.05602",
+            {"paper": _SAME, "official": {"level": _EMBEDS}}, signed=True, kind="rules",
+        ),
+        Method(
+            "abs_lrp", abs_lrp.build, "Vukadin et al., 2024, arXiv:2412.09311",
+            {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules", cost="2 forward + 2 backward",
+        ),
+        Method(
+            "input_x_gradient", input_x_gradient.build, "Shrikumar et al., 2016, arXiv:1605.01713",
+            {"paper": _SAME}, signed=True,
+        ),
+        Method(
+            "grad_eclip", grad_eclip.build, "Zhao et al., ICML 2024, arXiv:2502.18816",
+            {"paper": _SAME, "official": _SAME}, kind="rerun", cost="2 forward + 1 backward", models="CLIP",
+        ),
+        Method(
+            "grad_eclip_heads", grad_eclip_heads.build, "our extension of Zhao et al., ICML 2024, arXiv:2502.18816",
+            {"paper": _SAME},
+        ),
+        Method(
+            "feature_grad_cam", feature_grad_cam.build, "Selvaraju et al., ICCV 2017, arXiv:1610.02391",
+            {"paper": _SAME, "official": _SAME},
+        ),
+        Method(
+            "agcam", agcam.build, "Leem & Seo, AAAI 2024, arXiv:2402.04563",
+            {"paper": _SAME, "official": {"detach": True}},
+        ),
+        Method(
+            "dix", dix.build, "Barkan et al., CIKM 2023",
+            {"paper": _SAME, "official": {"inject": "last"}},
+            cost="1 forward, then 2 (steps + 1) forward + backward", kind="rerun",
+        ),
+        Method(
+            "le_grad", le_grad.build, "Bousselham et al., ICCV 2025, arXiv:2404.03214",
+            {"paper": _SAME, "official": {"blocks": 2}},
+            cost="1 forward + 1 backward, and the head once for each block",
+        ),
+        Method(
+            "vit_cx", vit_cx.build, "Xie et al. (ViT-CX), IJCAI 2023, arXiv:2211.03064",
+            {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
+            cost="1 forward, then 2 forward for each group of feature maps (1 if noise=0)",
+        ),
+        Method(
+            "tis", tis.build, "Englebert et al. (Transformer Input Sampling), ICCV Workshops 2023",
+            {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
+            cost="1 forward, then 1 forward on a part of the tokens for each mask (1024)",
         ),
     )
 }  # fmt: skip

@@ -8,24 +8,35 @@ Paper -> code: A -> probs, grad A -> probs_grad, the readout's row of R -> relev
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.methods.options import check_start_layer
 from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.relevance.dense import Weigh
 from vitrail.relevance.walk import readout_row
 
 
-def aggregate(weigh: Weigh) -> Walk:
+def aggregate(weigh: Weigh, start_layer: int = 0) -> Walk:
     """Eq. 6, read from the readout's row: `r <- r + r E_h[w]`. Never a product of two n x n matrices."""
 
+    def start(last: Layer) -> Float[Tensor, "b q"]:
+        check_start_layer(start_layer, last)
+        return readout_row(last)
+
     def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
+        if layer.index < start_layer:
+            return relevance
         return layer.carry(relevance) + pull(layer, relevance, weigh).mean(dim=1)
 
     def finish(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
         return Result(relevance, own=None if first.pooled else first.readout)
 
-    return Walk(readout_row, step, finish)
+    return Walk(start, step, finish)
 
 
-def build() -> Walk:
-    """Eq. 5: the mean over heads of the positive part of grad A * A, aggregated over all layers."""
-    return aggregate(positive)
+def build(*, start_layer: int = 0) -> Walk:
+    """Eq. 5: the mean over heads of the positive part of grad A * A, aggregated over all layers.
+
+    Args:
+        start_layer: the first layer that takes part, counted from zero; the authors take the last alone on CLIP.
+    """
+    return aggregate(positive, start_layer)

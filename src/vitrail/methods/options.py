@@ -19,12 +19,21 @@ ROWS: dict[str, Callable[[Layer], Float[Tensor, "b q"]]] = {
 }
 """Which rows of a map are read: the readout's, or the mean over all real queries."""
 
+PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
+"""In which precision relevance is propagated."""
+
 
 def check_choice(option: str, value: object, table: Mapping[str, T]) -> T:
     """What an option's value stands for, or an error that names the values there are."""
     if not isinstance(value, str) or value not in table:
         raise OptionError(f"{option}={value!r} is not a choice. {suggest(value, table)}")
     return table[value]
+
+
+def check_count(option: str, value: int) -> None:
+    """Raise if an option that counts something is not at least one."""
+    if value < 1:
+        raise OptionError(f"{option}={value}, but it has to be at least 1.")
 
 
 def check_start_layer(start_layer: int, layer: Layer) -> None:

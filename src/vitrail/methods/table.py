@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from vitrail.errors import OptionError, suggest
 from vitrail.inputs import Inputs
 from vitrail.relevance import Walk
+from vitrail.subject import Procedure
 
 
 @dataclass(frozen=True)
@@ -31,27 +32,30 @@ class Method:
     """One line of the table.
 
     Args:
-        build: takes the options as keywords and gives the walk.
+        build: takes the options as keywords and gives the walk or the procedure.
         presets: by name, the options in which a preset differs from the defaults of `build`. `recommended` is
             `paper` unless it says otherwise; `official` is there only where the authors released code.
         signed: whether scores below zero mean evidence against the target.
         signed_by: option values that make an unsigned method signed.
         prepare: what has to be done to the inputs before the model runs, if anything.
-        backward: how many backward passes it costs beside the one forward pass.
+        cost: how many forward and backward passes it takes, in words.
         inputs: what it explains.
-        kind: how it works: `recording` walks over recorded layers.
+        models: the only models it explains, in words; None where it is not bound to a kind of model.
+        kind: how it works: `recording` walks over recorded layers, `rules` bends the backward pass, `rerun` runs the
+            model several times.
     """
 
     name: str
-    build: Callable[..., Walk]
+    build: Callable[..., Walk | Procedure]
     paper: str
     presets: Mapping[str, Preset]
     signed: bool = False
     signed_by: Mapping[str, Any] = field(default_factory=dict)
     class_specific: bool = True
-    backward: int = 1
+    cost: str = "1 forward + 1 backward"
     prepare: Prepare = _as_they_are
     inputs: tuple[str, ...] = ("image", "text")
+    models: str | None = None
     kind: str = "recording"
 
     @property
@@ -63,6 +67,11 @@ class Method:
     def options(self) -> dict[str, Any]:
         """Every option with its default."""
         return {name: p.default for name, p in inspect.signature(self.build).parameters.items()}
+
+    def kinds_of(self, option: str) -> tuple[type, ...]:
+        """The types an option takes."""
+        annotation = inspect.signature(self.build).parameters[option].annotation
+        return get_args(annotation) or (annotation,)
 
     def preset(self, name: str) -> Preset:
         """The options of a preset."""
@@ -77,12 +86,20 @@ class Method:
         for name, value in given.items():
             if name not in self.options:
                 raise OptionError(f"{self.name} has no option {name!r}. {suggest(name, self.options)}")
-            kind_of = type(self.options[name])
-            if type(value) is not kind_of:
-                raise OptionError(f"{self.name}'s option {name} takes {kind_of.__name__}, not {value!r}.")
+            kinds = self.kinds_of(name)
+            if not _fits(value, kinds):
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise OptionError(f"{self.name}'s option {name} takes {wanted}, not {value!r}.")
         chosen = {**self.options, **self.preset(preset), **given}
         return {name: getattr(x, kind) if isinstance(x, ByKind) else x for name, x in chosen.items()}
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether scores below zero mean evidence against the target, with these options."""
         return self.signed or any(options.get(name) == value for name, value in self.signed_by.items())
+
+
+def _fits(value: object, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of the types; a whole number is a real one, but yes and no are no numbers."""
+    if isinstance(value, (bool, int, float, str)):
+        return type(value) in kinds or (type(value) is int and float in kinds)
+    return isinstance(value, kinds)

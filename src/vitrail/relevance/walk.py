@@ -14,13 +14,17 @@ from vitrail.recording import Layer, Recording
 class Result:
     """Scores of all tokens, prefix included, and the parts a method can show beside them.
 
-    `own` is what each token's score holds for being read itself, carried down by the skip connections.
+    `own` is what each token's score holds for being read itself, carried down by the skip connections. A method that
+    works on pixels gives `pixels` alone; its scores are the sums over patches. `residual` is what the sum of all scores
+    lacks of what it should be, for methods whose scores should add up.
     """
 
-    scores: Float[Tensor, "b t"]
+    scores: Float[Tensor, "b t"] | None = None
     own: Float[Tensor, "b t"] | None = None
     layers: Float[Tensor, "b l t"] | None = None
     heads: Float[Tensor, "b h t"] | None = None
+    pixels: Float[Tensor, "b y x"] | None = None
+    residual: Float[Tensor, " b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Walk:
 
     Args:
         needs: states and gradients the step reads beside queries, keys and values (`record.KEEPS`).
-        last_only: whether gradients are read at the last layer only, so the backward pass may stop there.
+        last_only: whether gradients are read at the last layer (and at the last block, where a query pools what it
+            gives) only, so the backward pass may stop there.
         scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.
     """
 

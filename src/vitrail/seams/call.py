@@ -13,7 +13,7 @@ class AttentionCall:
 
     Fused calls carry `query`, `key`, `value` and `output`, with shapes `[b, h, t, d]`, and no
     `weights`. Hand-written calls carry the `weights` after the softmax (`[b, h, q, k]` or
-    `[b*h, q, k]`) and whatever of the operands could be followed.
+    `[b*h, q, k]`), what entered the softmax, and whatever of the operands could be followed.
     """
 
     query: Tensor | None
@@ -21,6 +21,7 @@ class AttentionCall:
     value: Tensor | None
     output: Tensor | None
     weights: Tensor | None = None
+    softmax_input: Tensor | None = None
     mask: Tensor | None = None
     causal: bool = False
     scale: float = 1.0
@@ -28,7 +29,7 @@ class AttentionCall:
 
 
 def read_sdpa(  # noqa: PLR0913  (the signature is torch's)
-    output: Tensor,
+    output: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -50,33 +50,34 @@ class Follower:
     def forget(self) -> None:
         """Start afresh: whatever came before belongs to an earlier call."""
         self.traces: list[Tensor] = []
+        self.softmax_input: Tensor | None = None
         self.products: list[Product] = []
 
     def hear(self, func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> None:  # noqa: ANN401
         """Take note of one torch function and its result."""
-        if func in SOFTMAX:
-            self._softmax(out, args, kwargs)
+        if is_attention(func, out, args, kwargs):
+            self.traces, self.softmax_input = [out], args[0] if args else kwargs["input"]
         elif func in SAME_ENTRIES:
-            if self._is_trace(args[0] if args else None) and isinstance(out, Tensor):
+            if self.is_trace(args[0] if args else None) and isinstance(out, Tensor):
                 self.traces.append(out)
         elif func in PRODUCTS:
             self._product(out, args)
         elif func in SCALINGS:
             self._scaling(SCALINGS[func], out, args)
-        elif func is torch.einsum and any(self._is_trace(x) for x in _flat(args)):
+        elif func is torch.einsum and self.reads_trace(args):
             self._finish(self.traces[-1], value=None, output=None)
 
-    def _is_trace(self, x: object) -> bool:
+    def is_trace(self, x: object) -> bool:
+        """Whether this is the latest softmax, or was made of it without changing its entries."""
         return any(x is trace for trace in self.traces)
 
-    def _softmax(self, out: Tensor, args: tuple, kwargs: dict) -> None:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if out.ndim in (3, 4) and dim in (-1, out.ndim - 1):
-            self.traces = [out]
+    def reads_trace(self, args: tuple) -> bool:
+        """Whether such a tensor is among the arguments of a function."""
+        return any(self.is_trace(x) for x in _flat(args))
 
     def _product(self, out: Tensor, args: tuple) -> None:
         left, right = args[0], args[1] if len(args) > 1 else None
-        if self._is_trace(left) and isinstance(right, Tensor):
+        if self.is_trace(left) and isinstance(right, Tensor):
             self._finish(left, value=right, output=out)
         elif out.ndim in (3, 4) and isinstance(right, Tensor) and right.ndim == out.ndim:
             self.products = [*self.products[-7:], Product(left, right, out)]
@@ -95,10 +96,17 @@ class Follower:
                 value=value,
                 output=output,
                 weights=weights,
+                softmax_input=self.softmax_input,
                 scale=1.0 if scores is None else scores.scale,
             )
         )
         self.forget()
+
+
+def is_attention(func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> bool:  # noqa: ANN401
+    """Whether a function was a softmax over keys."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return func in SOFTMAX and out.ndim in (3, 4) and dim in (-1, out.ndim - 1)
 
 
 def _flat(args: tuple) -> list[object]:

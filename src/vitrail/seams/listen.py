@@ -4,20 +4,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from vitrail.errors import SeamError
+from vitrail.seams.bend import Bend, bent_call
 from vitrail.seams.call import AttentionCall, read_sdpa
-from vitrail.seams.eager import Follower
+from vitrail.seams.eager import PRODUCTS, SOFTMAX, Follower, is_attention
 from vitrail.seams.multihead import transparent_multihead
 
 
 class _Listen(TorchFunctionMode):
-    """Let every function run as the model wrote it, and report the attention calls among them."""
+    """Let every function run as the model wrote it, and report the attention calls among them.
 
-    def __init__(self, emit: Callable[[AttentionCall], None]) -> None:
+    Args:
+        bend: what becomes of attention maps, if anything.
+        block: the index of the block that runs, None outside of the blocks.
+    """
+
+    def __init__(
+        self, emit: Callable[[AttentionCall], None], bend: Bend | None, block: Callable[[], int | None]
+    ) -> None:
         super().__init__()
-        self.emit = emit
+        self.emit, self.bend, self.block = emit, bend, block
         self.follower = Follower(emit)
 
     def __torch_function__(
@@ -29,17 +39,55 @@ class _Listen(TorchFunctionMode):
             # The mode is off while a torch function runs: enter it again for what happens inside.
             with self:
                 return transparent_multihead(*args, **kwargs)
-        out = func(*args, **kwargs)
+        block = None if self.bend is None else self.block()
+        if block is not None:
+            args = self._bent_scores(func, self._bent_values(func, args, block), kwargs, block)
         if func is F.scaled_dot_product_attention:
-            self.emit(read_sdpa(out, *args, **kwargs))
-            self.follower.forget()
-        else:
-            self.follower.hear(func, out, args, kwargs)
+            return self._fused(block, args, kwargs)
+        out = func(*args, **kwargs)
+        if self.bend is not None and block is not None and is_attention(func, out, args, kwargs):
+            out = self.bend.weights(block, out)
+        self.follower.hear(func, out, args, kwargs)
         return out
+
+    def _fused(self, block: int | None, args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
+        if self.bend is None or block is None:
+            out = F.scaled_dot_product_attention(*args, **kwargs)
+            self.emit(read_sdpa(out, *args, **kwargs))
+        else:
+            call = bent_call(read_sdpa(None, *args, **kwargs), self.bend, block)
+            out = call.output
+            self.emit(call)
+        self.follower.forget()
+        return out
+
+    def _bent_values(self, func: Callable[..., Any], args: tuple, block: int) -> tuple:
+        """The arguments of a product of attention and values, the values changed."""
+        if self.bend is None or self.bend.values is None:
+            return args
+        if func is torch.einsum and self.follower.reads_trace(args):
+            raise SeamError("this method changes the values of attention, which an einsum of map and values hides.")
+        if func not in PRODUCTS or not self.follower.is_trace(args[0]):
+            return args
+        return (args[0], self.bend.values(block, args[1]), *args[2:])
+
+    def _bent_scores(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int) -> tuple:
+        """The arguments of a softmax over keys, the scores changed."""
+        if self.bend is None or self.bend.scores is None or func not in SOFTMAX:
+            return args
+        args = (kwargs.pop("input"), *args) if "input" in kwargs else args
+        return (self.bend.scores(block, args[0]), *args[1:]) if is_attention(func, args[0], args, kwargs) else args
 
 
 @contextmanager
-def attention_calls(emit: Callable[[AttentionCall], None]) -> Iterator[None]:
-    """Report the attention calls of every model that runs inside the block, in this thread."""
-    with _Listen(emit):
+def attention_calls(
+    emit: Callable[[AttentionCall], None], bend: Bend | None = None, block: Callable[[], int | None] = lambda: None
+) -> Iterator[None]:
+    """Report the attention calls of every model that runs inside the block, in this thread.
+
+    Args:
+        bend: what becomes of attention maps, if anything.
+        block: the index of the block that runs, None outside of the blocks.
+    """
+    with _Listen(emit, bend, block):
         yield

@@ -1,0 +1,55 @@
+"""Relative absolute magnitude propagation (absLRP), contrasted with all other classes.
+
+Vukadin et al., "Advancing Attribution-Based Neural Network Explainability through Relative Absolute Magnitude Layer-Wise
+Relevance Propagation and Multi-Component Evaluation", 2024, arXiv:2412.09311.
+"""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.circumstances import How
+from vitrail.errors import TargetError
+from vitrail.methods.levels import at_level, check_level
+from vitrail.methods.options import PRECISIONS, check_choice
+from vitrail.relevance import Result
+from vitrail.rules import propagating
+from vitrail.rules.absolute import PLAIN, absolute_rules
+from vitrail.subject import Procedure, Subject
+
+
+def seeds(subject: Subject, logits: Float[Tensor, "b c"]) -> tuple[Tensor, Tensor]:
+    """Relevance of one for the target's class, and of one shared by all other classes."""
+    if subject.part.target.name not in {"logit", "probability"} or logits.ndim != 2:
+        raise TargetError(f"abs_lrp contrasts one class with all others; it cannot explain {subject.part.target}.")
+    chosen = torch.zeros_like(logits)
+    chosen[subject.rows, torch.as_tensor(subject.part.target.first, device=logits.device)] = 1.0
+    return chosen, (1 - chosen) / max(logits.shape[1] - 1, 1)
+
+
+def contrast(wanted: Tensor, others: Tensor) -> Tensor:
+    """What speaks for the class rather than for the others, each sample divided by its largest absolute value."""
+    found = wanted - others
+    largest = found.abs().amax(dim=tuple(range(1, found.ndim)), keepdim=True)
+    return found / torch.where(largest == 0, torch.ones_like(largest), largest)
+
+
+def build(*, level: str = "embedding_output", precision: str = "float64") -> Procedure:
+    """Relevance by absolute magnitudes, for the class less for all others.
+
+    Args:
+        level: how far back: to the picture (`pixels`) or to what the first block reads (`embedding_output`).
+        precision: `float64` or `float32`.
+    """
+    dtype = check_choice("precision", precision, PRECISIONS)
+
+    def explain(subject: Subject) -> Result:
+        rules = absolute_rules(subject.run.trace.notes)
+        with subject.again(how=How(level=level, dtype=dtype, within=partial(propagating, rules))) as (run, _):
+            wanted, others = (run.pull_back(seed) for seed in seeds(subject, run.output.logits))
+        return at_level(level, subject, contrast(wanted, others))
+
+    how = How(level=level, dtype=dtype, within=partial(propagating, PLAIN))
+    return Procedure(explain, how, check=check_level(level))

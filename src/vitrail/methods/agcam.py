@@ -1,0 +1,47 @@
+"""AGCAM: the positive gradient of attention, times the sigmoid of its scores.
+
+Leem and Seo, "Attention Guided CAM: Visual Explanations of Vision Transformer Guided by Self-Attention", AAAI 2024,
+arXiv:2402.04563. Paper -> code: F -> sigmoid of scores, alpha -> positive part of probs_grad, the class token's row ->
+the readout's row. Blocks and heads are added, not averaged.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.circumstances import How
+from vitrail.methods.checks import check_blocks
+from vitrail.recording import Layer, Probs
+from vitrail.relevance import Result, Walk, pull
+from vitrail.relevance.walk import plain
+from vitrail.seams.bend import BLIND
+from vitrail.subject import Procedure, Subject
+
+
+def weigh(layer: Layer) -> Probs:
+    """The positive gradient, weighted by the sigmoid of what enters the softmax; zero where a key is masked."""
+    return layer.probs_grad.clamp(min=0) * layer.scores.sigmoid()
+
+
+def step(found: Float[Tensor, "b t"] | float, layer: Layer) -> Float[Tensor, "b t"]:
+    """The sum over blocks and heads of the readout's row."""
+    return found + pull(layer, layer.readout, weigh).sum(dim=1)
+
+
+NEEDS = frozenset({"output_grad", "softmax_input"})
+WALK = Walk(lambda last: 0.0, step, plain, needs=NEEDS)
+
+
+def build(*, detach: bool = False) -> Walk | Procedure:
+    """The positive attention gradient times the sigmoid of the scores, added over blocks and heads.
+
+    Args:
+        detach: let no gradient through attention to the tokens it read, as the released code does: gradients reach
+            earlier blocks by skip connections and feed-forward parts only.
+    """
+
+    def explain(subject: Subject) -> Result:
+        return subject.walk(WALK)
+
+    if not detach:
+        return WALK
+    return Procedure(explain, How(bend=BLIND), NEEDS, check=check_blocks("agcam(detach=True)"))

@@ -1,0 +1,19 @@
+"""AttnLRP: relevance through attention and its softmax, for encoders and decoders.
+
+Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers", ICML 2024,
+arXiv:2402.05602.
+"""
+
+from vitrail.methods.conservative_lrp import gradient_times_input
+from vitrail.rules.constants import ATTN
+from vitrail.subject import Procedure
+
+
+def build(*, level: str = "embedding_output", precision: str = "float64") -> Procedure:
+    """Gradient times input with products shared evenly, activations by the identity rule.
+
+    Args:
+        level: where the input is taken: `embedding_output`, `inputs_embeds` (text) or `pixels` (images).
+        precision: `float64` or `float32`.
+    """
+    return gradient_times_input(ATTN, level, precision)

@@ -1,0 +1,88 @@
+"""DIX: gradients of attention, integrated while the attention of one of the last two blocks grows from nothing.
+
+Barkan et al., "Deep Integrated Explanations", CIKM 2023, for Vision Transformers. Paper -> code: a -> tau, the layers
+integrated over -> the last block and the one before it, [G * A]^+ -> positive.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.circumstances import How
+from vitrail.errors import OptionError
+from vitrail.methods.checks import check_blocks
+from vitrail.methods.options import check_choice
+from vitrail.passes import Wanted
+from vitrail.recording import Layer, Probs
+from vitrail.relevance import Result, positive, tiles
+from vitrail.seams.bend import Bend, in_place_of
+from vitrail.subject import Procedure, Subject
+
+Maps = list[Float[Tensor, "b q k"]]
+NEEDS = frozenset({"output_grad"})
+SOURCES: dict[str, Callable[[int, int], int]] = {"own": lambda place, last: place, "last": lambda place, last: last}
+"""Whose attention is put into a block: its own, or the last block's, by the indices of both."""
+
+
+def head_mean(layer: Layer) -> Float[Tensor, "b q k"]:
+    """The mean over heads of the positive part of G * A."""
+    return torch.cat([positive(tile).mean(dim=1) for _, tile in tiles(layer)], dim=1)
+
+
+def roll(relevance: Float[Tensor, "b q"], mixing: Float[Tensor, "b q k"], layer: Layer) -> Float[Tensor, "b k"]:
+    """One factor of the rollout: the row times `mixing + I`, each row of which is divided by its sum."""
+    sums = mixing.sum(dim=2) + (0 if layer.pooling else 1)
+    shares = relevance / sums.clamp(min=torch.finfo(sums.dtype).tiny)
+    return (shares[:, None] @ mixing).squeeze(1) + layer.carry(shares)
+
+
+def rollout(maps: Maps, layers: list[Layer]) -> Float[Tensor, "b t"]:
+    """The readout's row of the product of all factors."""
+    relevance = layers[-1].readout
+    for mixing, layer in zip(reversed(maps), reversed(layers), strict=True):
+        relevance = roll(relevance, mixing, layer)
+    return relevance
+
+
+def replacing(place: int, attention: Probs) -> Bend:
+    """This map in one block, whatever its own would be; all others as they are."""
+    return Bend(weights=lambda block, weights: in_place_of(weights, attention) if block == place else weights)
+
+
+def integrate(subject: Subject, place: int, attention: Probs, *, steps: int) -> Maps:
+    """For each layer, the mean of `head_mean` over `steps + 1` sizes of the attention put into one block."""
+    maps: Maps = [torch.zeros(())] * subject.run.depth
+
+    def see(layer: Layer) -> None:
+        maps[layer.index] = maps[layer.index].to(layer.valid.device) + head_mean(layer) / (steps + 1)
+
+    for tau in (step / steps for step in range(steps + 1)):
+        with subject.again(NEEDS, How(bend=replacing(place, tau * attention))) as (run, part):
+            run.visit(part, Wanted.of(NEEDS), see, again=False)
+    return maps
+
+
+def build(*, steps: int = 10, inject: str = "own") -> Procedure:
+    """Positive gradient times attention, averaged while a block's attention grows from zero, and rolled out.
+
+    Args:
+        steps: how many steps the attention takes from zero to its full size; both ends count.
+        inject: what grows in the block before the last: its `own` attention, or the `last` block's as in the released
+            code.
+    """
+    source = check_choice("inject", inject, SOURCES)
+    if steps < 1:
+        raise OptionError(f"steps={steps}, but there is at least one step from zero to the full attention.")
+
+    def explain(subject: Subject) -> Result:
+        layers = subject.layers(frozenset())
+        last = len(subject.body.blocks) - 1
+        rows = [
+            rollout(integrate(subject, place, layers[source(place, last)].probs, steps=steps), layers)
+            for place in (last, last - 1)
+        ]
+        return Result(rows[0] + rows[1])
+
+    return Procedure(explain, check=check_blocks("dix", least=2))

@@ -1,0 +1,146 @@
+"""Grad-ECLIP: what in a picture, or in a text, speaks for the similarity of the two.
+
+Zhao et al., "Gradient-based Visual Explanation for Transformer-based CLIP", ICML 2024, arXiv:2502.18816. The authors
+recompute the last block with one head of full width, so what is explained is not the model's own pass. Paper -> code:
+g -> the gradient at the attention's output before its projection, in the readout's row; v, q, k -> values, queries and
+keys over all heads; lambda -> `looseness`. One head of full width d is the same as giving every head the map
+`softmax(sum_h S_h / sqrt(heads))`, because `S_h = q_h k_h / sqrt(d / heads)`; and `g v_j` is then the sum over heads of
+the gradient at that map, because the map's gradient in one head is `g_h v_jh`.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.anatomy import Body
+from vitrail.circumstances import How
+from vitrail.errors import MethodError, OptionError
+from vitrail.inputs import Inputs
+from vitrail.methods.grad_cam import normalise
+from vitrail.recording import Layer, widen
+from vitrail.relevance import Result, gradient, pull
+from vitrail.seams.bend import Bend
+from vitrail.subject import Procedure, Subject
+
+Row = Float[Tensor, "b t"]
+Project = Callable[[Float[Tensor, "b t c"]], Float[Tensor, "b t m"]]
+
+
+def one_head(scores: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
+    """The scores of one head of full width, `q k / sqrt(d)`, the same in every head."""
+    return (scores.sum(dim=1, keepdim=True) / math.sqrt(scores.shape[1])).expand_as(scores)
+
+
+def evidence(layer: Layer) -> Row:
+    """`sum_d g_d v_jd`: how much more of token j's value would raise the scalar."""
+    return pull(layer, layer.readout, gradient).sum(dim=1)
+
+
+def queries(layer: Layer) -> Float[Tensor, "b h q d"]:
+    """The queries as the model projected them, whether it scales queries or scores."""
+    query = widen(layer.get("query"))
+    return query * (layer.scale * math.sqrt(query.shape[-1]))
+
+
+def seen(layer: Layer) -> Bool[Tensor, "b t"]:
+    """The tokens that are compared: patches, or all real words, as far as the readout may see them."""
+    real = layer.content if layer.kind == "image" else layer.valid
+    if layer.visible is None:
+        return real
+    rows = layer.visible.any(dim=1).expand(real.shape[0], layer.readout.shape[1], -1)
+    return real & (rows & (layer.readout > 0)[:, :, None]).any(dim=1)
+
+
+def spread(x: Float[Tensor, "b ... t"], chosen: Bool[Tensor, "b ... t"]) -> Float[Tensor, "b ... t"]:
+    """`minmax_j` over the chosen tokens, zero elsewhere; zeros where all are alike."""
+    low = x.masked_fill(~chosen, torch.inf).amin(dim=-1, keepdim=True)
+    high = x.masked_fill(~chosen, -torch.inf).amax(dim=-1, keepdim=True)
+    return normalise(x, low, high).masked_fill(~chosen, 0)
+
+
+def looseness(layer: Layer, project: Project) -> Row:
+    """`lambda_j = minmax_j cos(q'_cls, k'_j)`, where q' and k' went through the output projection as values do."""
+    query, key = (project(rearrange(x, "b h t d -> b t (h d)")) for x in (queries(layer), layer.keys))
+    row = (layer.readout[:, None, :] @ query).squeeze(1)
+    return spread(F.cosine_similarity(row[:, None], key, dim=2), seen(layer))
+
+
+def unweighted(layer: Layer, project: Project) -> Row:
+    """The variant without lambda: every token counts alike."""
+    return torch.ones_like(layer.valid, dtype=layer.readout.dtype)
+
+
+def picture(total: Row, last: Layer) -> Row:
+    """`m_j = [.]^+`."""
+    return total.clamp(min=0)
+
+
+def words(total: Row, last: Layer) -> Row:
+    """`m_j = [.]^+` of the words between the start and the end token, divided by their sum."""
+    before_end = torch.arange(total.shape[1], device=total.device) < last.readout.argmax(dim=1)[:, None]
+    found = (total.clamp(min=0) * (last.content & before_end)).to(total.dtype)
+    whole = found.sum(dim=1, keepdim=True)
+    return found / torch.where(whole == 0, torch.ones_like(whole), whole)
+
+
+FORMS: dict[str, Callable[[Row, Layer], Row]] = {"image": picture, "text": words}
+LAMBDA: dict[bool, Callable[[Layer, Project], Row]] = {True: looseness, False: unweighted}
+
+
+def build(*, similarity: bool = True, layers: int = 1) -> Procedure:
+    """The gradient of the image-text similarity, by tokens that are like the readout, from one head of full width.
+
+    Args:
+        similarity: weigh each token by the similarity of its key to the readout's query (the paper's lambda).
+        layers: how many of the last blocks get one head and are added up; the authors take more than one for texts only.
+    """
+    if layers < 1:
+        raise OptionError(f"layers={layers}, but at least the last block has to be read.")
+
+    def explain(subject: Subject) -> Result:
+        blocks, batch = subject.body.blocks, subject.inputs.batch
+
+        def bend(block: int, scores: Tensor) -> Tensor:
+            if block < len(blocks) - layers:
+                return scores
+            return one_head(scores.reshape(batch, -1, *scores.shape[-2:])).reshape(scores.shape)
+
+        how = How(bend=Bend(scores=bend))
+        read = subject.recorded(frozenset({"output_grad"}), how, last_only=layers == 1)[-layers:]
+        maps = [
+            evidence(layer) * LAMBDA[similarity](layer, projection(block.output))
+            for layer, block in zip(read, blocks[-layers:], strict=True)
+        ]
+        assert subject.body.temperature is not None
+        # The gradient is the logit's, which is the cosine times this factor.
+        factor = widen(subject.body.temperature.detach()).exp()
+        return Result(FORMS[read[-1].kind](torch.stack(maps).sum(dim=0) / factor, read[-1]))
+
+    return Procedure(explain, check=check(layers))
+
+
+def projection(output: nn.Module | None) -> Project:
+    """The output projection with its bias, in the precision of the relevance algebra."""
+    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
+    assert isinstance(weight, Tensor)
+    return lambda x: F.linear(x, weight.detach().to(x), None if bias is None else bias.detach().to(x))
+
+
+def check(layers: int) -> Callable[[nn.Module, Body, Inputs], None]:
+    """A check that the model compares pictures with texts, and has the blocks."""
+
+    def compares(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if body.temperature is None:
+            raise MethodError(
+                "grad_eclip explains CLIP's image-text similarity, but "
+                f"{type(model).__name__} gives no such similarity; for a classifier use grad_eclip_heads."
+            )
+        if layers > len(body.blocks):
+            raise OptionError(f"layers={layers}, but the model has {len(body.blocks)} blocks.")
+
+    return compares

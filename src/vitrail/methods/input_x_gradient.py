@@ -1,0 +1,25 @@
+"""Gradient times input, where the model's inputs become vectors.
+
+Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences", 2016,
+arXiv:1605.01713. Paper -> code: x -> the embeddings or pixels where the gradient ends, summed over channels.
+"""
+
+from vitrail.circumstances import How
+from vitrail.methods.levels import at_level, check_level
+from vitrail.relevance import Result
+from vitrail.subject import Procedure, Subject
+
+
+def build(*, level: str = "embedding_output") -> Procedure:
+    """The gradient of the target times the input, summed over channels.
+
+    Args:
+        level: take the input where the first block reads it (`embedding_output`), at the word embeddings
+            (`inputs_embeds`, text) or at the picture (`pixels`, images).
+    """
+
+    def explain(subject: Subject) -> Result:
+        ((x, gradient),) = subject.gradient()
+        return at_level(level, subject, x * gradient)
+
+    return Procedure(explain, How(level=level), check=check_level(level))

@@ -1,0 +1,67 @@
+"""Integrated gradients: the gradient averaged along the path from nothing to the input, times the input.
+
+Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks", ICML 2017, arXiv:1703.01365.
+Paper -> code: x -> the picture or the embeddings where the gradient ends, x' -> zero, m -> `steps`, F -> the scalar.
+Eq. 3 takes points at the ends of m equal parts. Their middles are closer to the integral and stay clear of zero, where
+the layer norm of an embedding of zeros has a huge gradient.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.circumstances import How
+from vitrail.methods.levels import at_level, check_level, tokens_first
+from vitrail.methods.paths import check_counts, copies_summed, midpoints, path_sum, sample_axis, scaled
+from vitrail.relevance import Result
+from vitrail.subject import Procedure, Subject
+
+
+def attributed(x: Float[Tensor, " *shape"], gradients: Float[Tensor, " *shape"], steps: int) -> Tensor:
+    """Eq. 3 with a baseline of zero: x times the mean of the gradients, given their sum."""
+    return x * gradients / steps
+
+
+def residual(
+    found: Float[Tensor, "b *rest"], at_input: Float[Tensor, " b"], at_baseline: Float[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    """Proposition 1, completeness: `F(x) - F(x') - sum`, which shrinks as the steps grow in number."""
+    return at_input - at_baseline - found.flatten(1).sum(dim=1)
+
+
+def _at_zero(subject: Subject, level: str) -> Float[Tensor, " b"]:
+    with subject.again(how=How(level=level, at_root=torch.zeros_like)) as (_, part):
+        return part.scalar.detach()
+
+
+def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -> Procedure:
+    """The mean gradient on the path from nothing to the input, times the input, summed over channels.
+
+    Args:
+        steps: points on the path, in the middles of equal parts.
+        level: take the input where the first block reads it (`embedding_output`), at the word embeddings
+            (`inputs_embeds`, text) or at the picture (`pixels`, images).
+        batch: how many points run at once.
+    """
+    check_counts(steps=steps, batch=batch)
+
+    def explain(subject: Subject) -> Result:
+        axis = sample_axis(subject) if level == "embedding_output" else 0
+
+        def some(points: list[float]) -> Tensor:
+            how = How(level=level, at_root=lambda x: scaled(x, points, axis=axis))
+            with subject.again(how=how, copies=len(points)) as (run, part):
+                ((_, gradient),) = run.at_roots(part)
+            return copies_summed(gradient, len(points), axis=axis)
+
+        gradients = path_sum(some, midpoints(steps), batch=batch)
+        (root,) = subject.run.trace.roots
+        assert gradients is not None
+        found = attributed(root.detach(), gradients, steps)
+        each = tokens_first(subject, level, found)
+        lacking = residual(each, subject.part.scalar.detach(), _at_zero(subject, level))
+        return replace(at_level(level, subject, found), residual=lacking)
+
+    return Procedure(explain, How(level=level), check=check_level(level))

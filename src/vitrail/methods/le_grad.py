@@ -1,0 +1,97 @@
+"""LeGrad: how every block's attention could raise the target, were the prediction read from that block.
+
+Bousselham et al., "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity", ICCV
+2025, arXiv:2404.03214. Paper -> code: Z^l -> what leaves block l, its mean over tokens -> mean_everywhere, s^l -> the
+scalar behind it, grad A^l -> probs_grad. The paper compares an image with a text; here the scalar is a logit.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vitrail.anatomy import Body
+from vitrail.circumstances import How
+from vitrail.errors import OptionError, suggest
+from vitrail.inputs import Inputs
+from vitrail.methods.checks import check_blocks
+from vitrail.methods.options import ROWS, check_choice
+from vitrail.recording import Layer, Probs, widen
+from vitrail.relevance import Result, Walk, gradient, pull
+from vitrail.relevance.walk import plain
+from vitrail.subject import Procedure, Subject
+from vitrail.tail import Tokens, behind, leaving
+
+NEEDS = frozenset({"output_grad"})
+
+
+def mean_everywhere(tokens: Tokens, valid: Bool[Tensor, "b t"]) -> Tokens:
+    """The mean of the real tokens in every position, so that whatever the head reads, it reads the mean."""
+    weights = valid.to(tokens.dtype)[:, :, None]
+    return ((tokens * weights).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)).expand_as(tokens)
+
+
+def as_they_are(tokens: Tokens, valid: Bool[Tensor, "b t"]) -> Tokens:
+    """The tokens themselves, from which the head reads what it always reads."""
+    return tokens
+
+
+READS: dict[str, Callable[[Tokens, Bool[Tensor, "b t"]], Tokens]] = {"mean": mean_everywhere, "readout": as_they_are}
+"""What the head is given of a block's tokens."""
+
+
+def positive_gradient(layer: Layer) -> Probs:
+    """[G]^+, where a query may see the key."""
+    return gradient(layer).clamp(min=0)
+
+
+def sensitivity(subject: Subject, index: int, read: Callable[[Tokens, Tensor], Tokens]) -> Tokens:
+    """The gradient of s^l where it leaves the block."""
+    given = leaving(subject, index).detach()
+    tokens = widen(given).requires_grad_()
+    scalar = behind(subject, read(tokens, subject.run.valid).to(given.dtype))
+    return torch.autograd.grad(scalar.sum(), tokens)[0]
+
+
+def build(*, blocks: str | int = "all", tokens: str = "mean") -> Procedure:
+    """The positive gradient of every block's attention, for the prediction read from that block, added.
+
+    Args:
+        blocks: how many of the last blocks take part, or `all`.
+        tokens: read the prediction from the `mean` of a block's tokens, and the map as the mean over queries; or both
+            where the model itself reads them (`readout`).
+    """
+    read, rows = check_choice("tokens", tokens, READS), ROWS[tokens]
+    if isinstance(blocks, str) and blocks != "all":
+        raise OptionError(f"blocks={blocks!r} is not a choice. {suggest(blocks, ['all'])} Or a number of blocks.")
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        check_blocks("le_grad")(model, body, inputs)
+        if isinstance(blocks, int) and not 1 <= blocks <= len(body.blocks):
+            raise OptionError(f"blocks={blocks}, but the model has {len(body.blocks)}.")
+
+    def explain(subject: Subject) -> Result:
+        depth = len(subject.body.blocks)
+        chosen = range(0 if isinstance(blocks, str) else depth - blocks, depth)
+        gradients = {index: sensitivity(subject, index, read) for index in chosen}
+        # In half precision a small gradient would vanish on its way through the block: send it at size one.
+        smallest = torch.finfo(torch.float32).tiny
+        sizes = {index: g.flatten(1).abs().amax(dim=1).clamp(min=smallest) for index, g in gradients.items()}
+        sent = (widen(leaving(subject, i)) * (g / sizes[i][:, None, None]) for i, g in gradients.items())
+
+        def step(found: Float[Tensor, "b t"], layer: Layer) -> Float[Tensor, "b t"]:
+            if layer.index not in sizes:
+                return found
+            return found + sizes[layer.index][:, None] * pull(layer, rows(layer), positive_gradient).mean(dim=1)
+
+        def start(last: Layer) -> Float[Tensor, "b t"]:
+            return torch.zeros_like(last.valid, dtype=last.readout.dtype)
+
+        scalar = torch.stack([x.sum(dim=(1, 2)) for x in sent]).sum(dim=0)
+        alone = replace(subject, part=replace(subject.part, scalar=scalar))
+        return alone.walk(Walk(start, step, plain, needs=NEEDS))
+
+    # Each block is asked for the scalar behind itself only, so no gradient may come from the blocks above.
+    return Procedure(explain, How(apart=True), NEEDS, check=check)

@@ -1,0 +1,42 @@
+"""What methods share that end at a chosen level: the picture, the word embeddings, the first block's input."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from vitrail.anatomy import Body
+from vitrail.circumstances import LEVELS
+from vitrail.errors import OptionError, suggest
+from vitrail.inputs import Inputs
+from vitrail.relevance import Result
+from vitrail.subject import Subject
+
+ONLY = {"pixels": "image", "inputs_embeds": "text"}
+"""Levels that only one kind of input has."""
+
+
+def check_level(level: str) -> Callable[[nn.Module, Body, Inputs], None]:
+    """A check that inputs have the level; a level that does not exist is refused at once."""
+    if level not in LEVELS:
+        raise OptionError(f"level={level!r} is not a choice. {suggest(level, LEVELS)}")
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if ONLY.get(level, inputs.kind) != inputs.kind:
+            raise OptionError(f"level={level!r} is for {ONLY[level]} inputs, but these are {inputs.kind}.")
+        if level == "embedding_output" and not body.blocks:
+            raise OptionError("level='embedding_output' needs the model's blocks: vitrail.Anatomy(blocks=...).")
+
+    return check
+
+
+def at_level(level: str, subject: Subject, found: Tensor) -> Result:
+    """What was found where the gradient ends, summed over channels, as scores of pixels or of tokens."""
+    if level == "pixels":
+        return Result(pixels=found.sum(dim=1))
+    return Result(tokens_first(subject, level, found).sum(dim=2))
+
+
+def tokens_first(subject: Subject, level: str, x: Tensor) -> Tensor:
+    """A tensor of the residual stream as `[b, t, d]`, whatever order the model keeps its axes in."""
+    batch_first = level != "embedding_output" or subject.body.blocks[0].batch_first
+    return x if batch_first else x.transpose(0, 1)

@@ -1,0 +1,34 @@
+"""Layer-wise relevance propagation, down to the pixels or the embeddings.
+
+Bach et al., PLoS ONE 2015; in the form that Chefer, Gur and Wolf, CVPR 2021, arXiv:2012.09838, compare with.
+"""
+
+from functools import partial
+
+from vitrail.circumstances import How
+from vitrail.methods.levels import at_level, check_level
+from vitrail.methods.options import PRECISIONS, check_choice
+from vitrail.relevance import Result
+from vitrail.rules import RuleSet, propagating
+from vitrail.rules.deep_taylor import CONSERVING, ORIG
+from vitrail.subject import Procedure, Subject
+
+RULES: dict[str, RuleSet] = {"orig": ORIG, "conserving": CONSERVING}
+
+
+def build(*, rules: str = "orig", level: str = "embedding_output", precision: str = "float64") -> Procedure:
+    """Relevance of one, given to the target and propagated back through every layer.
+
+    Args:
+        rules: `orig`, as published for the baseline, or `conserving`, those of Transformer Attribution.
+        level: how far back: to the picture (`pixels`) or to what the first block reads (`embedding_output`).
+        precision: `float64`, or `float32`, in which full LRP is badly conditioned.
+    """
+    table = check_choice("rules", rules, RULES)
+
+    def explain(subject: Subject) -> Result:
+        ((_, relevance),) = subject.gradient()
+        return at_level(level, subject, relevance)
+
+    how = How(level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
+    return Procedure(explain, how, check=check_level(level))

@@ -1,0 +1,72 @@
+"""Transition attention maps: attention as a Markov chain, times the integrated gradient of the last map.
+
+Yuan et al., "Explaining Information Flow Inside Vision Transformers Using Markov Chain", NeurIPS XAI4Debugging 2021.
+Paper -> code: pi -> `states`, one for each row that is read; P -> head mean of A; W -> `feedback`.
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.anatomy import Body
+from vitrail.inputs import Inputs
+from vitrail.methods.last_gradient import (
+    LAST,
+    carried,
+    check_scaling,
+    check_start,
+    feedback,
+    first_layer,
+    mean_gradient,
+    pull_rows,
+    rows_read,
+)
+from vitrail.methods.paths import check_counts
+from vitrail.recording import Layer
+from vitrail.relevance import Result, attention
+from vitrail.subject import Procedure, Subject
+
+START = {"image": 4, "text": 4}
+"""The first layer of the released code, counted from zero."""
+
+
+def first_states(last: Layer, rows: Float[Tensor, "b r q"]) -> Float[Tensor, "b r t"]:
+    """`pi = E_h A^L`, the rows that are read."""
+    return pull_rows(last, rows, attention).mean(dim=1)
+
+
+def transition(states: Float[Tensor, "b r q"], layer: Layer) -> Float[Tensor, "b r t"]:
+    """`pi <- pi (E_h A^l) + pi`."""
+    return carried(states, layer) + pull_rows(layer, states, attention).mean(dim=1)
+
+
+def chain(layers: list[Layer], rows: Float[Tensor, "b r q"], *, start: int) -> Float[Tensor, "b r t"]:
+    """The states after all transitions from the last layer down to the first that takes part."""
+    states = first_states(layers[-1], rows)
+    for layer in reversed(layers[start:-1]):
+        states = transition(states, layer)
+    return states
+
+
+def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) -> Procedure:
+    """Where a walk along the attention ends up, times the integrated gradient of the last map.
+
+    Args:
+        start_layer: the lowest layer of the chain, counted from zero, or from the end if negative; by default 4, or 0
+            in models with fewer blocks.
+        steps: points of the path from nothing to the input, both ends included.
+        batch: how many points run at once.
+    """
+    check_counts(steps=steps, batch=batch)
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        check_scaling(model, body, inputs)
+        check_start(start_layer, body)
+
+    def explain(subject: Subject) -> Result:
+        start = first_layer(start_layer, START, kind=subject.inputs.kind, depth=subject.run.depth)
+        layers = subject.layers(LAST, last_only=True)
+        rows = rows_read(layers[-1])
+        weights = feedback(mean_gradient(subject, layers[-1], rows, steps=steps, batch=batch))
+        return Result(rows.joined(weights * chain(layers, rows.chosen, start=start)))
+
+    return Procedure(explain, needs=LAST, check=check)

@@ -1,0 +1,209 @@
+"""Token removal: how well the class is recognised from some of the patches alone.
+
+Englebert et al., "Explaining Through Transformer Input Sampling", ICCV Workshops 2023, as its released code
+computes it. Symbols: raw masks -> centroids of the channels' maps over the patches, m_k -> the patches mask k keeps,
+score_k -> the probability of the class when the model sees these alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitrail.anatomy import Body
+from vitrail.anatomy.parts import find
+from vitrail.errors import AnatomyError, MethodError, OptionError
+from vitrail.inputs import Inputs
+from vitrail.methods.options import check_choice, check_count
+from vitrail.progress import watched
+from vitrail.recording import Layer
+from vitrail.relevance import Result
+from vitrail.subject import Procedure, Subject
+from vitrail.targets import SCALARS
+
+ROUNDS = 100
+"""Where k-means stops if its groups have not settled."""
+
+
+def channel_maps(layers: Sequence[Layer]) -> Float[Tensor, "b c p"]:
+    """Step 1: the outputs of all blocks, each channel of each block one map over the patches."""
+    return torch.cat([layer.state("leaving")[:, layer.prefix :].transpose(1, 2) for layer in layers], dim=1)
+
+
+def centroids(points: Float[Tensor, "n p"], count: int, seed: int) -> Float[Tensor, "k p"]:
+    """Step 2: k-means from points drawn at random; all points where there are no more than centroids."""
+    if len(points) <= count:
+        return points
+    drawn = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:count]
+    return lloyd(points, points[drawn.to(points.device)])
+
+
+def lloyd(points: Float[Tensor, "n p"], start: Float[Tensor, "k p"]) -> Float[Tensor, "k p"]:
+    """Step 2: points join their nearest centroid, centroids move to the mean of their points, until none does."""
+    centres, before = start, None
+    for _ in range(ROUNDS):
+        # |x - c|^2 without |x|^2, which is the same for every centroid.
+        nearest = torch.addmm(centres.square().sum(dim=1), points, centres.T, alpha=-2).argmin(dim=1)
+        if before is not None and torch.equal(nearest, before):
+            break
+        before = nearest
+        sizes = nearest.bincount(minlength=len(centres))[:, None]
+        # A product, for adding up by index is not repeatable on every device.
+        sums = (nearest == torch.arange(len(centres), device=points.device)[:, None]).to(points.dtype) @ points
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
+    return centres
+
+
+def strongest(raw: Float[Tensor, "*m p"], ratio: float) -> Int[Tensor, "*m k"]:
+    """Step 3: the int(ratio p) patches where a raw mask is largest, in reading order."""
+    kept = int(ratio * raw.shape[-1])
+    if kept == 0:
+        raise OptionError(f"ratio={ratio} keeps none of the {raw.shape[-1]} patches.")
+    return raw.argsort(dim=-1, descending=True, stable=True)[..., :kept].sort(dim=-1).values
+
+
+def keep(stream: Float[Tensor, "m t d"], patches: Int[Tensor, "m k"], prefix: int) -> Float[Tensor, "m s d"]:
+    """Step 4: the stream without the other patches: prefix and kept tokens, a shorter sequence."""
+    first = torch.arange(prefix, device=stream.device).expand(len(patches), -1)
+    chosen = torch.cat([first, patches + prefix], dim=1)
+    return stream.gather(1, chosen[:, :, None].expand(-1, -1, stream.shape[2]))
+
+
+def average(scores: Float[Tensor, "b m"], masks: Bool[Tensor, "b m p"]) -> Float[Tensor, "b p"]:
+    """Step 5: Σ_k score_k m_kj / Σ_k m_kj; NaN for a patch that no mask keeps."""
+    weights = masks.to(scores.dtype)
+    return torch.einsum("bm,bmp->bp", scores, weights) / weights.sum(dim=1)
+
+
+def normalised(found: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
+    """Step 5: minus the minimum, then over the maximum. Zero where no mask keeps a patch, and for a constant map."""
+    seen = ~found.isnan()
+    low = found.masked_fill(~seen, torch.inf).amin(dim=1, keepdim=True)
+    above = (found - low).masked_fill(~seen, 0)
+    high = above.amax(dim=1, keepdim=True)
+    return above / torch.where(high > 0, high, torch.ones_like(high))
+
+
+def as_masks(kept: Sequence[Int[Tensor, "b m _"]], patches: int) -> Bool[Tensor, "b n p"]:
+    """m_k: true where a mask keeps a patch, the masks of all ratios one after the other."""
+    empty = [torch.zeros(*one.shape[:2], patches, dtype=torch.bool, device=one.device) for one in kept]
+    return torch.cat([mask.scatter_(2, one, value=True) for mask, one in zip(empty, kept, strict=True)], dim=1)
+
+
+def own_masks(subject: Subject, count: int, seed: int) -> Float[Tensor, "b m p"]:
+    """Steps 1 and 2 on the pass that has been made."""
+    layers = subject.layers(frozenset({"leaving"}))[: len(subject.body.blocks)]
+    return torch.stack([centroids(points, count, seed) for points in channel_maps(layers)])
+
+
+def portions(patches: Int[Tensor, "b m k"], batch: int) -> list[tuple[Int[Tensor, " n"], Int[Tensor, "n k"]]]:
+    """The masks of all samples in portions, each with the sample it belongs to."""
+    rows = torch.arange(len(patches), device=patches.device).repeat_interleave(patches.shape[1])
+    return list(zip(rows.split(batch), patches.flatten(0, 1).split(batch), strict=True))
+
+
+def score_kept(subject: Subject, rows: Int[Tensor, " n"], patches: Int[Tensor, "n k"]) -> Float[Tensor, " n"]:
+    """Step 4: the scalar of a model that sees the kept patches only."""
+
+    def edit(stream: Tensor) -> Tensor:
+        if subject.body.blocks[0].batch_first:
+            return keep(stream, patches, subject.run.prefix)
+        return keep(stream.transpose(0, 1), patches, subject.run.prefix).transpose(0, 1)
+
+    return subject.score(subject.inputs.take(rows), rows, edit)
+
+
+def check_removable(model: nn.Module, body: Body) -> None:
+    """Refuse a model that cannot do without some of its tokens, or of which nobody said that it can."""
+    parts = body.anatomy
+    places = [body.owner, *(block.module for block in body.blocks)]
+    if any(find(place, parts.relative) is not None for place in places):
+        raise MethodError(
+            f"tis leaves out tokens, but in this {type(model).__name__} ({parts.name}) attention depends on how tokens "
+            f"lie to each other ({parts.relative}), and a shorter sequence would lie differently. vit_cx hides pixels "
+            "instead."
+        )
+    if not body.blocks or find(body.owner, parts.positions) is None:
+        raise AnatomyError(
+            f"tis leaves out tokens behind the positional embedding that is added before the first block, but in the "
+            f"{parts.name} anatomy of this {type(model).__name__} there is none at {parts.positions!r}. If it has one "
+            "and its blocks do not depend on the number of tokens: vitrail.Anatomy(blocks=..., positions=...). Else "
+            "vit_cx hides pixels instead."
+        )
+
+
+def read_masks(masks: Tensor | np.ndarray, batch: int) -> Float[Tensor, "b m p"]:
+    """Raw masks as given, for every sample."""
+    given = torch.as_tensor(masks)
+    shape = " x ".join(map(str, given.shape))
+    if given.ndim not in (2, 3) or given.shape[-2:].numel() == 0 or (given.ndim == 3 and len(given) != batch):
+        raise OptionError(f"masks are [masks, patches] or [{batch}, masks, patches], but these are {shape}.")
+    given = given if given.is_floating_point() else given.float()
+    if not bool(given.isfinite().all()):
+        raise OptionError(f"some of the masks ({shape}) hold NaN or infinity, so their patches have no order.")
+    return given if given.ndim == 3 else given.expand(batch, -1, -1)
+
+
+def check_patches(raw: Float[Tensor, "b m p"], subject: Subject) -> None:
+    """Refuse masks for another number of patches."""
+    patches = subject.run.valid.shape[1] - subject.run.prefix
+    if raw.shape[2] != patches:
+        raise OptionError(f"masks have {raw.shape[2]} columns, but the model cuts the picture into {patches} patches.")
+
+
+def read_ratios(ratio: float | Sequence) -> tuple[float, ...]:
+    """The ratios of patches to keep, one or several."""
+    ratios = (ratio,) if isinstance(ratio, (int, float)) else tuple(ratio)
+    if not ratios or not all(isinstance(x, (int, float)) and 0 < x <= 1 for x in ratios):
+        raise OptionError(f"ratio={ratio!r}, but ratios are above 0 and at most 1.")
+    return ratios
+
+
+def build(
+    *,
+    masks: Tensor | np.ndarray | None = None,
+    clusters: int = 1024,
+    ratio: float | Sequence = 0.5,
+    scalar: str = "probability",
+    batch: int = 128,
+    seed: int = 0,
+    progress: bool = True,
+) -> Procedure:
+    """How well the class is recognised from the patches that are kept, averaged over the masks that keep each.
+
+    Args:
+        masks: raw masks of your own instead of the centroids: one row of numbers over the patches each, `[masks,
+            patches]`, or `[batch, masks, patches]` with some for each picture.
+        clusters: how many centroids the channels of all blocks are grouped into; each channel is its own if there are
+            no more channels.
+        ratio: the share of patches a mask keeps; several make as many masks of each centroid.
+        scalar: score kept patches by the `probability` of the class (released code), or by its `logit`.
+        batch: masks tried at a time.
+        seed: of the points k-means starts from; the same for every picture of a batch.
+        progress: show a bar on the terminal if it takes long.
+    """
+    check_count("batch", batch)
+    check_count("clusters", clusters)
+    check_choice("scalar", scalar, SCALARS)
+    ratios = read_ratios(ratio)
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        check_removable(model, body)
+        if masks is not None:
+            read_masks(masks, inputs.batch)
+
+    def explain(subject: Subject) -> Result:
+        raw = own_masks(subject, clusters, seed) if masks is None else read_masks(masks, subject.inputs.batch)
+        check_patches(raw, subject)
+        kept = [strongest(raw.to(subject.run.valid.device), share) for share in ratios]
+        tries = [one for patches in kept for one in portions(patches, batch)]
+        steps = watched(tries, f"tis, {sum(len(rows) for rows, _ in tries)} masks", show=progress)
+        scores = torch.cat([score_kept(subject, rows, patches) for rows, patches in steps])
+        found = average(rearrange(scores, "(r b m) -> b (r m)", r=len(kept), b=len(raw)), as_masks(kept, raw.shape[2]))
+        return Result(F.pad(normalised(found), (subject.run.prefix, 0)))
+
+    return Procedure(explain, needs=frozenset({"leaving"}), scalar=scalar, check=check)

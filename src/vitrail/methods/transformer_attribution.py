@@ -1,0 +1,81 @@
+"""Transformer Attribution: relevance of attention maps times their gradients, multiplied through the layers.
+
+Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", CVPR 2021, arXiv:2012.09838.
+Paper -> code: R^(n_b) -> relevance, grad A -> gradient, the readout's row of C -> row.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.circumstances import How
+from vitrail.methods.options import PRECISIONS, check_choice, check_start_layer
+from vitrail.recording import Layer, Probs
+from vitrail.relevance import Result
+from vitrail.rules import propagating
+from vitrail.rules.deep_taylor import CONSERVING
+from vitrail.rules.maps import tell_maps
+from vitrail.subject import Procedure, Subject
+
+Row = Float[Tensor, "b t"]
+
+
+def weigh(gradient: Probs, relevance: Probs) -> Float[Tensor, "b q k"]:
+    """Eq. 13 without the identity: the positive part of gradient times relevance, mean over heads."""
+    return (gradient * relevance).clamp(min=0).mean(dim=1)
+
+
+def pull(row: Float[Tensor, "b q"], mixing: Float[Tensor, "b q k"], *, normalise: bool, carried: bool) -> Row:
+    """Eq. 14, read from the readout's row: `r <- r (I + A)`, the rows of `I + A` divided by their sums if asked for."""
+    if normalise:
+        row = row / (mixing.sum(dim=2) + carried)
+    seen = (row[:, None] @ mixing).squeeze(1)
+    return row + seen if carried else seen
+
+
+def least_at_readout(row: Row, first: Layer) -> Row:
+    """The readout's own entry replaced by the smallest of the real tokens' entries."""
+    least = row.masked_fill(~first.valid, torch.inf).amin(dim=1, keepdim=True)
+    return torch.where(first.readout == 1, least, row)
+
+
+OWN: dict[str, Callable[[Row, Layer], Row]] = {
+    "keep": lambda row, first: row,
+    "minimum": least_at_readout,
+    "zero": lambda row, first: row.masked_fill(first.readout == 1, 0.0),
+}
+
+
+def build(
+    *, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "float64"
+) -> Procedure:
+    """Gradient times relevance of every attention map, positive part, multiplied through the layers.
+
+    Args:
+        start_layer: the first layer that takes part, counted from zero; -1 is the last.
+        normalise: divide the rows of every layer's matrix by their sums.
+        own: `keep` the readout's own entry, or replace it by the row's `minimum` or by `zero`.
+        precision: `float64` or `float32`.
+    """
+    dtype = check_choice("precision", precision, PRECISIONS)
+    finish = check_choice("own", own, OWN)
+
+    def explain(subject: Subject) -> Result:
+        layers = subject.recorded(frozenset({"output_grad"}), How(dtype=dtype))
+        lowest = start_layer % len(layers) if start_layer < 0 else start_layer
+        check_start_layer(lowest, layers[-1])
+        state = {"row": layers[-1].readout}
+
+        def see(index: int, relevance: Probs) -> None:
+            layer = layers[index]
+            mixing = weigh(layer.probs_grad, relevance)
+            state["row"] = pull(state["row"], mixing, normalise=normalise, carried=not layer.pooling)
+
+        tell_maps(subject.run, subject.part, see, lowest=lowest)
+        return Result(finish(state["row"], layers[0]))
+
+    how = How(level="embedding_output", dtype=dtype, within=partial(propagating, CONSERVING))
+    return Procedure(explain, how)

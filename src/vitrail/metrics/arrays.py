@@ -1,0 +1,93 @@
+"""The border of the metrics: arrays and tensors come in, what cannot be measured is refused with its real values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import InputError, OptionError, suggest
+
+Numbers: TypeAlias = Tensor | np.ndarray | Sequence[Any]
+Entry = TypeVar("Entry")
+
+
+def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
+    """The entry of this name."""
+    if name not in table:
+        raise OptionError(f"there is no {what} {name!r}. {suggest(name, table)}")
+    return table[name]
+
+
+def to_tensor(values: Numbers) -> Tensor:
+    """The values as a tensor on the device they are on, without their graph."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # torch takes no reversed and no locked arrays
+
+
+def to_array(values: Numbers) -> np.ndarray:
+    """The values as an array; half precision, which NumPy knows only in part, becomes single."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy()
+
+
+def check_axes(shape: Sequence[int], name: str, axes: str) -> None:
+    """Refuse an empty array and one with another number of axes than the letters name."""
+    wanted = axes.split()
+    if len(shape) != len(wanted) or 0 in shape:
+        raise InputError(
+            f"{name} must have the axes [{', '.join(wanted)}], none empty, but its shape is {list(shape)}."
+        )
+
+
+def check_no_nan(values: np.ndarray | Tensor, name: str) -> None:
+    """Refuse NaN, and say in which examples it is."""
+    bad = values.isnan() if isinstance(values, Tensor) else np.isnan(values)
+    if not bad.any():
+        return
+    where = np.flatnonzero(to_array(bad).reshape(len(values), -1).any(axis=1)).tolist()
+    raise InputError(f"{name}: {int(bad.sum())} of {to_array(values).size} values are NaN, in example {brief(where)}.")
+
+
+def check_same(left: Sequence[int], right: Sequence[int], what: str) -> None:
+    """Refuse two shapes, or parts of shapes, that should be the same."""
+    if tuple(left) != tuple(right):
+        raise InputError(f"{what} must be the same, but they are {list(left)} and {list(right)}.")
+
+
+def brief(numbers: Sequence[int], most: int = 8) -> str:
+    """The first few numbers as text."""
+    return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
+
+
+def numbers_of(values: Numbers, name: str, axes: str) -> np.ndarray:
+    """A float64 array with these axes and no NaN."""
+    array = to_array(values)
+    check_axes(array.shape, name, axes)
+    array = array.astype(np.float64)
+    check_no_nan(array, name)
+    return array
+
+
+def flags_of(values: Numbers, name: str, axes: str) -> np.ndarray:
+    """A boolean array with these axes, from booleans or zeros and ones."""
+    array = to_array(values)
+    check_axes(array.shape, name, axes)
+    if array.dtype != bool and not np.isin(array, (0, 1)).all():
+        raise InputError(f"{name} must hold True and False, but it holds values from {array.min()} to {array.max()}.")
+    return array.astype(bool)
+
+
+def maps_of(values: Numbers, name: str = "maps") -> Tensor:
+    """Maps `[b, y, x]` in single precision or better, finite, on their device."""
+    maps = to_tensor(values)
+    check_axes(maps.shape, name, "b y x")
+    maps = maps if maps.dtype == torch.float64 else maps.float()
+    check_no_nan(maps, name)
+    if not bool(maps.isfinite().all()):
+        raise InputError(f"{name}: {int(maps.isinf().sum())} of {maps.numel()} values are infinite.")
+    return maps

@@ -1,0 +1,230 @@
+"""The context in which an unmodified model propagates relevance instead of gradients.
+
+Every torch function that reads something the explanation depends on is looked up by its kind in the rule set, and its
+result is given the way back that the rule says. The values are the model's own. Nothing survives the context.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vitrail.errors import RuleError
+from vitrail.listening import replaced_stream
+from vitrail.restore import hooks
+from vitrail.rules.kinds import ADDITIONS, DIVISIONS, IN_PLACE, KINDS, MODULES, MULTIPLICATIONS, ROUTING
+from vitrail.rules.operation import Operation, Rule
+from vitrail.seams.multihead import transparent_multihead
+from vitrail.trace import Trace
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A table: what kind of operation propagates relevance by which rule.
+
+    Args:
+        rules: by kind of operation. A kind that is missing stops the pass with an error.
+        otherwise: the rule of functions of no known kind; None stops the pass.
+        fork: what becomes of the residual stream where a sub-layer and a skip connection both read it.
+    """
+
+    name: str
+    rules: Mapping[str, Rule]
+    otherwise: Rule | None = None
+    fork: Callable[[Tensor], Tensor] | None = None
+
+
+class _Propagate(TorchFunctionMode):
+    """Look every function up in the rule set."""
+
+    def __init__(self, table: RuleSet, trace: Trace) -> None:
+        super().__init__()
+        self.table, self.trace = table, trace
+        self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.residuals: Counter[int | None] = Counter()
+        self.paused = False
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # noqa: ANN401
+        """Run one function by its rule."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # the mode is off while a torch function runs
+                return transparent_multihead(*args, **kwargs)
+        active = tuple(x for x in _tensors((args, kwargs)) if self.is_active(x))
+        if not active:
+            return func(*args, **kwargs)
+        return self.follow(kind_of(func, args, active, self.stream_shape()), func, args, kwargs, active)
+
+    def follow(
+        self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]
+    ) -> Any:  # noqa: ANN401
+        """The result of an operation by its rule, known to depend on what is explained."""
+        function = IN_PLACE.get(func, func)
+        block = self.trace.block
+        if kind == "residual":  # the stream was there before the sub-layer that read it
+            active = tuple(sorted(active, key=lambda x: self.depends.get(x, -1)))
+        operation = Operation(
+            kind, function, args, kwargs, self.where, block, active,
+            tell=lambda relevance: self.trace.heed(block, relevance),
+            readers=self._reader(kind, active[0]),
+            masks=self.trace.ids is not None,
+            note=self.trace.notes.append,
+            before=block is None and not any(heard.states for heard in self.trace.blocks),
+            gate=next((x for x in active if x in self.activated), None),
+            batch_axis=0 if block is None or self.trace.body.blocks[block].batch_first else 1,
+        )  # fmt: skip
+        rule = self.table.rules.get(kind)
+        if rule is None and kind == "unknown":
+            rule = self.table.otherwise or self._ordinary(operation)
+        if rule is None:
+            raise self._uncovered(operation)
+        out = self.mark(rule(operation))
+        if kind == "activation":
+            self.activated[out] = True
+        return self._forked(kind, block, out)
+
+    def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
+        """Count a linear layer among those that read this tensor."""
+        readers = self.readers.setdefault(x, Counter())
+        readers["linear"] += kind == "linear"
+        return lambda: readers["linear"]
+
+    def mark(self, out: Any) -> Any:  # noqa: ANN401
+        """The result of an operation, known to depend on what is explained."""
+        for x in _tensors(out):
+            if x.is_floating_point():
+                self.depends[x] = self.count
+                self.count += 1
+        return out
+
+    def fork(self, x: Tensor) -> Tensor:
+        """A tensor that is read twice: by a sub-layer and by the skip connection around it."""
+        return self.mark(self.table.fork(x)) if self.table.fork is not None and self.is_active(x) else x
+
+    def _forked(self, kind: str, block: int | None, out: Any) -> Any:  # noqa: ANN401
+        """The stream between the two sub-layers of a block forks: at the sum, or at the norm that follows it."""
+        if block is None or kind not in {"residual", "layer_norm", "rms_norm", "rms_norm_module"}:
+            return out
+        self.residuals[block] += kind == "residual"
+        at = "residual" if self.trace.body.blocks[block].attention_norm is not None else "norm"
+        if self.residuals[block] == 1 and kind.endswith(at):
+            self.residuals[block] += at == "norm"  # the sum is behind us
+            return self.fork(out)
+        return out
+
+    def is_active(self, x: Tensor) -> bool:
+        """Whether a tensor depends on what is explained."""
+        return x in self.depends or any(x is root for root in self.trace.roots)
+
+    def stream_shape(self) -> torch.Size | None:
+        """The shape of the residual stream, inside a block."""
+        block = self.trace.block
+        return None if block is None else self.trace.blocks[block].states["entering"].shape
+
+    @property
+    def where(self) -> str:
+        """The module that runs."""
+        return self.trace.running[-1] if self.trace.running else ""
+
+    def _ordinary(self, operation: Operation) -> Rule | None:
+        """Questions about a tensor, which give no tensor that depends on it, need no rule."""
+        out = operation.run()
+        return None if any(x.is_floating_point() for x in _tensors(out)) else lambda _: out
+
+    def _uncovered(self, operation: Operation) -> RuleError:
+        name = resolve_name(operation.function) or getattr(operation.function, "__name__", "an operation")
+        return RuleError(
+            f"the rules {self.table.name!r} do not say how relevance passes through {name} "
+            f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its kind "
+            "in vitrail.rules.kinds.KINDS and give the kind a rule in the rule set."
+        )
+
+
+def kind_of(func: Callable[..., Any], args: tuple, active: tuple[Tensor, ...], stream: torch.Size | None) -> str:
+    """What kind of operation a function is on these arguments."""
+    both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
+    if func in ADDITIONS:
+        if not both:
+            return "shift"
+        return "residual" if active[0].shape == active[1].shape == stream else "sum"
+    if func in MULTIPLICATIONS or func in DIVISIONS:
+        return "scale" if not both else "gate" if func in MULTIPLICATIONS else "quotient"
+    if KINDS.get(func) == "product":
+        return "product" if both else "linear_product" if args[0] is active[0] else "unknown"
+    if func is Tensor.__getitem__ and _picks_a_token(args):
+        return "select"
+    return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
+
+
+def _picks_a_token(args: tuple) -> bool:
+    x, index = args
+    return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for each in x:
+            yield from _tensors(each)
+    elif isinstance(x, dict):
+        yield from _tensors(tuple(x.values()))
+
+
+@contextmanager
+def propagating(table: RuleSet, model: nn.Module, trace: Trace) -> Iterator[None]:
+    """Let the model that runs inside the block propagate relevance by these rules when it is differentiated."""
+    mode = _Propagate(table, trace)
+    changed: list[tuple[nn.Module, Any]] = []
+    handles: list[RemovableHandle] = []
+    try:
+        for module in model.modules():
+            kind = next((kind for kind, fits in MODULES if fits(module)), None)
+            if kind is not None and kind in table.rules:
+                changed.append((module, module.__dict__.get("forward")))
+                module.forward = partial(_whole, mode, kind, module.forward)
+        with hooks(handles), mode:
+            for block in trace.body.blocks:
+                handles.append(block.module.register_forward_pre_hook(partial(_fork_at_entry, mode), with_kwargs=True))
+            yield
+    finally:
+        for module, own in reversed(changed):
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    if threading.get_ident() != mode.trace.thread:
+        return None
+    return replaced_stream(args, kwargs, mode.fork)
+
+
+def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """A module's forward as one operation."""
+    active = tuple(x for x in _tensors((args, kwargs)) if mode.is_active(x))
+    if threading.get_ident() != mode.trace.thread or not active:
+        return forward(*args, **kwargs)
+    mode.paused = True
+    try:
+        return mode.follow(kind, forward, args, kwargs, active)
+    finally:
+        mode.paused = False

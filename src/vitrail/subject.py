@@ -1,0 +1,136 @@
+"""A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitrail.anatomy import Body
+from vitrail.circumstances import PLAIN, How
+from vitrail.inputs import Inputs
+from vitrail.listening import replaced_stream
+from vitrail.outputs import Part, read_output
+from vitrail.passes import Pass, Settings, Wanted
+from vitrail.record import forward
+from vitrail.recording import Layer
+from vitrail.relevance import Result, Walk
+from vitrail.relevance.walk import Walker
+from vitrail.restore import hooks, prepared
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model, one batch of inputs, one scalar per sample.
+
+    `run` is a pass that has been made already, under the circumstances the method asked for, and `part` its scalar.
+    """
+
+    model: nn.Module
+    body: Body
+    inputs: Inputs
+    run: Pass
+    part: Part
+    settings: Settings
+
+    @property
+    def rows(self) -> Int[Tensor, " b"]:
+        """All samples."""
+        return torch.arange(self.inputs.batch, device=self.run.valid.device)
+
+    def layers(self, needs: frozenset[str], *, last_only: bool = False) -> list[Layer]:
+        """The layers of the pass that has been made, first to last, with the gradients of the scalar."""
+        return _layers(self.run, self.part, Wanted.of(needs, last_only=last_only), again=True)
+
+    def walk(self, method: Walk) -> Result:
+        """The result of a walk over the layers of the pass that has been made."""
+        walker = Walker(method)
+        wanted = Wanted.of(method.needs, last_only=method.last_only)
+        self.run.visit(self.part, wanted, walker.see, again=True)
+        assert walker.result is not None
+        return walker.result
+
+    def repeated(self, copies: int) -> Inputs:
+        """The whole batch several times over, copy after copy."""
+        return self.inputs if copies == 1 else self.inputs.take(self.rows.repeat(copies))
+
+    @contextmanager
+    def again(
+        self,
+        needs: frozenset[str] = frozenset(),
+        how: How = PLAIN,
+        *,
+        inputs: Inputs | None = None,
+        copies: int = 1,
+    ) -> Iterator[tuple[Pass, Part]]:
+        """Another pass on inputs of the same samples, and the same scalar in it.
+
+        Args:
+            copies: how often the inputs hold the whole batch, copy after copy (`repeated`).
+        """
+        chosen = self.repeated(copies) if inputs is None else inputs
+        with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, how) as run:
+            scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
+            position = None if self.part.position is None else self.part.position.repeat(copies)
+            yield run, replace(self.part, scalar=scalar, position=position)
+
+    def recorded(
+        self,
+        needs: frozenset[str],
+        how: How = PLAIN,
+        *,
+        inputs: Inputs | None = None,
+        copies: int = 1,
+        last_only: bool = False,
+    ) -> list[Layer]:
+        """The layers of another pass, first to last, with the gradients of the same scalar."""
+        with self.again(needs, how, inputs=inputs, copies=copies) as (run, part):
+            return _layers(run, part, Wanted.of(needs, last_only=last_only), again=False)
+
+    def gradient(self) -> list[tuple[Tensor, Tensor]]:
+        """Every place where the gradient of the pass ends, with the gradient of the scalar there."""
+        return self.run.at_roots(self.part)
+
+    def score(
+        self, inputs: Inputs, rows: Int[Tensor, " m"], edit: Callable[[Tensor], Tensor] | None = None
+    ) -> Float[Tensor, " m"]:
+        """The scalar of a plain pass without gradients, on inputs made of these samples.
+
+        Args:
+            edit: what becomes of the residual stream before it enters the first block.
+        """
+
+        def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+            return None if edit is None else replaced_stream(args, kwargs, edit)
+
+        handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
+        with prepared(self.model, self.body.owner, gradients=False), hooks(handles):
+            output = read_output(self.model(*inputs.args, **inputs.kwargs), span=self.body.anatomy.span)
+        return self.part.read(output.wide, rows)
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """A method that is handed the subject and does with it as its paper says.
+
+    Args:
+        explain: the method.
+        how: the circumstances of the pass that is made for it.
+        needs: states and gradients that pass keeps (`record.KEEPS`).
+        scalar: `"logit"` or `"probability"`: what of a plain class target is explained.
+        check: raises if the method does not apply to this model and these inputs; called before the model runs.
+    """
+
+    explain: Callable[[Subject], Result]
+    how: How = PLAIN
+    needs: frozenset[str] = frozenset()
+    scalar: str = "logit"
+    check: Callable[[nn.Module, Body, Inputs], None] = lambda model, body, inputs: None
+
+
+def _layers(run: Pass, part: Part, wanted: Wanted, *, again: bool) -> list[Layer]:
+    layers: list[Layer] = []
+    run.visit(part, wanted, layers.append, again=again)
+    return layers[::-1]
