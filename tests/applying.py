@@ -8,6 +8,19 @@ from vitrail.requests import read_request
 from vitrail.subject import Procedure
 from vitrail.targets import as_target
 
+CHEAP = {
+    "vit_cx": {"threshold": 0.7},
+    "tis": {"clusters": 6},
+    **{name: {"steps": 2} for name in ("bi_head", "bi_token", "tam", "integrated_gradients")},
+    "dix": {"steps": 1},
+}
+"""Options with which methods that run a model very often run it less often."""
+
+
+def cheaply(methods) -> list[tuple[str, dict]]:
+    """Methods with options that make them quick."""
+    return [(name, CHEAP.get(name, {})) for name in methods]
+
 
 def applying(model, inputs, anatomy=None) -> list[str]:
     """Every method that does not refuse them before the model runs."""
@@ -20,8 +33,6 @@ def _applies(name, model, inputs, body) -> bool:
     request = read_request(name, "recommended", inputs, as_target(None))
     if not isinstance(request.plan, Procedure):
         return True
-    if vitrail.METHODS[name].kind == "rules" and body.temperature is not None:
-        return False  # no rule says how relevance passes through the cosine of CLIP
     try:
         request.plan.check(model, body, request.inputs)
     except (AnatomyError, MethodError, OptionError):

@@ -9,8 +9,10 @@ import vitrail
 TOLERANCE = {
     "grad_cam": 1e-10, "gae": 1e-10, "raw_attention": 1e-10, "rollout": 1e-10,
     "complete_gradient": 1e-9, "absolute_gradient": 1e-9, "tokentm": 1e-9, "gradtoken": 1e-9,
-    "input_x_gradient": 1e-9,
+    "input_x_gradient": 1e-9, "bi_head": 1e-10, "bi_token": 1e-10, "tam": 1e-10,
     "attcat": 1e-9, "cat": 1e-9, "grads": 1e-9, "att_grads": 1e-9,
+    "feature_grad_cam": 1e-8, "agcam": 1e-10, "dix": 1e-7, "le_grad": 1e-10,
+    "vit_cx": 1e-8, "tis": 1e-8,
 }  # fmt: skip
 CASES = [
     pytest.param(folder, row, id=f"{folder}-{row['pattern']}-{row['method']}")

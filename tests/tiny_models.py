@@ -56,13 +56,11 @@ def _clip(name: str = "CLIPModel", **options):
         import transformers
 
         large = {"initializer_factor": 4.0}  # or values would be little but their bias, all of one sign
-        text = {**WIDTH, "hidden_size": 20, "num_attention_heads": 2, "vocab_size": END + 1, "max_position_embeddings": 20}
-        text |= {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0, **large}
+        text = {**WIDTH, "hidden_size": 20, "num_attention_heads": 2, "max_position_embeddings": 20, **large}
+        text |= {"vocab_size": END + 1, "bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
         vision = {**WIDTH, "image_size": 32, "patch_size": 8, **large}
-        config = transformers.CLIPConfig(
-            text_config=text, vision_config=vision, projection_dim=16, logit_scale_init_value=1.3, num_labels=5, **options
-        )
-        return getattr(transformers, name)(config)
+        towers = {"text_config": text, "vision_config": vision, "projection_dim": 16, "logit_scale_init_value": 1.3}
+        return getattr(transformers, name)(transformers.CLIPConfig(**towers, num_labels=5, **options))
 
     return build
 

@@ -1,4 +1,4 @@
-"""Under which circumstances a model runs: where its gradient ends, in which precision, and what is changed on the way."""
+"""How a model runs: where its gradient ends, in which precision, and what is changed on the way."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

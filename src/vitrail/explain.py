@@ -100,7 +100,7 @@ def compare(
     requests = [read_request(spec, preset, read, as_target(target)) for spec in methods]
     body = find_body(model, anatomy)
     made: dict[int, Attribution] = {}
-    for i, request in enumerate(requests):
+    for request in requests:
         if isinstance(request.plan, Procedure):
             request.plan.check(model, body, request.inputs)
     for i, request in enumerate(requests):

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 
-
 TEXTS = frozenset({"input_ids", "attention_mask", "position_ids"})
 """Keywords that stand for texts where a picture is what the model looks at: one text a class, whatever the batch."""
 
@@ -28,7 +27,7 @@ class Inputs:
     special: Tensor | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
     main: str | None = None  # the keyword of what the model looks at; None for the first argument
-    shared: frozenset[str] = frozenset()  # keywords that belong to all samples alike: texts that pictures are compared with
+    shared: frozenset[str] = frozenset()  # keywords that belong to no one sample: texts to compare pictures with
 
     @property
     def shown(self) -> Tensor:
@@ -172,8 +171,9 @@ def check_pairs(model: nn.Module, inputs: Inputs) -> None:
     compares = getattr(getattr(model, "config", None), "model_type", "") == "clip" and hasattr(model, "logit_scale")
     if compares and (inputs.kind != "image" or "input_ids" not in inputs.kwargs):
         raise InputError(
-            f"{type(model).__name__} compares pictures with texts, so a class is a text: give it pixel_values, input_ids and "
-            "attention_mask by name, as its processor does. To explain the texts: vitrail.TextTower(model, pixel_values)."
+            f"{type(model).__name__} compares pictures with texts, so a class is a text: give it pixel_values, "
+            "input_ids and attention_mask by name, as its processor does. To explain the texts: "
+            "vitrail.TextTower(model, pixel_values)."
         )
 
 

@@ -28,7 +28,7 @@ def attribution_of(
         found = [getattr(result, name) for _, result in results]
         if found[0] is None:
             return None
-        total = sum((x.abs() if target.absolute else x) for x in found)
+        total = torch.stack([x.abs() if target.absolute else x for x in found]).sum(dim=0)
         return total if dtype is None else total.to(dtype)
 
     def content(name: str) -> Tensor | None:

@@ -65,7 +65,8 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
             handles.append(_after(trace, trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
         if trace.cut:
             handles += LEVEL_HOOKS[trace.level](trace, model)
-        with attention_calls(trace.hear, trace.how.bend, lambda: trace.block):
+        with attention_calls(trace.hear, trace.how.bend, lambda: trace.block) as follower:
+            trace.same = follower.same
             yield
 
 

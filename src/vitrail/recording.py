@@ -162,7 +162,17 @@ class Layer:
     def rows(self, start: int, stop: int) -> "Layer":
         """The same layer, seen by some of its queries only."""
         cut = slice(start, stop)
-        names = ("query", "query_grad", "output", "output_grad", "weights", "weights_grad", "softmax_input", "allowed", "bias")
+        names = (
+            "query",
+            "query_grad",
+            "output",
+            "output_grad",
+            "weights",
+            "weights_grad",
+            "softmax_input",
+            "allowed",
+            "bias",
+        )
         held = {name: x for name in names if (x := getattr(self, name)) is not None}
         # Masks may have one row that stands for all.
         rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}

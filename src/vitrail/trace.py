@@ -38,6 +38,7 @@ class Trace:
         self.here: Heard = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
         self.answer: object = None  # what the module gave whose readout the anatomy knows
+        self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # told when one tensor stands for another
         self.notes: list[Any] = []  # what rules kept of the forward pass
         self.heed: Callable[[int | None, Tensor], None] = lambda block, relevance: None  # told each map's relevance
         self.thread = threading.get_ident()
@@ -62,9 +63,7 @@ class Trace:
     def hear(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it."""
         scores = call.softmax_input if "softmax_input" in self.keep else None
-        self.here.calls.append(
-            replace(call, owner=self.running[-1] if self.running else "", softmax_input=scores)
-        )
+        self.here.calls.append(replace(call, owner=self.running[-1] if self.running else "", softmax_input=scores))
 
     @property
     def layers(self) -> list[Heard]:

@@ -10,6 +10,7 @@ import vitrail
 from vitrail.errors import AnatomyError
 from vitrail.methods import bi
 from vitrail.methods.last_gradient import rows_read
+from vitrail.recording import Stream
 
 EYE = torch.eye(T, dtype=torch.float64)
 
@@ -70,7 +71,7 @@ def test_an_identity_projection_and_values_twice_the_input_double_every_token():
     entering = random(B, T, H * D)
     value = 2 * entering.unflatten(2, (H, D)).transpose(1, 2)
     eye = torch.eye(H * D, dtype=torch.float64)
-    plain = replace(one, value=value, output_weight=eye, stream=replace(one.stream, entering=entering))
+    plain = replace(one, value=value, output_weight=eye, stream=Stream(entering=entering))
     assert_close(bi.token_growth(plain), torch.full((B, T), 2.0, dtype=torch.float64))
 
 

@@ -207,3 +207,13 @@ def test_the_model_answers_as_before_afterwards():
     before = clip(**IMAGES).logits_per_image
     vitrail.explain(clip, IMAGES, "grad_eclip", 1)
     assert torch.equal(clip(**IMAGES).logits_per_image, before)
+
+
+def test_tokens_are_compared_as_far_as_they_are_real_and_the_readout_sees_them():
+    readout = torch.zeros(B, T, dtype=torch.float64)
+    readout[:, 2] = 1
+    causal = layer(kind="text", causal=True, readout=readout)
+    assert grad_eclip.seen(causal).tolist() == [[True, True, True, False, False]] * B
+    valid = torch.tensor([[True] * 5, [True] * 4 + [False]])
+    assert grad_eclip.seen(layer(kind="text", valid=valid)).tolist() == valid.tolist()
+    assert grad_eclip.seen(layer(valid=valid, prefix=1))[1].tolist() == [False, True, True, True, False]

@@ -72,6 +72,6 @@ def test_a_level_the_inputs_do_not_have_is_refused(name, level, words):
 
 
 def test_the_first_blocks_input_needs_blocks():
-    anatomy = vitrail.Anatomy(blocks=None, prefix=1, readout="cls")
+    anatomy = vitrail.Anatomy(prefix=1, readout="cls")
     with pytest.raises(OptionError, match="needs the model's blocks"):
         vitrail.explain(tiny("hf_bert"), MODELS["hf_bert"].inputs(), METHOD, anatomy=anatomy)

@@ -12,6 +12,11 @@ from vitrail.methods import integrated_gradients as ig
 from vitrail.methods.paths import midpoints, path_sum
 
 
+both = pytest.mark.parametrize(
+    ("method", "options"), [("integrated_gradients", {"steps": 3}), ("input_x_gradient", {})]
+)
+
+
 def bumpy(x):
     return (x.sin() * x.square()).sum(dim=1) + x.prod(dim=1)
 
@@ -59,12 +64,12 @@ def linear_model():
     return model
 
 
-@pytest.mark.parametrize("method", ["integrated_gradients", "input_x_gradient"])
-def test_a_linear_model_gives_weight_times_embedding(method):
+@both
+def test_a_linear_model_gives_weight_times_embedding(method, options):
     model, ids = linear_model(), MODELS["own_pre_norm"].inputs()
     x = model.embed(ids) + model.places[:9]
     expected = (x @ model.head.weight[1] / 9).detach()
-    assert_close(vitrail.explain(model, ids, method, 1).scores, expected)
+    assert_close(vitrail.explain(model, ids, method, 1, **options).scores, expected)
 
 
 def by_hand(model, x, run, target, steps):
@@ -126,10 +131,11 @@ def test_scores_of_a_model_add_up():
         assert bool((many.abs() < few.abs()).all())
 
 
-@pytest.mark.parametrize("method", ["integrated_gradients", "input_x_gradient"])
-def test_a_model_that_keeps_time_first_is_explained_like_its_twin(method):
+@both
+def test_a_model_that_keeps_time_first_is_explained_like_its_twin(method, options):
     inputs = MODELS["own_time_first"].inputs()
-    twin, other = (vitrail.explain(tiny(name), inputs, method, [0, 2]) for name in ("own_post_norm", "own_time_first"))
+    names = ("own_post_norm", "own_time_first")
+    twin, other = (vitrail.explain(tiny(name), inputs, method, [0, 2], **options) for name in names)
     assert_close(twin.scores, other.scores)
 
 

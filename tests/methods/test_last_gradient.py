@@ -110,9 +110,19 @@ def test_there_is_at_least_one_step(method, wrong):
 
 @every_method
 def test_texts_need_known_blocks(method):
-    anatomy = vitrail.Anatomy(blocks=None, prefix=1, readout="cls")
+    anatomy = vitrail.Anatomy(prefix=1, readout="cls")
     with pytest.raises(AnatomyError, match="blocks"):
         vitrail.explain(tiny("hf_bert"), MODELS["hf_bert"].inputs(), method, anatomy=anatomy)
+
+
+@pytest.mark.parametrize("method", ["bi_head", "tam"])
+def test_pictures_need_no_known_blocks(method):
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    anatomy = vitrail.Anatomy(prefix=1, readout="cls")
+    known, unknown = (vitrail.explain(model, inputs, method, 1, steps=3, anatomy=a) for a in (None, anatomy))
+    assert_close(known.scores, unknown.scores)
+    with pytest.raises(OptionError, match="start_layer=3"):
+        vitrail.explain(model, inputs, method, 1, steps=3, start_layer=3, anatomy=anatomy)
 
 
 @every_method

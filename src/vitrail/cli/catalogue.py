@@ -44,7 +44,8 @@ def _signed(method: Method) -> str:
 def _show_one(method: Method) -> None:
     screen = out()
     screen.print(Text.assemble((method.name, "bold"), f" · {method.summary}"))
-    screen.print(Text(f"{method.paper} · {method.cost} · {' and '.join(method.inputs)}"))
+    only = f" · {method.models} only" if method.models else ""
+    screen.print(Text(f"{method.paper} · {method.cost} · {' and '.join(method.inputs)}{only}"))
     docs = option_docs(method)
     if method.options:
         table = Table("option", "default", "meaning", title="options")

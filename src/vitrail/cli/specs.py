@@ -66,10 +66,10 @@ def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
 
 
 def applicable(preset: str, kind: str) -> list[Spec]:
-    """Every method that explains this kind of input and has the preset."""
+    """Every method that explains this kind of input and has the preset, but those bound to one kind of model."""
     found = []
     for name, entry in METHODS.items():
-        if kind in entry.inputs and preset in {"recommended", *entry.presets}:
+        if kind in entry.inputs and entry.models is None and preset in {"recommended", *entry.presets}:
             found.append((name, {}))
     if not found:
         raise OptionError(f"no method has a preset {preset!r}. {suggest(preset, PRESETS)}")

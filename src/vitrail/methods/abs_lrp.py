@@ -1,7 +1,7 @@
 """Relative absolute magnitude propagation (absLRP), contrasted with all other classes.
 
-Vukadin et al., "Advancing Attribution-Based Neural Network Explainability through Relative Absolute Magnitude Layer-Wise
-Relevance Propagation and Multi-Component Evaluation", 2024, arXiv:2412.09311.
+Vukadin et al., "Advancing Attribution-Based Neural Network Explainability through Relative Absolute Magnitude
+Layer-Wise Relevance Propagation and Multi-Component Evaluation", 2024, arXiv:2412.09311.
 """
 
 from functools import partial
@@ -12,12 +12,21 @@ from torch import Tensor
 
 from vitrail.circumstances import How
 from vitrail.errors import TargetError
-from vitrail.methods.levels import at_level, check_level
+from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.rules import propagating
 from vitrail.rules.absolute import PLAIN, absolute_rules
 from vitrail.subject import Procedure, Subject
+
+_MIXED = "its relevance is divided by each sample's absolute sum, and there samples share an axis"
+REFUSED = {
+    "MultiheadAttention": _MIXED,
+    "AttentionPoolLatent": "no rule is published for a query that pools the tokens",
+    "Conv1D": _MIXED,
+    "RMSNorm": "no rule is published for norms without a mean",
+}
+"""Modules the rules do not cover, by the end of their class's name."""
 
 
 def seeds(subject: Subject, logits: Float[Tensor, "b c"]) -> tuple[Tensor, Tensor]:
@@ -52,4 +61,4 @@ def build(*, level: str = "embedding_output", precision: str = "float64") -> Pro
         return at_level(level, subject, contrast(wanted, others))
 
     how = How(level=level, dtype=dtype, within=partial(propagating, PLAIN))
-    return Procedure(explain, how, check=check_level(level))
+    return Procedure(explain, how, check=check_rules("abs_lrp", level, refused=REFUSED))

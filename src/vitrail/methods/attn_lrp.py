@@ -16,4 +16,4 @@ def build(*, level: str = "embedding_output", precision: str = "float64") -> Pro
         level: where the input is taken: `embedding_output`, `inputs_embeds` (text) or `pixels` (images).
         precision: `float64` or `float32`.
     """
-    return gradient_times_input(ATTN, level, precision)
+    return gradient_times_input("attn_lrp", ATTN, level, precision)

@@ -7,7 +7,7 @@ from functools import partial
 
 from vitrail.circumstances import How
 from vitrail.errors import OptionError
-from vitrail.methods.levels import at_level, check_level
+from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.rules import RuleSet, propagating
@@ -21,7 +21,7 @@ RULES: dict[tuple[str, bool], RuleSet] = {
 }
 
 
-def gradient_times_input(table: RuleSet, level: str, precision: str) -> Procedure:
+def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) -> Procedure:
     """The relevance where the gradient ends: the input times its gradient on the bent graph, summed over channels."""
 
     def explain(subject: Subject) -> Result:
@@ -29,7 +29,7 @@ def gradient_times_input(table: RuleSet, level: str, precision: str) -> Procedur
         return at_level(level, subject, x * gradient)
 
     how = How(level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
-    return Procedure(explain, how, check=check_level(level))
+    return Procedure(explain, how, check=check_rules(name, level))
 
 
 def build(
@@ -50,4 +50,4 @@ def build(
     check_choice("rules", rules, {"paper": 0, "lxt": 0})
     if (rules, detach_mean) not in RULES:
         raise OptionError("detach_mean applies to rules='paper' only.")
-    return gradient_times_input(RULES[rules, detach_mean], level, precision)
+    return gradient_times_input("conservative_lrp", RULES[rules, detach_mean], level, precision)

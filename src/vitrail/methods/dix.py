@@ -85,4 +85,4 @@ def build(*, steps: int = 10, inject: str = "own") -> Procedure:
         ]
         return Result(rows[0] + rows[1])
 
-    return Procedure(explain, check=check_blocks("dix", least=2))
+    return Procedure(explain, needs=NEEDS, check=check_blocks("dix", least=2))

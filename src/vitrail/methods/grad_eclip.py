@@ -97,7 +97,7 @@ def build(*, similarity: bool = True, layers: int = 1) -> Procedure:
 
     Args:
         similarity: weigh each token by the similarity of its key to the readout's query (the paper's lambda).
-        layers: how many of the last blocks get one head and are added up; the authors take more than one for texts only.
+        layers: how many of the last blocks get one head and are added up; the authors take several for texts only.
     """
     if layers < 1:
         raise OptionError(f"layers={layers}, but at least the last block has to be read.")

@@ -1,12 +1,12 @@
 """What methods share that end at a chosen level: the picture, the word embeddings, the first block's input."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
 from vitrail.anatomy import Body
 from vitrail.circumstances import LEVELS
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.inputs import Inputs
 from vitrail.relevance import Result
 from vitrail.subject import Subject
@@ -25,6 +25,28 @@ def check_level(level: str) -> Callable[[nn.Module, Body, Inputs], None]:
             raise OptionError(f"level={level!r} is for {ONLY[level]} inputs, but these are {inputs.kind}.")
         if level == "embedding_output" and not body.blocks:
             raise OptionError("level='embedding_output' needs the model's blocks: vitrail.Anatomy(blocks=...).")
+
+    return check
+
+
+def check_rules(
+    name: str, level: str, *, refused: Mapping[str, str] | None = None
+) -> Callable[[nn.Module, Body, Inputs], None]:
+    """A check that rules can be followed through a model, down to a level.
+
+    Args:
+        refused: by the name of a class, why its modules cannot be followed.
+    """
+    has_level = check_level(level)
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        has_level(model, body, inputs)
+        if body.temperature is not None:
+            raise MethodError(f"{name} has no rule for the cosine by which {type(model).__name__} compares embeddings.")
+        for path, module in model.named_modules():
+            for ending, reason in (refused or {}).items():
+                if type(module).__name__.endswith(ending):
+                    raise MethodError(f"{name} cannot follow {path!r}, {type(module).__name__}: {reason}.")
 
     return check
 

@@ -6,7 +6,7 @@ Bach et al., PLoS ONE 2015; in the form that Chefer, Gur and Wolf, CVPR 2021, ar
 from functools import partial
 
 from vitrail.circumstances import How
-from vitrail.methods.levels import at_level, check_level
+from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.rules import RuleSet, propagating
@@ -31,4 +31,4 @@ def build(*, rules: str = "orig", level: str = "embedding_output", precision: st
         return at_level(level, subject, relevance)
 
     how = How(level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
-    return Procedure(explain, how, check=check_level(level))
+    return Procedure(explain, how, check=check_rules("lrp", level))

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.circumstances import How
+from vitrail.methods.levels import check_rules
 from vitrail.methods.lrp import RULES
 from vitrail.methods.options import PRECISIONS, check_choice, without_readout
 from vitrail.recording import Layer, Probs
@@ -17,10 +18,12 @@ from vitrail.rules import propagating
 from vitrail.rules.maps import tell_maps
 from vitrail.subject import Procedure, Subject
 
+LEVEL = "embedding_output"
+
 
 def readout_of(relevance: Probs, layer: Layer) -> Float[Tensor, "b t"]:
     """The positive part of every head, their mean, and of that the readout's row."""
-    return (layer.readout[:, None] @ relevance.clamp(min=0).mean(dim=1)).squeeze(1)
+    return (layer.readout[:, None] @ relevance.clamp(min=0).mean(dim=1).to(layer.readout.dtype)).squeeze(1)
 
 
 def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "float64") -> Procedure:
@@ -39,5 +42,5 @@ def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "
         tell_maps(subject.run, subject.part, found.__setitem__, lowest=last.index)
         return without_readout(zero_readout)(readout_of(found[last.index], last), last)
 
-    how = How(level="embedding_output", dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
-    return Procedure(explain, how)
+    how = How(level=LEVEL, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
+    return Procedure(explain, how, check=check_rules("partial_lrp", LEVEL))

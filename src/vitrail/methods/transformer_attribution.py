@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.circumstances import How
+from vitrail.methods.levels import check_rules
 from vitrail.methods.options import PRECISIONS, check_choice, check_start_layer
 from vitrail.recording import Layer, Probs
 from vitrail.relevance import Result
@@ -21,6 +22,7 @@ from vitrail.rules.maps import tell_maps
 from vitrail.subject import Procedure, Subject
 
 Row = Float[Tensor, "b t"]
+LEVEL = "embedding_output"
 
 
 def weigh(gradient: Probs, relevance: Probs) -> Float[Tensor, "b q k"]:
@@ -49,9 +51,7 @@ OWN: dict[str, Callable[[Row, Layer], Row]] = {
 }
 
 
-def build(
-    *, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "float64"
-) -> Procedure:
+def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "float64") -> Procedure:
     """Gradient times relevance of every attention map, positive part, multiplied through the layers.
 
     Args:
@@ -77,5 +77,5 @@ def build(
         tell_maps(subject.run, subject.part, see, lowest=lowest)
         return Result(finish(state["row"], layers[0]))
 
-    how = How(level="embedding_output", dtype=dtype, within=partial(propagating, CONSERVING))
-    return Procedure(explain, how)
+    how = How(level=LEVEL, dtype=dtype, within=partial(propagating, CONSERVING))
+    return Procedure(explain, how, check=check_rules("transformer_attribution", LEVEL))

@@ -83,8 +83,9 @@ def effects(masked: Float[Tensor, " n"], filled: Float[Tensor, " n"], clean: Flo
 def saliency(scores: Float[Tensor, " n"], masks: Maps) -> Float[Tensor, "h w"]:
     """Step 5: (1/N) Σ_i s_i M_i / Σ_k M_k; zero where no mask shows anything."""
     cover = masks.sum(dim=0)
+    seen = cover > 64 * torch.finfo(masks.dtype).eps  # what rounding leaves of 0 is no cover
     total = torch.einsum("n,nhw->hw", scores, masks) / len(masks)
-    return torch.where(cover > 0, total / cover, torch.zeros_like(total))
+    return torch.where(seen, total / cover, torch.zeros_like(total))
 
 
 def draws(pictures: Tensor, *, noise: float, seed: int) -> Iterator[Float[Tensor, "c h w"]]:

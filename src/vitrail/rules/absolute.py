@@ -1,16 +1,16 @@
 """The rules of relative absolute magnitude propagation.
 
-Vukadin et al., "Advancing Attribution-Based Neural Network Explainability through Relative Absolute Magnitude Layer-Wise
-Relevance Propagation and Multi-Component Evaluation", 2024, arXiv:2412.09311. Every operation z = f(x) pulls `R / |z|` back
-through z + z_abs, where z_abs = |f|(|x|) has absolute weights; times x; divided by its absolute sum. Norm statistics and
-the softmax's denominator are constants. As in the released code, dropout is an operation like any other, and the share
-of a skip connection comes from the total derivative, which also runs through the sub-layer it leads around.
+Vukadin et al., "Advancing Attribution-Based Neural Network Explainability through Relative Absolute Magnitude
+Layer-Wise Relevance Propagation and Multi-Component Evaluation", 2024, arXiv:2412.09311.
+Every operation z = f(x) pulls `R / |z|` back through z + z_abs, where z_abs = |f|(|x|) has absolute weights; times x;
+divided by its absolute sum. Norm statistics and the softmax's denominator are constants. As in the released code,
+dropout is an operation like any other, and the share of a skip connection comes from the total derivative, which also
+runs through the sub-layer it leads around.
 """
 
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 

@@ -103,8 +103,7 @@ def constant(operation: Operation) -> Tensor:
 
 def halves(operation: Operation) -> Tensor:
     """A product of two activations shares relevance evenly between them."""
-    a, b = operation.args[:2]
-    return operation.function(scaled(a, 0.5), scaled(b, 0.5))
+    return operation.function(*(operation.stand_in(x, lambda g, x: (0.5 * g,)) for x in operation.args[:2]))
 
 
 def constant_gate(operation: Operation) -> Tensor:
@@ -121,8 +120,8 @@ def identity_gradient(operation: Operation) -> Tensor:
 
 _GRADIENT: dict[str, Rule] = dict.fromkeys(
     (
-        "route", "linear", "addmm", "linear_product", "convolution", "product", "sum", "mean", "select", "gate", "softmax",
-        "activation", "dropout", "scale", "residual", "shift", "attention",
+        "route", "linear", "addmm", "linear_product", "convolution", "product", "sum", "mean", "select", "gate",
+        "softmax", "activation", "dropout", "scale", "residual", "shift", "attention",
     ),
     gradient,
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """The rules of the deep Taylor decomposition, in the two forms published with Transformer Attribution.
 
-Montavon et al., Pattern Recognition 2017, arXiv:1512.02479; Chefer, Gur and Wolf, CVPR 2021, arXiv:2012.09838, Eqs. 3 to
-10. `conserving` passes on as much relevance as it receives. `orig`, the form of the paper's baselines, lets positive and
-negative inputs each share the whole relevance of a neuron, which doubles it where both occur.
+Montavon et al., Pattern Recognition 2017, arXiv:1512.02479; Chefer, Gur and Wolf, CVPR 2021, arXiv:2012.09838, Eqs. 3
+to 10. `conserving` passes on as much relevance as it receives. `orig`, the form of the paper's baselines, lets positive
+and negative inputs each share the whole relevance of a neuron, which doubles it where both occur.
 """
 
 from collections.abc import Callable
@@ -74,9 +74,7 @@ def normalised(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tupl
     return first, second
 
 
-def attend_values(
-    relevance: Tensor, probs: Tensor, value: Tensor, output: Tensor
-) -> tuple[Tensor, Tensor]:
+def attend_values(relevance: Tensor, probs: Tensor, value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     """Eq. 6 for the product of attention and values: the relevance of the map and of the values, half each."""
     share = divide(relevance, output)
     return probs * (share @ value.mT) / 2, value * (probs.mT @ share) / 2
@@ -113,7 +111,7 @@ def in_proportion(share: float) -> Rule:
     """Eq. 6 for any operation that is linear in each of its operands: `x * J^T (R / z)`, shared among them."""
 
     def rule(operation: Operation) -> Tensor:
-        entering = {id(x): bent(x, lambda relevance, x: (share * x * relevance,), x) for x in operation.active}
+        entering = {id(x): operation.stand_in(x, lambda r, x: (share * x * r,)) for x in operation.active}
         args = tuple(entering.get(id(x), x) if isinstance(x, Tensor) else x for x in operation.args)
         out = operation.function(*args, **operation.kwargs)
         return bent(out, lambda relevance, out: (divide(relevance, out),), out)
@@ -222,9 +220,7 @@ _SHARED: dict[str, Rule] = {
     "select": select,
     "gate": halves,
     "softmax": told,
-    **dict.fromkeys(
-        ("layer_norm", "rms_norm", "rms_norm_module", "activation", "dropout", "scale"), identity
-    ),
+    **dict.fromkeys(("layer_norm", "rms_norm", "rms_norm_module", "activation", "dropout", "scale"), identity),
 }
 CONSERVING = RuleSet(
     "conserving",

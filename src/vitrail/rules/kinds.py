@@ -9,13 +9,16 @@ from torch import Tensor, nn
 
 from vitrail.seams.eager import PRODUCTS, SOFTMAX
 
-ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
-MULTIPLICATIONS = {torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
-DIVISIONS = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.__itruediv__}
+ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+MULTIPLICATIONS = {torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+DIVISIONS = {torch.div, Tensor.div, Tensor.__truediv__}
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.__iadd__: Tensor.__add__,
-    Tensor.__imul__: Tensor.__mul__,
-    Tensor.__itruediv__: Tensor.__truediv__,
+    Tensor.__iadd__: Tensor.add,
+    Tensor.add_: Tensor.add,
+    Tensor.__imul__: Tensor.mul,
+    Tensor.mul_: Tensor.mul,
+    Tensor.__itruediv__: Tensor.div,
+    Tensor.div_: Tensor.div,
 }
 """`x += y` binds its result to x again, so a new tensor does as well, and what a rule has saved stays as it was."""
 
@@ -45,9 +48,11 @@ KINDS: dict[Callable[..., Any], str] = {
     **dict.fromkeys((torch.neg, Tensor.neg, Tensor.__neg__), "scale"),
 }  # fmt: skip
 
+TRANSPOSED = (Tensor.mT.__get__, Tensor.T.__get__)  # pyright: ignore[reportAttributeAccessIssue]
+
 ROUTING: set[Callable[..., Any]] = {
     Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.unflatten, torch.unflatten,
-    Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.mT.__get__, Tensor.T.__get__,
+    Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, *TRANSPOSED,
     Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to, Tensor.type_as, Tensor.float, Tensor.double,
     Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.cat, torch.concat, torch.stack, torch.split, Tensor.split,
     torch.chunk, Tensor.chunk, Tensor.unbind, torch.unbind, Tensor.squeeze, torch.squeeze, Tensor.unsqueeze,
@@ -62,7 +67,10 @@ ROUTING: set[Callable[..., Any]] = {
 def is_activation(module: nn.Module) -> bool:
     """Whether a module is an elementwise function that is written out in smaller functions."""
     library = type(module).__module__
-    return library.startswith("transformers.activations") or type(module).__name__ in {"QuickGELU", "QuickGELUActivation"}
+    return library.startswith("transformers.activations") or type(module).__name__ in {
+        "QuickGELU",
+        "QuickGELUActivation",
+    }
 
 
 def is_rms_norm(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ result is given the way back that the rule says. The values are the model's own.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,7 @@ class _Propagate(TorchFunctionMode):
         self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.residuals: Counter[int | None] = Counter()
         self.paused = False
         self.count = 0
@@ -70,22 +71,30 @@ class _Propagate(TorchFunctionMode):
         active = tuple(x for x in _tensors((args, kwargs)) if self.is_active(x))
         if not active:
             return func(*args, **kwargs)
-        return self.follow(kind_of(func, args, active, self.stream_shape()), func, args, kwargs, active)
-
-    def follow(
-        self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]
-    ) -> Any:  # noqa: ANN401
-        """The result of an operation by its rule, known to depend on what is explained."""
         function = IN_PLACE.get(func, func)
+        out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
+        if function is not func:
+            self.stale[args[0]] = True
+        return out
+
+    def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """The result of an operation by its rule, known to depend on what is explained."""
         block = self.trace.block
+        made: list[Any] = []
+
+        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            made.append(func(*args, **kwargs))
+            return made[-1]
+
         if kind == "residual":  # the stream was there before the sub-layer that read it
-            active = tuple(sorted(active, key=lambda x: self.depends.get(x, -1)))
+            active = tuple(sorted(active, key=self._age))
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
             tell=lambda relevance: self.trace.heed(block, relevance),
             readers=self._reader(kind, active[0]),
             masks=self.trace.ids is not None,
             note=self.trace.notes.append,
+            same=self.trace.same,
             before=block is None and not any(heard.states for heard in self.trace.blocks),
             gate=next((x for x in active if x in self.activated), None),
             batch_axis=0 if block is None or self.trace.body.blocks[block].batch_first else 1,
@@ -94,17 +103,24 @@ class _Propagate(TorchFunctionMode):
         if rule is None and kind == "unknown":
             rule = self.table.otherwise or self._ordinary(operation)
         if rule is None:
-            raise self._uncovered(operation)
+            raise self._uncovered(operation, resolve_name(func) or getattr(func, "__name__", "an operation"))
         out = self.mark(rule(operation))
+        if made and isinstance(out, Tensor) and isinstance(made[-1], Tensor):
+            self.trace.same(made[-1], out)
         if kind == "activation":
             self.activated[out] = True
         return self._forked(kind, block, out)
 
+    def _age(self, x: Tensor) -> int:
+        """When a tensor was made; what is explained was there before all else."""
+        return -1 if x not in self.depends else self.depends[x]
+
     def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
         """Count a linear layer among those that read this tensor."""
-        readers = self.readers.setdefault(x, Counter())
-        readers["linear"] += kind == "linear"
-        return lambda: readers["linear"]
+        count = self.readers[x] if x in self.readers else [0]
+        count[0] += kind == "linear"
+        self.readers[x] = count
+        return lambda: count[0]
 
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
@@ -131,6 +147,11 @@ class _Propagate(TorchFunctionMode):
 
     def is_active(self, x: Tensor) -> bool:
         """Whether a tensor depends on what is explained."""
+        if x in self.stale:
+            raise RuleError(
+                f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
+                "that: write x = x + y instead of x.add_(y) there."
+            )
         return x in self.depends or any(x is root for root in self.trace.roots)
 
     def stream_shape(self) -> torch.Size | None:
@@ -148,8 +169,7 @@ class _Propagate(TorchFunctionMode):
         out = operation.run()
         return None if any(x.is_floating_point() for x in _tensors(out)) else lambda _: out
 
-    def _uncovered(self, operation: Operation) -> RuleError:
-        name = resolve_name(operation.function) or getattr(operation.function, "__name__", "an operation")
+    def _uncovered(self, operation: Operation, name: str) -> RuleError:
         return RuleError(
             f"the rules {self.table.name!r} do not say how relevance passes through {name} "
             f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its kind "
@@ -157,7 +177,7 @@ class _Propagate(TorchFunctionMode):
         )
 
 
-def kind_of(func: Callable[..., Any], args: tuple, active: tuple[Tensor, ...], stream: torch.Size | None) -> str:
+def kind_of(func: Callable[..., Any], args: tuple, active: Sequence[Tensor], stream: torch.Size | None) -> str:
     """What kind of operation a function is on these arguments."""
     both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
     if func in ADDITIONS:

@@ -25,6 +25,7 @@ class Operation:
         masks: whether the model adds a mask to its attention scores, be it of zeros.
         gate: of a product of activations, the factor that came out of an activation.
         note: keeps something for whoever made the pass (`Trace.notes`).
+        same: is told that one tensor stands for another.
         before: whether no block has run yet.
         batch_axis: the axis of the samples.
     """
@@ -41,6 +42,7 @@ class Operation:
     masks: bool = False
     gate: Tensor | None = None
     note: Callable[[Any], None] = lambda note: None
+    same: Callable[[Tensor, Tensor], None] = lambda old, new: None
     before: bool = False
     batch_axis: int = 0
 
@@ -51,6 +53,12 @@ class Operation:
     def bent(self, pullback: Pullback, *inputs: Tensor) -> Tensor:
         """The model's own value, with relevance going back to these inputs by this rule."""
         return bent(self.run(), pullback, *inputs)
+
+    def stand_in(self, x: Tensor, pullback: Pullback) -> Tensor:
+        """An operand's stand-in, which passes relevance on to it by this rule."""
+        new = bent(x, pullback, x)
+        self.same(x, new)
+        return new
 
 
 Rule = Callable[[Operation], Any]

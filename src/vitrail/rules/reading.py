@@ -10,15 +10,15 @@ from vitrail.errors import RuleError
 from vitrail.rules.operation import Operation
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: A002
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     return input, weight, bias
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: A002
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return mat1, mat2.T, input
 
 
-def _product(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: A002
+def _product(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     if other.ndim != 2:
         raise RuleError(f"a product with weights of shape {tuple(other.shape)} is no linear layer a rule knows.")
     return input, other.T, None
@@ -37,10 +37,8 @@ def linear_parts(operation: Operation) -> tuple[Tensor, Tensor, Tensor | None]:
     return x, weight.detach(), None if bias is None else bias.detach()
 
 
-
-
-def _convolution(  # noqa: PLR0913  (the signature is torch's)
-    input: Tensor,  # noqa: A002
+def _convolution(
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,  # noqa: ANN401
@@ -56,14 +54,14 @@ def convolution_parts(operation: Operation) -> tuple[Tensor, Tensor, dict[str, A
     x, weight, shape = _convolution(*operation.args, **operation.kwargs)
     if x.shape[1] != 3 or isinstance(shape["padding"], str):
         raise RuleError(
-            f"a convolution of {x.shape[1]} channels in {operation.where!r}: rules for pixels know the patch embedding of "
-            "a three-channel picture only."
+            f"a convolution of {x.shape[1]} channels in {operation.where!r}: rules for pixels know the patch embedding "
+            "of a three-channel picture only."
         )
     return x, weight.detach(), shape
 
 
 def _layer_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -73,7 +71,7 @@ def _layer_norm(
 
 
 def _rms_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,

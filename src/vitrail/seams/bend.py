@@ -5,8 +5,8 @@ The fused call cannot take a map, so a bent call is computed in two steps, the m
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,11 +33,11 @@ class _InPlace(torch.autograd.Function):
     """One tensor in the place of another, through which no gradient passes."""
 
     @staticmethod
-    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:
         return new.clone()
 
     @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> tuple[None, None]:  # noqa: ARG004
+    def backward(ctx: object, *gradients: Tensor) -> tuple[None, None]:
         return None, None
 
 

@@ -47,6 +47,13 @@ class Follower:
         self.emit = emit
         self.forget()
 
+    def same(self, old: Tensor, new: Tensor) -> None:
+        """Take one tensor for another that has its entries."""
+        if self.is_trace(old):
+            self.traces.append(new)
+        for product in self.products:
+            product.result = new if product.result is old else product.result
+
     def forget(self) -> None:
         """Start afresh: whatever came before belongs to an earlier call."""
         self.traces: list[Tensor] = []

@@ -82,12 +82,13 @@ class _Listen(TorchFunctionMode):
 @contextmanager
 def attention_calls(
     emit: Callable[[AttentionCall], None], bend: Bend | None = None, block: Callable[[], int | None] = lambda: None
-) -> Iterator[None]:
+) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
     Args:
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
     """
-    with _Listen(emit, bend, block):
-        yield
+    mode = _Listen(emit, bend, block)
+    with mode:
+        yield mode.follower

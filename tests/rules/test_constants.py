@@ -1,0 +1,83 @@
+"""Conservative LRP and AttnLRP: which factors are constant, and what is conserved."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.rules import constants
+
+
+def layer_norm_with(x, weight, bias, *, mean_too):
+    mean = x.mean(dim=-1, keepdim=True)
+    std = (x.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt().detach()
+    return (x - (mean.detach() if mean_too else mean)) / std * weight + bias
+
+
+@pytest.mark.parametrize(
+    ("form", "mean_too"), [(constants.norm_gradient, False), (constants.norm_gradient_mean_constant, True)]
+)
+def test_a_layer_norm_has_a_constant_deviation(form, mean_too):
+    x, g = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True), torch.randn(2, 3, 5, dtype=torch.float64)
+    weight, bias = torch.randn(2, 5, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(layer_norm_with(x, weight, bias, mean_too=mean_too), x, g)
+    assert_close(form(g, x.detach(), weight, 1e-5, [-1]), expected)
+
+
+class Bare(nn.Module):
+    """A Transformer without biases, with ReLU: homogeneous but for attention and norms."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({n: nn.Linear(i, o, bias=False) for n, i, o in (
+                ("q", 8, 8), ("k", 8, 8), ("v", 8, 8), ("o", 8, 8), ("up", 8, 16), ("down", 16, 8))})
+            for _ in range(2)
+        )  # fmt: skip
+        self.blocks = nn.ModuleList(BareBlock(layer) for layer in self.layers)
+        self.head = nn.Linear(8, 3, bias=False)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+class BareBlock(nn.Module):
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x):
+        h = F.layer_norm(x, (8,), eps=0.0)
+        q, k, v = (self.parts[n](h).unflatten(-1, (2, 4)).transpose(1, 2) for n in "qkv")
+        x = x + self.parts["o"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.parts["down"](self.parts["up"](F.layer_norm(x, (8,), eps=0.0)).relu())
+
+
+ANATOMY = vitrail.Anatomy(blocks="blocks", readout="cls")
+
+
+def test_conservative_relevance_adds_up_to_the_logit():
+    """Ali et al., Eq. 12: with attention and deviations constant, a model without biases conserves."""
+    model, x = Bare().double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    found = vitrail.explain(model, x, "conservative_lrp", target=1, anatomy=ANATOMY)
+    assert_close(found.scores.sum(dim=1), model(x)[:, 1].detach(), atol=1e-9, rtol=0)
+
+
+def test_plain_gradient_times_input_does_not():
+    model, x = Bare().double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    found = vitrail.explain(model, x, "input_x_gradient", target=1, anatomy=ANATOMY)
+    assert float((found.scores.sum(dim=1) - model(x)[:, 1].detach()).abs().max()) > 1e-3
+
+
+def test_halves_and_quarters_of_attnlrp():
+    q, k, v = (torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    plain = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+    shared = [constants.scaled(x, share) for x, share in zip((q, k, v), (0.25, 0.25, 0.5), strict=True)]
+    found = torch.autograd.grad(F.scaled_dot_product_attention(*shared).sum(), (q, k, v))
+    for a, b, share in zip(found, plain, (0.25, 0.25, 0.5), strict=True):
+        assert_close(a, share * b)

@@ -1,0 +1,180 @@
+"""The context: values untouched, nothing left behind, no silent gradient."""
+
+import threading
+
+import pytest
+import torch
+from applying import applying
+from tiny_models import MODELS, tiny
+from torch import nn
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.circumstances import How
+from vitrail.errors import RuleError
+from vitrail.inputs import read_inputs
+from vitrail.passes import Settings, Wanted
+from vitrail.record import find_body, forward
+from vitrail.rules import propagating
+from vitrail.rules.constants import ATTN, CONSERVATIVE
+from vitrail.rules.deep_taylor import CONSERVING, ORIG
+
+ENCODERS = [
+    n for n in MODELS if n.startswith(("hf_vit", "hf_bert", "hf_roberta", "hf_deit", "timm_vit", "torchvision"))
+]
+
+
+def logits_under(table, model, inputs, dtype=None):
+    def within(model, trace):
+        return propagating(table, model, trace)
+
+    how = How(level="embedding_output", within=within, dtype=dtype)
+    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), Settings(), how) as run:
+        return run.output.logits.detach()
+
+
+def plain(model, inputs):
+    out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return getattr(out, "logits", out).detach()
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, "hf_gpt2", "hf_llama", "hf_qwen3"])
+@pytest.mark.parametrize("table", [CONSERVING, ATTN], ids=lambda table: table.name)
+def test_logits_are_bit_for_bit_the_models_own(name, table):
+    model, inputs = tiny(name), MODELS[name].inputs()
+    assert torch.equal(logits_under(table, model, inputs), plain(model, inputs))
+
+
+@pytest.mark.parametrize("table", [CONSERVING, ORIG, ATTN, CONSERVATIVE], ids=lambda table: table.name)
+def test_nothing_survives_the_context(table):
+    model, inputs = tiny("hf_llama"), MODELS["hf_llama"].inputs()
+    before = [(name, dict(vars(module))) for name, module in model.named_modules()]
+    weights = {name: (x, x.requires_grad, x.grad) for name, x in model.named_parameters()}
+    logits_under(table, model, inputs)
+    for name, module in model.named_modules():
+        old = dict(before)[name]
+        assert "forward" not in vars(module)
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert set(vars(module)) == set(old)
+    for name, x in model.named_parameters():
+        assert (x is weights[name][0], x.requires_grad, x.grad) == (True, *weights[name][1:])
+
+
+def test_the_model_is_restored_after_an_error():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError
+
+    model = tiny("hf_llama")
+    head, model.lm_head = model.lm_head, Broken()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            vitrail.explain(model, MODELS["hf_llama"].inputs(), "attn_lrp")
+    finally:
+        model.lm_head = head
+    assert all("forward" not in vars(m) and not m._forward_pre_hooks for m in model.modules())
+
+
+class Odd(nn.Module):
+    """A block with an operation no rule covers."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)])
+        self.change = change
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(self.change(x))
+        return self.head(x[:, 0])
+
+
+def odd(change):
+    model, x = Odd(change).double().eval(), torch.randn(2, 5, 8, dtype=torch.float64)
+    return model, x, vitrail.Anatomy(blocks="layers", readout="cls")
+
+
+@pytest.mark.parametrize("method", ["lrp", "partial_lrp", "transformer_attribution", "attn_lrp", "abs_lrp"])
+def test_an_operation_without_a_rule_is_named_with_its_module(method):
+    class Wave(nn.Module):
+        def forward(self, x):
+            return x.sin()
+
+    model, x, anatomy = odd(Wave())
+    with pytest.raises(RuleError, match=r"sin .*in the module 'change'.*vitrail.rules.kinds.KINDS"):
+        vitrail.explain(model, x, method, anatomy=anatomy)
+
+
+def test_conservative_lrp_leaves_the_rest_to_the_gradient():
+    model, x, anatomy = odd(torch.sin)
+    assert torch.isfinite(vitrail.explain(model, x, "conservative_lrp", anatomy=anatomy).scores).all()
+
+
+def test_x_plus_equals_y_is_a_sum_like_any_other():
+    class Sum(nn.Module):
+        def forward(self, x):
+            y = x * 1.0
+            y += 0.5 * x
+            return y
+
+    class Plain(nn.Module):
+        def forward(self, x):
+            return x * 1.0 + 0.5 * x
+
+    torch.manual_seed(0)
+    model, x, anatomy = odd(Sum())
+    found = vitrail.explain(model, x, "lrp", anatomy=anatomy, target=1).scores
+    model.change = Plain()
+    assert_close(found, vitrail.explain(model, x, "lrp", anatomy=anatomy, target=1).scores)
+
+
+def test_a_tensor_changed_behind_its_name_is_refused():
+    class Hidden(nn.Module):
+        def forward(self, x):
+            y = x * 1.0
+            y.add_(x)
+            return y
+
+    model, x, anatomy = odd(Hidden())
+    with pytest.raises(RuleError, match="changed in place"):
+        vitrail.explain(model, x, "lrp", anatomy=anatomy)
+
+
+def test_other_threads_run_the_model_as_it_is():
+    model, inputs = tiny("hf_llama"), MODELS["hf_llama"].inputs()
+    expected = plain(model, inputs)
+    seen = []
+
+    def ask(module, args):
+        if threading.current_thread() is threading.main_thread() and not seen:
+            seen.append(None)
+            thread = threading.Thread(target=lambda: seen.append(plain(model, inputs)))
+            thread.start()
+            thread.join()
+
+    handle = model.model.norm.register_forward_pre_hook(ask)
+    try:
+        logits_under(ATTN, model, inputs)
+    finally:
+        handle.remove()
+    assert torch.equal(seen[1], expected)
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert"])
+def test_eager_attention_gives_what_fused_attention_gives(name):
+    fused, eager = tiny(name), tiny(f"{name}_eager")
+    eager.load_state_dict(fused.state_dict())
+    inputs = MODELS[name].inputs()
+    for method in ("lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attn_lrp", "abs_lrp"):
+        a, b = (vitrail.explain(m, inputs, method, target=1).scores for m in (fused, eager))
+        scale = a.abs().max()
+        # Eager attention takes its softmax in single precision.
+        assert_close(a / scale, b / scale, atol=1e-4, rtol=0, msg=lambda m, method=method: f"{method}: {m}")
+
+
+def test_every_image_encoder_can_be_propagated():
+    for name in ENCODERS:
+        methods = applying(tiny(name), MODELS[name].inputs())
+        assert {"lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attn_lrp"} <= set(methods)
