@@ -4,10 +4,13 @@ import vitrail
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.inputs import read_inputs
 from vitrail.record import find_body
+from vitrail.relevance import Walk
 from vitrail.requests import read_request
 from vitrail.subject import Procedure
 from vitrail.targets import as_target
 
+WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("paper", {}, "image")), Walk)]
+"""Methods that read one recording, which all of them share."""
 CHEAP = {
     "vit_cx": {"threshold": 0.7},
     "tis": {"clusters": 6},

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from applying import WALKING
 from tiny_models import MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
@@ -132,7 +133,7 @@ def test_an_unknown_model_is_an_error_that_says_what_was_found_and_what_to_pass(
 
 
 def test_an_anatomy_of_ones_own_opens_every_method():
-    found = vitrail.compare(Unknown(), torch.randn(2, 3, 12, 20), list(vitrail.METHODS), anatomy=OWN)
+    found = vitrail.compare(Unknown(), torch.randn(2, 3, 12, 20), WALKING, anatomy=OWN)
     assert all(a.grid == (3, 5) for a in found)
 
 
@@ -206,7 +207,7 @@ def test_compare_runs_the_model_once_and_gives_what_explain_gives():
     model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
     runs = []
     handle = model.register_forward_hook(lambda *_: runs.append(1))
-    methods = [*vitrail.METHODS, ("gradtoken", {"depth": 2}), ("tokentm", {"scalar": "logit"})]
+    methods = [*WALKING, ("gradtoken", {"depth": 2}), ("tokentm", {"scalar": "logit"})]
     together = vitrail.compare(model, inputs, methods, [0, 3])
     handle.remove()
     assert len(runs) == 1

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from applying import WALKING
 from tiny_models import MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 
-METHODS = list(vitrail.METHODS)
+METHODS = WALKING
 
 
 class Wrapper(nn.Module):

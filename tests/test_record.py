@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from applying import WALKING
 from golden_sets import golden
 from tiny_models import MODELS, tiny
 from torch import nn
@@ -15,7 +16,7 @@ import vitrail
 from vitrail.errors import InputError, OptionError, SeamError
 from vitrail.relevance import walk
 
-METHODS = list(vitrail.METHODS)
+METHODS = WALKING
 
 
 def hook_count(model):

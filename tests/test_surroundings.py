@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from applying import WALKING
 from tiny_models import BERT, DECODER, IMAGE, MODELS, WIDTH, tiny
 from torch import nn
 from torch.testing import assert_close
@@ -14,7 +15,7 @@ import vitrail
 from vitrail import targets
 from vitrail.errors import OptionError, TargetError
 
-METHODS = list(vitrail.METHODS)
+METHODS = WALKING
 PAIRS = {
     "hf_vit": ("ViTForImageClassification", "ViTConfig", {**WIDTH, **IMAGE}),
     "hf_bert": ("BertForSequenceClassification", "BertConfig", BERT),

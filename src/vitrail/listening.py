@@ -35,11 +35,7 @@ def _first(out: Any) -> Tensor:  # noqa: ANN401
 
 def _ours(trace: Trace, hook: Callable[..., Any]) -> Callable[..., Any]:
     """The hook, deaf to other threads: hooks belong to the module, but a pass to one thread."""
-
-    def heard(*given: Any) -> Any:  # noqa: ANN401
-        return hook(*given) if threading.get_ident() == trace.thread else None
-
-    return heard
+    return lambda *given: hook(*given) if threading.get_ident() == trace.thread else None
 
 
 def _before(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
@@ -72,14 +68,9 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
 
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
-
-    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        trace.running.append(name)
-
-    def leave(module: nn.Module, args: tuple, out: object) -> None:
-        trace.running.pop()
-
-    return [_before(trace, module, enter), _after(trace, module, leave)]
+    # Both give None, so that arguments and results stay as they are.
+    enter = _before(trace, module, lambda module, args, kwargs: trace.running.append(name))
+    return [enter, _after(trace, module, lambda module, args, out: trace.running.__delitem__(-1))]
 
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:

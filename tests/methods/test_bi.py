@@ -12,6 +12,7 @@ from vitrail.methods import bi
 from vitrail.methods.last_gradient import rows_read
 from vitrail.recording import Stream
 
+STEPS = 4
 EYE = torch.eye(T, dtype=torch.float64)
 
 
@@ -108,7 +109,7 @@ def test_one_row_walks_as_it_does_among_all():
 def by_hand(model, inputs, target, kind, start):
     """F * R of the class token, from the attention that the model itself returns."""
     gradients = []
-    for alpha in torch.linspace(0, 1, 20, dtype=torch.float64):
+    for alpha in torch.linspace(0, 1, STEPS, dtype=torch.float64):
         handle = model.bert.embeddings.register_forward_hook(lambda module, args, out, alpha=alpha: alpha * out)
         out = model(**inputs, output_attentions=True, output_hidden_states=True)
         handle.remove()
@@ -136,8 +137,8 @@ def by_hand(model, inputs, target, kind, start):
 def test_a_bert_is_explained_as_its_own_attention_says(method, start):
     model, inputs = tiny("hf_bert_eager"), MODELS["hf_bert_eager"].inputs()
     expected = by_hand(model, inputs, 1, method, start).detach()
-    assert_close(vitrail.explain(model, inputs, method, 1, start_layer=start).scores, expected)
-    published = vitrail.explain(model, inputs, method, 1)
+    assert_close(vitrail.explain(model, inputs, method, 1, start_layer=start, steps=STEPS).scores, expected)
+    published = vitrail.explain(model, inputs, method, 1, steps=STEPS)
     if start == {"bi_head": 2, "bi_token": 0}[method]:  # the last block; the last four, which are more than there are
         assert_close(published.scores, expected)
     else:

@@ -64,8 +64,12 @@ def test_single_precision_agrees_with_double():
 
 @pytest.mark.parametrize(
     ("name", "level", "words"),
-    [("hf_bert", "pixels", "for image inputs"), ("hf_vit", "inputs_embeds", "for text inputs"), ("hf_vit", "x", "choice")],
-)  # fmt: skip
+    [
+        ("hf_bert", "pixels", "for image inputs"),
+        ("hf_vit", "inputs_embeds", "for text inputs"),
+        ("hf_vit", "pixel", "not a choice"),
+    ],
+)
 def test_a_level_the_inputs_do_not_have_is_refused(name, level, words):
     with pytest.raises(OptionError, match=words):
         vitrail.explain(tiny(name), MODELS[name].inputs(), METHOD, level=level)

@@ -84,8 +84,16 @@ def test_feedback_is_the_mean_over_heads_of_the_positive_parts():
 
 @pytest.mark.parametrize(
     ("given", "published", "depth", "expected"),
-    [(None, 4, 12, 4), (None, 4, 3, 0), (None, -4, 12, 8), (None, -4, 3, 0), (None, -1, 3, 2), (2, 4, 3, 2), (-3, 4, 3, 0)],
-)  # fmt: skip
+    [
+        (None, 4, 12, 4),
+        (None, 4, 3, 0),
+        (None, -4, 12, 8),
+        (None, -4, 3, 0),
+        (None, -1, 3, 2),
+        (2, 4, 3, 2),
+        (-3, 4, 3, 0),
+    ],
+)
 def test_the_published_start_gives_way_in_shallow_models(given, published, depth, expected):
     assert last_gradient.first_layer(given, {"image": published}, kind="image", depth=depth) == expected
 
@@ -126,12 +134,11 @@ def test_pictures_need_no_known_blocks(method):
 
 
 @every_method
-@pytest.mark.parametrize("name", ["hf_bert", "timm_vit", "own_time_first", "hf_gpt2"])
+@pytest.mark.parametrize("name", ["timm_vit", "own_time_first", "hf_gpt2"])
 def test_points_that_run_at_once_give_what_they_give_one_by_one(method, name):
     model, inputs = tiny(name), MODELS[name].inputs()
-    alone = vitrail.explain(model, inputs, method, [0, 2], steps=5)
-    for batch in (3, 9):
-        assert_close(vitrail.explain(model, inputs, method, [0, 2], steps=5, batch=batch).scores, alone.scores)
+    alone = vitrail.explain(model, inputs, method, [0, 2], steps=4)
+    assert_close(vitrail.explain(model, inputs, method, [0, 2], steps=4, batch=2).scores, alone.scores)
 
 
 @every_method
@@ -141,8 +148,8 @@ def test_a_target_function_sees_the_batch_as_it_was_given(method):
         return logits[torch.arange(2), torch.tensor([0, 2])]
 
     model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
-    expected = vitrail.explain(model, inputs, method, [0, 2], steps=4)
-    assert_close(vitrail.explain(model, inputs, method, second, steps=4, batch=3).scores, expected.scores)
+    expected = vitrail.explain(model, inputs, method, [0, 2], steps=3)
+    assert_close(vitrail.explain(model, inputs, method, second, steps=3, batch=2).scores, expected.scores)
 
 
 @every_method
@@ -177,7 +184,7 @@ def test_single_precision_agrees_with_double(method):
     import copy
 
     model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
-    double = vitrail.explain(model, inputs, method, 1, steps=4).scores
-    single = vitrail.explain(copy.deepcopy(model).float(), inputs.float(), method, 1, steps=4).scores
+    double = vitrail.explain(model, inputs, method, 1, steps=2).scores
+    single = vitrail.explain(copy.deepcopy(model).float(), inputs.float(), method, 1, steps=2).scores
     assert single.dtype == torch.float32
     assert_close(single.double(), double, atol=1e-5, rtol=1e-4)

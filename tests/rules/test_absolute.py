@@ -46,7 +46,7 @@ def test_a_norm_has_constant_statistics_of_x_and_of_its_size():
         return (x - mean) / (var + 1e-5).sqrt() * w + bias
 
     (expected,) = by_autograd(c, lambda x: norm(x, w, bias) + norm(x.abs(), w.abs(), bias.abs()), x)
-    assert_close(absolute.norm_form(c, x, w, 1e-5, [-1]), expected)
+    assert_close(c * absolute.norm_form(x, w, 1e-5, [-1]), expected)
 
 
 def test_an_entrywise_function_uses_its_slope_at_x_and_at_its_size():
@@ -56,14 +56,14 @@ def test_an_entrywise_function_uses_its_slope_at_x_and_at_its_size():
     for y in (x, x.abs()):
         root = y.detach().requires_grad_()
         slopes.append(torch.autograd.grad(F.gelu(root).sum(), root)[0])
-    assert_close(absolute.entrywise(c, x, *slopes), expected)
+    assert_close(c * absolute.entrywise(x, *slopes), expected)
 
 
 def test_what_is_below_zero_is_lost_in_a_dropout_and_the_rest_counts_twice():
     x = torch.tensor([[2.0, -3.0, 0.0, 1.0]]).double()
     c = absolute.cotangent(torch.ones(1, 4).double(), x)
     expected = torch.tensor([[2.0, 0.0, 0.0, 2.0]]).double()
-    assert_close(absolute.entrywise(c, x, 1.0, 1.0), expected, atol=1e-8, rtol=0)
+    assert_close(c * absolute.entrywise(x, 1.0, 1.0), expected, atol=1e-8, rtol=0)
 
 
 def test_each_sample_is_divided_by_its_own_absolute_sum():

@@ -66,14 +66,15 @@ def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
 
 
 def applicable(preset: str, kind: str) -> list[Spec]:
-    """Every method that explains this kind of input and has the preset, but those bound to one kind of model."""
+    """Every method that one recording is enough for, explains this kind of input and has the preset."""
     found = []
     for name, entry in METHODS.items():
-        if kind in entry.inputs and entry.models is None and preset in {"recommended", *entry.presets}:
+        quick = entry.kind == "recording" and entry.models is None
+        if quick and kind in entry.inputs and preset in {"recommended", *entry.presets}:
             found.append((name, {}))
     if not found:
         raise OptionError(f"no method has a preset {preset!r}. {suggest(preset, PRESETS)}")
     return found
 
 
-PRESETS = ("recommended", "paper", "official")
+PRESETS = ("recommended", "paper", "official", "lxt")

@@ -36,7 +36,7 @@ _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}
 _FORWARD = "1 forward"
 _EMBEDS = ByKind(image="embedding_output", text="inputs_embeds")
-_PATH = "steps forward + 1 backward + steps through the last block"
+_PATH = "steps forward, each with a backward of the last block"
 _LEVEL: Preset = {"level": ByKind(image="pixels", text="embedding_output")}
 
 METHODS: dict[str, Method] = {
@@ -114,7 +114,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "bi_head", bi.build_head, "Chen et al. (Beyond Intuition), TMLR 2023",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=_PATH, kind="rerun",
+            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=f"{_PATH} + 1 backward", kind="rerun",
         ),
         Method(
             "bi_token", bi.build_token, "Chen et al. (Beyond Intuition), TMLR 2023",

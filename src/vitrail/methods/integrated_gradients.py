@@ -25,7 +25,7 @@ def attributed(x: Float[Tensor, " *shape"], gradients: Float[Tensor, " *shape"],
 
 
 def residual(
-    found: Float[Tensor, "b *rest"], at_input: Float[Tensor, " b"], at_baseline: Float[Tensor, " b"]
+    found: Float[Tensor, " b *rest"], at_input: Float[Tensor, " b"], at_baseline: Float[Tensor, " b"]
 ) -> Float[Tensor, " b"]:
     """Proposition 1, completeness: `F(x) - F(x') - sum`, which shrinks as the steps grow in number."""
     return at_input - at_baseline - found.flatten(1).sum(dim=1)

@@ -89,10 +89,10 @@ def saliency(scores: Float[Tensor, " n"], masks: Maps) -> Float[Tensor, "h w"]:
 
 
 def draws(pictures: Tensor, *, noise: float, seed: int) -> Iterator[Float[Tensor, "c h w"]]:
-    """ε_1, ε_2, ...: the same for a seed however masks are batched and in whatever precision the model is."""
-    dice = torch.Generator(pictures.device).manual_seed(seed)
+    """ε_1, ε_2, ...: the same for a seed on any device, however masks are batched, whatever the model's precision."""
+    dice = torch.Generator().manual_seed(seed)
     while True:
-        yield noise * torch.randn(pictures.shape[1:], generator=dice, device=pictures.device)
+        yield (noise * torch.randn(pictures.shape[1:], generator=dice)).to(pictures.device)
 
 
 def last_features(subject: Subject, size: tuple[int, int]) -> Float[Tensor, "b d y x"]:

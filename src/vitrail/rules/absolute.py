@@ -35,9 +35,9 @@ def cotangent(relevance: Tensor, out: Tensor) -> Tensor:
     return relevance / (out.abs() + TINY)
 
 
-def entrywise(c: Tensor, x: Tensor, slope: Tensor | float, absolute_slope: Tensor | float) -> Tensor:
-    """An operation on single entries: `x (f'(x) + sign(x) |f|'(|x|)) R / |z|`."""
-    return x * slope * c + x.abs() * absolute_slope * c
+def entrywise(x: Tensor, slope: Tensor | float, absolute_slope: Tensor | float) -> Tensor:
+    """An operation on single entries: `x (f'(x) + sign(x) |f|'(|x|))`, by which its cotangent is multiplied."""
+    return x * slope + x.abs() * absolute_slope
 
 
 def linear_form(c: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -53,12 +53,12 @@ def product_form(c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def norm_form(c: Tensor, x: Tensor, weight: Tensor | None, eps: float, axes: list[int]) -> Tensor:
+def norm_form(x: Tensor, weight: Tensor | None, eps: float, axes: list[int]) -> Tensor:
     """A layer norm with constant statistics, those of z_abs taken of |x|."""
     gain = torch.ones_like(x[..., :1]) if weight is None else weight
     slopes = (gain * (y.var(dim=axes, correction=0, keepdim=True) + eps).rsqrt() for y in (x, x.abs()))
     slope, absolute = slopes
-    return entrywise(c, x, slope, absolute.abs())
+    return entrywise(x, slope, absolute.abs())
 
 
 def absolute(form: Callable[..., tuple[Tensor, ...]]) -> Rule:
@@ -90,20 +90,36 @@ def _product(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Ten
     return product_form(c, a, b)
 
 
-def _softmax(operation: Operation, c: Tensor, scores: Tensor) -> tuple[Tensor]:
+def single(factor: Callable[[Operation, Tensor], Tensor]) -> Rule:
+    """A rule for an operation on single entries; what relevance is multiplied by is computed once, when it arrives."""
+
+    def rule(operation: Operation) -> Tensor:
+        out = operation.run()
+        known: list[Tensor] = []
+
+        def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            if not known:
+                known.append(factor(operation, x) / (out.detach().abs() + TINY))
+            return (unit((relevance * known[0]).sum_to_size(x.shape), operation.batch_axis),)
+
+        return bent(out, pullback, operation.active[0])
+
+    return rule
+
+
+def _softmax(operation: Operation, scores: Tensor) -> Tensor:
     seen = scores > torch.finfo(scores.dtype).min / 2
-    scores = scores.masked_fill(~seen, 0.0)
-    of_sizes = scores.abs().masked_fill(~seen, -torch.inf).softmax(dim=-1)
-    return (entrywise(c, scores, scores.masked_fill(~seen, -torch.inf).softmax(dim=-1), of_sizes),)
+    probs, of_sizes = (x.masked_fill(~seen, -torch.inf).softmax(dim=-1) for x in (scores, scores.abs()))
+    return entrywise(scores.masked_fill(~seen, 0.0), probs, of_sizes)
 
 
-def _norm(operation: Operation, c: Tensor, x: Tensor) -> tuple[Tensor]:
+def _norm(operation: Operation, x: Tensor) -> Tensor:
     _, weight, eps, axes = norm_parts(operation)
-    return (norm_form(c, x, weight, eps, axes),)
+    return norm_form(x, weight, eps, axes)
 
 
-def _activation(operation: Operation, c: Tensor, x: Tensor) -> tuple[Tensor]:
-    return (entrywise(c, x, slope(operation, x), slope(operation, x.abs())),)
+def _activation(operation: Operation, x: Tensor) -> Tensor:
+    return entrywise(x, slope(operation, x), slope(operation, x.abs()))
 
 
 def slope(operation: Operation, x: Tensor) -> Tensor:
@@ -114,40 +130,46 @@ def slope(operation: Operation, x: Tensor) -> Tensor:
         return torch.autograd.grad(out.sum(), x)[0]
 
 
-def _as_it_is(operation: Operation, c: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
-    """Dropout, and sums of anything but a sub-layer and the stream it reads: `x (1 + sign x) R / |z|` for each."""
-    return tuple(entrywise(c, x, 1.0, 1.0).sum_to_size(x.shape) for x in operands)
+def _as_it_is(operation: Operation, x: Tensor) -> Tensor:
+    """Dropout, and sums with something that is not explained: `x (1 + sign x)`."""
+    return entrywise(x, 1.0, 1.0)
+
+
+def _sum(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return c * entrywise(a, 1.0, 1.0), c * entrywise(b, 1.0, 1.0)
 
 
 def _gate(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return entrywise(c, a, b, b.abs()).sum_to_size(a.shape), entrywise(c, b, a, a.abs()).sum_to_size(b.shape)
+    found = (c * entrywise(a, b, b.abs()), c * entrywise(b, a, a.abs()))
+    return found[0].sum_to_size(a.shape), found[1].sum_to_size(b.shape)
 
 
 def shift(operation: Operation) -> Tensor:
     """Positions take their share, which is dropped; a mask takes none, for its keys have no relevance."""
     if operation.block is not None:
         return operation.bent(lambda relevance, x: (relevance.sum_to_size(x.shape),), operation.active[0])
-    return absolute(_as_it_is)(operation)
+    return single(_as_it_is)(operation)
 
 
 def dropout(operation: Operation) -> Tensor:
     """An operation like any other, but for the one behind the positions, which the released code does not call."""
-    return operation.run() if operation.before else absolute(_as_it_is)(operation)
+    return operation.run() if operation.before else single(_as_it_is)(operation)
 
 
 def through(operation: Operation) -> Tensor:
     """A scaling by a number passes relevance on as it is; one by a vector, such as layer scale, is a linear layer."""
-    factor = next((x for x in operation.args[1:] if isinstance(x, Tensor)), None)
+    factor = next((x for x in operation.args if isinstance(x, Tensor) and x is not operation.active[0]), None)
     if factor is None:
         return operation.bent(lambda relevance, x: (relevance,), operation.active[0])
     gain = factor.detach()
-    return absolute(lambda _, c, x: (entrywise(c, x, gain, gain.abs()),))(operation)
+    return single(lambda _, x: entrywise(x, gain, gain.abs()))(operation)
 
 
 def linear_map(operation: Operation) -> Tensor:
-    """Picking a token, or the mean of tokens: `x J^T((1 + sign x) R / |z|)`."""
+    """Picking a token, or the mean of tokens: `x (1 + sign x) J^T(R / |z|)`."""
     (x,) = operation.active
-    entering = bent(x, lambda relevance, x: (unit(entrywise(relevance, x, 1.0, 1.0), operation.batch_axis),), x)
+    axis = operation.batch_axis
+    entering = bent(x, lambda relevance, x: (unit(relevance * entrywise(x, 1.0, 1.0), axis),), x)
     out = operation.function(*(entering if y is x else y for y in operation.args), **operation.kwargs)
     return bent(out, lambda relevance, out: (cotangent(relevance, out),), out)
 
@@ -158,13 +180,12 @@ def attention(operation: Operation) -> Tensor:
     call = read_sdpa(out.detach(), *operation.args, **operation.kwargs)
 
     def pullback(relevance: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        probs = softmax(call, key)
+        probs, scores = softmax(call, key), (query * call.scale) @ key.mT
         at_map, at_value = product_form(cotangent(relevance, out.detach()), probs, value)
-        scores = (query * call.scale) @ key.mT
         # The attention's dropout is an operation too, and entries near zero feel its 1e-9.
-        at_map = unit(entrywise(cotangent(unit(at_map), probs), probs, 1.0, 1.0))
-        c = cotangent(at_map, probs)
-        at_scores = unit(entrywise(c, scores, probs, softmax(call, key, torch.abs)))
+        inverse = (probs + TINY).reciprocal_()
+        at_map = unit(unit(at_map) * entrywise(probs, 1.0, 1.0) * inverse)
+        at_scores = unit(at_map * entrywise(scores, probs, softmax(call, key, torch.abs)) * inverse)
         at_query, at_key = product_form(cotangent(at_scores, scores), query * call.scale, key.mT)
         return unit(at_query), unit(at_key.mT), unit(at_value)
 
@@ -243,13 +264,13 @@ _ABSOLUTE: dict[str, Rule] = {
     "route": lambda operation: operation.run(),
     **dict.fromkeys(("linear", "linear_product"), absolute(_linear)),
     "convolution": absolute(_convolution),
-    "layer_norm": absolute(_norm),
-    "activation": absolute(_activation),
-    "softmax": absolute(_softmax),
+    "layer_norm": single(_norm),
+    "activation": single(_activation),
+    "softmax": single(_softmax),
     "product": absolute(_product),
     "attention": attention,
     "gate": absolute(_gate),
-    "sum": absolute(_as_it_is),
+    "sum": absolute(_sum),
     "shift": shift,
     "scale": through,
     "dropout": dropout,

@@ -113,11 +113,12 @@ class _Propagate(TorchFunctionMode):
 
     def _age(self, x: Tensor) -> int:
         """When a tensor was made; what is explained was there before all else."""
-        return -1 if x not in self.depends else self.depends[x]
+        made = self.depends.get(x)
+        return -1 if made is None else made
 
     def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
         """Count a linear layer among those that read this tensor."""
-        count = self.readers[x] if x in self.readers else [0]
+        count = self.readers.get(x) or [0]
         count[0] += kind == "linear"
         self.readers[x] = count
         return lambda: count[0]
@@ -177,7 +178,9 @@ class _Propagate(TorchFunctionMode):
         )
 
 
-def kind_of(func: Callable[..., Any], args: tuple, active: Sequence[Tensor], stream: torch.Size | None) -> str:
+def kind_of(
+    func: Callable[..., Any], args: tuple[Any, ...], active: Sequence[Tensor], stream: torch.Size | None
+) -> str:
     """What kind of operation a function is on these arguments."""
     both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
     if func in ADDITIONS:
@@ -187,7 +190,7 @@ def kind_of(func: Callable[..., Any], args: tuple, active: Sequence[Tensor], str
     if func in MULTIPLICATIONS or func in DIVISIONS:
         return "scale" if not both else "gate" if func in MULTIPLICATIONS else "quotient"
     if KINDS.get(func) == "product":
-        return "product" if both else "linear_product" if args[0] is active[0] else "unknown"
+        return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "unknown"
     if func is Tensor.__getitem__ and _picks_a_token(args):
         return "select"
     return KINDS.get(func) or ("route" if func in ROUTING else "unknown")

@@ -1,0 +1,220 @@
+"""Run a plan: name its runs, hand out what has no results yet, and write what comes back. Only the driver writes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.bench.ablations import ablation
+from vitrail.bench.batches import Settings
+from vitrail.bench.builtin import find_entry
+from vitrail.bench.engines import Engine, local
+from vitrail.bench.measures import find_measure
+from vitrail.bench.opened import KINDS, Opened, content_hash, open_data, open_model
+from vitrail.bench.plan import DTYPES, DataSpec, ModelSpec, Plan, Trial
+from vitrail.bench.protocols import Protocol
+from vitrail.bench.store import Store, writing
+from vitrail.bench.units import Finished, Job, Unit
+from vitrail.bench.worker import Worker
+from vitrail.data.dataset import Dataset
+from vitrail.errors import OptionError
+from vitrail.methods import METHODS
+from vitrail.provenance import fingerprint, versions
+from vitrail.record import find_body
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for those who watch.
+
+    Args:
+        done: examples that are finished, of all data sets and models together.
+        fresh: those of them that this run computed.
+        skipped: results that could not be computed, so far in this run.
+    """
+
+    done: int
+    total: int
+    fresh: int
+    skipped: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """A method under a protocol on one data set, with the identity of its results."""
+
+    run: str
+    trial: Trial
+    protocol: Protocol
+    metrics: tuple[str, ...]
+    keys: frozenset[str] | None
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = lambda progress: None) -> Progress:
+    """Compute what the results file lacks, and say how much that was.
+
+    Args:
+        plan: what to run.
+        path: the results file; it is made if it is not there, and gone on with if it is.
+        engine: who does the units.
+        watch: is told after every unit.
+    """
+    pairs = check_pairs(plan)
+    settings = Settings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
+    with writing(Path(path)) as store:
+        total = sum(len(_chosen(plan, spec)[1]) for _, spec in pairs)
+        progress = Progress(0, total, 0, 0, "")
+        for model, spec in pairs:
+            for finished in engine(_units(plan, store, model, spec), Worker(settings)):
+                store.add(finished.rows)
+                progress = _advanced(progress, finished)
+                watch(progress)
+            done = replace(progress, done=_end(plan, pairs, (model, spec)))
+            watch(done)
+            progress = done
+    return progress
+
+
+def _advanced(progress: Progress, finished: Finished) -> Progress:
+    unit = finished.unit
+    return Progress(
+        progress.done + unit.skipped + len(unit.keys),
+        progress.total,
+        progress.fresh + len(unit.keys),
+        progress.skipped + sum(row.skipped is not None for row in finished.rows),
+        f"{unit.model.name} · {unit.data.name}",
+    )
+
+
+def _end(plan: Plan, pairs: Sequence[tuple[ModelSpec, DataSpec]], last: tuple[ModelSpec, DataSpec]) -> int:
+    upto = pairs[: list(pairs).index(last) + 1]
+    return sum(len(_chosen(plan, spec)[1]) for _, spec in upto)
+
+
+def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
+    """All examples, and those the plan takes of them."""
+    whole = open_data(spec)
+    limit = spec.limit or plan.limit
+    return whole, whole if limit is None else whole.spread(limit)
+
+
+def check_pairs(plan: Plan) -> list[tuple[ModelSpec, DataSpec]]:
+    """The models with the data sets that fit them; refuses what has no partner at all."""
+    entries = {spec.name: find_entry(spec.name) for spec in plan.data}
+    kinds = {model: _kind(model, plan.device) for model in plan.models}
+    pairs = [(m, d) for m in plan.models for d in plan.data if kinds[m] == entries[d.name].kind]
+    for model in plan.models:
+        if not any(m == model for m, _ in pairs):
+            raise OptionError(
+                f"{model.name} reads {kinds[model]} data, but {_listed(plan.data)} "
+                f"{'hold' if len(plan.data) > 1 else 'holds'} {_listed_kinds(entries)}."
+            )
+    for spec in plan.data:
+        if not any(d == spec for _, d in pairs):
+            raise OptionError(f"{spec.name} holds {entries[spec.name].kind} data, which no model of the plan reads.")
+    for protocol in plan.measured():
+        if not any(metrics_for(protocol, spec) for _, spec in pairs):
+            raise OptionError(
+                f"protocol {protocol.name} measures {', '.join(protocol.metrics)}, and none of it is possible on "
+                f"{_listed(plan.data)} ({_listed_kinds(entries)} data with {_gives(entries)})."
+            )
+    for trial in plan.trials:
+        if not any(_explains(trial, entries[spec.name].kind) for _, spec in pairs):
+            raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
+    return pairs
+
+
+def _kind(model: ModelSpec, device: str) -> str:
+    return KINDS[open_model(model, device).loaded.task]
+
+
+def _listed(specs: Sequence[DataSpec]) -> str:
+    return " and ".join(dict.fromkeys(spec.name for spec in specs))
+
+
+def _listed_kinds(entries: Any) -> str:  # noqa: ANN401
+    return " and ".join(dict.fromkeys(entry.kind for entry in entries.values()))
+
+
+def _gives(entries: Any) -> str:  # noqa: ANN401
+    return ", ".join(sorted({x for entry in entries.values() for x in entry.gives})) or "neither labels nor masks"
+
+
+def _explains(trial: Trial, kind: str) -> bool:
+    return ("image" if kind == "image" else "text") in METHODS[trial.name].inputs
+
+
+def metrics_for(protocol: Protocol, spec: DataSpec) -> tuple[str, ...]:
+    """What of a protocol can be measured on a data set."""
+    entry = find_entry(spec.name)
+    labelled = entry.kind == "question" or protocol.target_of(entry.kind) != "label" or "label" in entry.gives
+    fitting = [find_measure(name) for name in protocol.metrics]
+    return tuple(m.name for m in fitting if labelled and m.kind == entry.kind and m.gives <= set(entry.gives))
+
+
+def _units(plan: Plan, store: Store, model: ModelSpec, spec: DataSpec) -> Iterator[Unit]:
+    """The batches of a data set that lack results, made as they are asked for."""
+    whole, chosen = _chosen(plan, spec)
+    named = _name_runs(plan, store, model, spec, whole, chosen)
+    passed = 0
+    for start in range(0, len(chosen), plan.batch):
+        part = chosen[start : start + plan.batch]
+        keys, numbers = tuple(part.keys), tuple(part.order)
+        jobs = tuple(job for one in named if (job := _job(store, one, keys)) is not None)
+        wanted = {key for job in jobs for key in job.keys}
+        passed += len(keys) - len(wanted)
+        if wanted:
+            rows = [i for i, key in enumerate(keys) if key in wanted]
+            yield Unit(model, spec, tuple(keys[i] for i in rows), tuple(numbers[i] for i in rows), jobs, skipped=passed)
+            passed = 0
+
+
+def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
+    asked = [key for key in keys if named.keys is None or key in named.keys]
+    if not asked:
+        return None
+    done = store.done(named.run, asked, named.metrics)
+    left = tuple(key for key in asked if key not in done)
+    return Job(named.run, named.trial, named.protocol, named.metrics, left) if left else None
+
+
+def _name_runs(
+    plan: Plan, store: Store, model: ModelSpec, spec: DataSpec, whole: Dataset[Any], chosen: Dataset[Any]
+) -> list[Named]:
+    opened = open_model(model, plan.device)
+    common = {
+        "model": {"name": model.name, "arch": model.arch, "hash": fingerprint(opened.loaded.model)},
+        "data": {"name": spec.name, "options": dict(spec.options), "content": content_hash(whole)},
+        "versions": versions(),
+        "device": opened.device.type,
+        "dtype": plan.dtype,
+        "seed": plan.seed,
+    }
+    named: dict[str, Named] = {}
+    for protocol in plan.measured():
+        metrics = metrics_for(protocol, spec)
+        if not metrics:
+            continue
+        for trial in _trials(plan, opened):
+            run = store.add_run({**common, "protocol": protocol.table(), "method": _about(trial, plan.preset, opened)})
+            keys = None if trial.subset is None else frozenset(chosen.spread(trial.subset).keys)
+            named.setdefault(run, Named(run, trial, protocol, metrics, keys))
+    return list(named.values())
+
+
+def _trials(plan: Plan, opened: Opened) -> list[Trial]:
+    more: list[Trial] = []
+    if plan.ablation is not None:
+        blocks = len(find_body(opened.loaded.model, None).blocks)
+        more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
+    return [trial for trial in (*plan.trials, *more) if _explains(trial, opened.kind)]
+
+
+def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:
+    kind = "image" if opened.kind == "image" else "text"
+    options = trial.resolved(preset, kind)
+    return {"name": trial.name, "label": trial.label(preset, kind), "options": options}

@@ -1,0 +1,106 @@
+"""Models and data sets by their specs, kept open between units."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.bench.builtin import NO_PATH, find_entry
+from vitrail.bench.plan import DataSpec, ModelSpec
+from vitrail.data.dataset import Dataset
+from vitrail.errors import InputError, ModelError, OptionError
+from vitrail.loading import Loaded, load
+
+PROBED = 16
+KINDS = {"image": "image", "sequence": "text", "question": "question"}
+"""A model's task -> the kind of data it reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model on its device, and how pictures in 0..1 become its inputs."""
+
+    loaded: Loaded
+    device: torch.device
+    shift: Tensor
+    scale: Tensor
+
+    @property
+    def kind(self) -> str:
+        """The kind of data it reads."""
+        return KINDS[self.loaded.task]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Pictures in 0..1 as the model's own preprocessing would scale them."""
+        return torch.addcmul(self.shift.to(images), images, self.scale.to(images))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What the model says of pictures in 0..1."""
+        found = self.loaded.model(self.normalise(images))
+        return found if isinstance(found, Tensor) else found.logits
+
+
+@lru_cache(maxsize=1)
+def open_model(spec: ModelSpec, device: str) -> Opened:
+    """The model, loaded once; the one before is let go."""
+    place = _device(device)
+    loaded = load(spec.name, arch=spec.arch)
+    if loaded.task not in KINDS:
+        raise ModelError(
+            f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or texts "
+            "or answer questions."
+        )
+    loaded.model.to(place).requires_grad_(requires_grad=False)
+    shift, scale = _affine(loaded) if loaded.kind == "image" else (torch.zeros(1), torch.ones(1))
+    return Opened(loaded, place, shift.to(place), scale.to(place))
+
+
+def _affine(loaded: Loaded) -> tuple[Tensor, Tensor]:
+    """The normalisation, read off a black and a white picture: input = shift + scale * picture."""
+    from PIL import Image
+
+    assert loaded.image_size is not None
+    height, width = loaded.image_size
+    low, high = (_values(loaded, Image.new("RGB", (width, height), colour)) for colour in ("black", "white"))
+    return low[:, None, None], (high - low)[:, None, None]
+
+
+def _values(loaded: Loaded, picture: Any) -> Tensor:  # noqa: ANN401
+    inputs = loaded.image(picture, squash=True).inputs
+    return (inputs if isinstance(inputs, Tensor) else inputs["pixel_values"])[0].mean(dim=(1, 2))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def open_data(spec: DataSpec) -> Dataset[Any]:
+    """All examples of the data set."""
+    entry = find_entry(spec.name)
+    if not spec.path and spec.name not in NO_PATH:
+        raise OptionError(f"where does {spec.name} lie? Write {spec.name}=PATH; there has to be {entry.needs}.")
+    return entry.open(spec.path, **spec.options)
+
+
+def content_hash(dataset: Dataset[Any]) -> str:
+    """What tells two data sets of one name apart: their keys, and some of their texts."""
+    digest = hashlib.sha256()
+    for key in dataset.keys:
+        digest.update(f"{key}\n".encode())
+    some = dataset.spread(PROBED)
+    for number in range(len(some)):
+        try:
+            example = some[number]
+        except InputError:
+            continue
+        words = [getattr(example, name, None) for name in ("text", "second", "question", "context")]
+        digest.update(repr(words).encode())
+    return digest.hexdigest()[:16]

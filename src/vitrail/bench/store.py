@@ -1,0 +1,135 @@
+"""Results in one SQLite file: a row for each run, example and metric, one transaction for each finished unit.
+
+A run is everything that decides a number, hashed into its identity: model weights, data set, method with all its
+options, protocol, precision and library versions. A kill at any moment leaves whole units or nothing of them.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitrail.bench.lock import locked
+from vitrail.bench.units import Row
+from vitrail.errors import OutputError
+
+FORMAT = 0x56495452  # "VITR": tells our files from other databases
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, about TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS results (
+    run TEXT NOT NULL REFERENCES runs (id), example TEXT NOT NULL, metric TEXT NOT NULL, value TEXT, skipped TEXT,
+    PRIMARY KEY (run, example, metric), CHECK ((value IS NULL) != (skipped IS NULL))
+) WITHOUT ROWID;
+"""
+About = Mapping[str, Any]
+
+
+def identity(about: About) -> str:
+    """The hash of everything that decides a run's numbers."""
+    return hashlib.sha256(_canonical(about).encode()).hexdigest()[:24]
+
+
+def _canonical(about: About) -> str:
+    return json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+class Store:
+    """An open results file. Only `writing` gives one that may be added to."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self.connection = path, connection
+
+    def add_run(self, about: About) -> str:
+        """Keep what a run is, and give its identity."""
+        name = identity(about)
+        with self._transaction():
+            self.connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (name, _canonical(about)))
+        return name
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """All rows of a finished unit, or none of them; what is already there stays as it is."""
+        with self._transaction():
+            self.connection.executemany(
+                "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?)",
+                [
+                    (
+                        r.run,
+                        r.key,
+                        r.metric,
+                        None if r.value is None else json.dumps(r.value, sort_keys=True),
+                        r.skipped,
+                    )
+                    for r in rows
+                ],
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self.connection:
+                yield
+        except sqlite3.OperationalError as error:
+            what = "the disk is full" if "full" in str(error) else f"the results could not be written ({error})"
+            raise OutputError(
+                f"{what}. Everything finished so far is kept in {self.path}; the same command goes on from there."
+            ) from error
+
+    def done(self, run: str, keys: Sequence[str], metrics: Sequence[str]) -> set[str]:
+        """The examples that have all of these metrics."""
+        marks, columns = ",".join("?" * len(keys)), ",".join("?" * len(metrics))
+        found = self.connection.execute(
+            f"SELECT example FROM results WHERE run = ? AND example IN ({marks}) AND metric IN ({columns}) "
+            "GROUP BY example HAVING COUNT(*) = ?",
+            (run, *keys, *metrics, len(metrics)),
+        )
+        return {example for (example,) in found}
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Every run with what it is, in an order that does not depend on when it was made."""
+        found = self.connection.execute("SELECT id, about FROM runs")
+        return dict(sorted((name, json.loads(about)) for name, about in found))
+
+    def results(self, run: str) -> Iterator[tuple[str, str, Any, str | None]]:
+        """Example, metric, value and reason for being skipped, by example."""
+        found = self.connection.execute(
+            "SELECT example, metric, value, skipped FROM results WHERE run = ? ORDER BY example, metric", (run,)
+        )
+        for example, metric, value, skipped in found:
+            yield example, metric, None if value is None else json.loads(value), skipped
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Store]:
+    """The results file, made if it is not there, locked against other writers."""
+    with locked(path), closing(_connect(path, create=True)) as connection:
+        yield Store(path, connection)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Store]:
+    """A results file to look at, also while it is being written."""
+    if not path.is_file():
+        raise OutputError(f"there are no results at {path}. vitrail bench run writes them.")
+    with closing(_connect(path, create=False)) as connection:
+        yield Store(path, connection)
+
+
+def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    connection: sqlite3.Connection | None = None
+    try:
+        connection = sqlite3.connect(path if create else f"{path.absolute().as_uri()}?mode=ro", uri=not create)
+        (found,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if tables and found != FORMAT:
+            raise OutputError(f"{path} is a database, but not of vitrail's results. Choose another file.")
+        if create:
+            connection.execute(f"PRAGMA application_id = {FORMAT}")
+            connection.executescript(SCHEMA)
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise OutputError(f"{path} cannot be opened as a results file: {error}.") from error
+    return connection
