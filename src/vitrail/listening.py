@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -75,35 +76,31 @@ def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHan
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:
     """File calls under this module while it runs."""
-
-    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        trace.here = heard
-
-    def leave(module: nn.Module, args: tuple, out: object) -> None:
-        trace.here = trace.loose
-
-    return [_before(trace, module, enter), _after(trace, module, leave)]
+    return [
+        _before(trace, module, lambda module, args, kwargs: setattr(trace, "here", heard)),
+        _after(trace, module, lambda module, args, out: setattr(trace, "here", trace.loose)),
+    ]
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
-    block, heard = trace.body.blocks[index], trace.blocks[index]
-
-    def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        def change(stream: Tensor) -> Tensor:
-            heard.states["entering"] = _entering(trace, stream, index)
-            return heard.states["entering"]
-
-        return replaced_stream(args, kwargs, change)
-
-    def leave(module: nn.Module, args: tuple, out: object) -> None:
-        heard.states["leaving"], heard.returned = _first(out), out
-
+    module, heard = trace.body.blocks[index].module, trace.blocks[index]
     handles = [
-        _before(trace, block.module, enter),
-        *_place_hooks(trace, block.module, heard),
-        _after(trace, block.module, leave),
+        _before(trace, module, lambda m, args, kwargs: replaced_stream(args, kwargs, partial(_enter, trace, index))),
+        *_place_hooks(trace, module, heard),
+        _after(trace, module, lambda m, args, out: _leave(heard, out)),
     ]
     return handles + _state_hooks(trace, index)
+
+
+def _enter(trace: Trace, index: int, stream: Tensor) -> Tensor:
+    """What enters a block, kept."""
+    trace.blocks[index].states["entering"] = _entering(trace, stream, index)
+    return trace.blocks[index].states["entering"]
+
+
+def _leave(heard: Heard, out: Any) -> None:  # noqa: ANN401
+    """Keep what leaves a block."""
+    heard.states["leaving"], heard.returned = _first(out), out
 
 
 def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
@@ -119,31 +116,29 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     """Hooks for the states inside a block, only for those that are asked for and exist."""
     block, states = trace.body.blocks[index], trace.blocks[index].states
 
-    def going_in(*names: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            states.update(dict.fromkeys(names, stream_of(args, kwargs).detach()))
-
-        return hook
-
-    def coming_out(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple, out: object) -> None:
-            states[name] = _first(out)
-
-        return hook
-
-    ears: list[tuple[nn.Module | None, str, Callable[..., None], tuple[str, ...]]] = [
-        (block.attention_norm, "out", coming_out("attention_normed"), ("attention_normed",)),
-        (block.ffn_norm, "in", going_in("ffn_entering"), ("ffn_entering",)),
-        (block.ffn_norm, "out", coming_out("ffn_normed"), ("ffn_normed",)),
-        (block.ffn_output, "out", coming_out("ffn_added"), ("ffn_added",)),
+    ears: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
+        (block.attention_norm, "out", ("attention_normed",)),
+        (block.ffn_norm, "in", ("ffn_entering",)),
+        (block.ffn_norm, "out", ("ffn_normed",)),
+        (block.ffn_output, "out", ("ffn_added",)),
     ]
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
-        ears.append((block.ffn_input, "in", going_in("ffn_entering", "ffn_normed"), ("ffn_entering", "ffn_normed")))
+        ears.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
     return [
-        _after(trace, module, ear) if side == "out" else _before(trace, module, ear)
-        for module, side, ear, names in ears
+        _after(trace, module, partial(_coming_out, states, names))
+        if side == "out"
+        else _before(trace, module, partial(_going_in, states, names))
+        for module, side, names in ears
         if module is not None and trace.keep & set(names)
     ]
+
+
+def _going_in(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, kwargs: dict) -> None:
+    states.update(dict.fromkeys(names, stream_of(args, kwargs).detach()))
+
+
+def _coming_out(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+    states.update(dict.fromkeys(names, _first(out)))
 
 
 def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:

@@ -172,7 +172,7 @@ def test_a_model_that_loses_no_token_answers_as_before(name, monkeypatch):
     assert found.scores.amax(dim=1).tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", KNOWS_PLACES)
+@pytest.mark.parametrize("name", sorted(KNOWS_PLACES))
 def test_a_model_whose_attention_knows_places_is_refused_before_it_runs(name):
     model = tiny(name)
     handle = model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))

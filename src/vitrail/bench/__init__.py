@@ -1,0 +1,44 @@
+"""The bench: methods x data x protocols, resumable, with tables that say how sure they are.
+
+`run(plan, "results.db")` computes what the file lacks; `tables` and `curves` read it at any time.
+"""
+
+from vitrail.bench.ablations import ABLATIONS
+from vitrail.bench.bootstrap import Estimate
+from vitrail.bench.driver import Progress, run
+from vitrail.bench.engines import find_engine, local
+from vitrail.bench.measures import MEASURES
+from vitrail.bench.plan import DataSpec, ModelSpec, Plan, Trial, protocols_of
+from vitrail.bench.planfile import parse_data, parse_trials, read_plan
+from vitrail.bench.plot import curves
+from vitrail.bench.protocols import PROTOCOLS, Protocol, find_protocol
+from vitrail.bench.recommend import Recommendation, ranking, recommend
+from vitrail.bench.table import Table, render, tables
+
+__all__ = [
+    "ABLATIONS",
+    "MEASURES",
+    "PROTOCOLS",
+    "DataSpec",
+    "Estimate",
+    "ModelSpec",
+    "Plan",
+    "Progress",
+    "Protocol",
+    "Recommendation",
+    "Table",
+    "Trial",
+    "curves",
+    "find_engine",
+    "find_protocol",
+    "local",
+    "parse_data",
+    "parse_trials",
+    "protocols_of",
+    "ranking",
+    "read_plan",
+    "recommend",
+    "render",
+    "run",
+    "tables",
+]

@@ -10,7 +10,7 @@ from vitrail.bench.batches import Settings
 from vitrail.bench.builtin import find_entry
 from vitrail.bench.engines import Engine, local
 from vitrail.bench.measures import find_measure
-from vitrail.bench.opened import KINDS, Opened, content_hash, open_data, open_model
+from vitrail.bench.opened import Opened, content_hash, forget_data, open_data, open_model
 from vitrail.bench.plan import DTYPES, DataSpec, ModelSpec, Plan, Trial
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.store import Store, writing
@@ -63,19 +63,19 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
         engine: who does the units.
         watch: is told after every unit.
     """
+    forget_data()
     pairs = check_pairs(plan)
     settings = Settings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
+    counts = [len(_chosen(plan, spec)[1]) for _, spec in pairs]
     with writing(Path(path)) as store:
-        total = sum(len(_chosen(plan, spec)[1]) for _, spec in pairs)
-        progress = Progress(0, total, 0, 0, "")
-        for model, spec in pairs:
+        progress = Progress(0, sum(counts), 0, 0, "")
+        for number, (model, spec) in enumerate(pairs, 1):
             for finished in engine(_units(plan, store, model, spec), Worker(settings)):
                 store.add(finished.rows)
                 progress = _advanced(progress, finished)
                 watch(progress)
-            done = replace(progress, done=_end(plan, pairs, (model, spec)))
-            watch(done)
-            progress = done
+            progress = replace(progress, done=sum(counts[:number]))  # also those that were there already
+            watch(progress)
     return progress
 
 
@@ -90,11 +90,6 @@ def _advanced(progress: Progress, finished: Finished) -> Progress:
     )
 
 
-def _end(plan: Plan, pairs: Sequence[tuple[ModelSpec, DataSpec]], last: tuple[ModelSpec, DataSpec]) -> int:
-    upto = pairs[: list(pairs).index(last) + 1]
-    return sum(len(_chosen(plan, spec)[1]) for _, spec in upto)
-
-
 def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
     """All examples, and those the plan takes of them."""
     whole = open_data(spec)
@@ -104,44 +99,35 @@ def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
 
 def check_pairs(plan: Plan) -> list[tuple[ModelSpec, DataSpec]]:
     """The models with the data sets that fit them; refuses what has no partner at all."""
-    entries = {spec.name: find_entry(spec.name) for spec in plan.data}
-    kinds = {model: _kind(model, plan.device) for model in plan.models}
-    pairs = [(m, d) for m in plan.models for d in plan.data if kinds[m] == entries[d.name].kind]
+    kinds = {model: open_model(model, plan.device).kind for model in plan.models}
+    pairs = [(m, d) for m in plan.models for d in plan.data if kinds[m] == find_entry(d.name).kind]
     for model in plan.models:
         if not any(m == model for m, _ in pairs):
-            raise OptionError(
-                f"{model.name} reads {kinds[model]} data, but {_listed(plan.data)} "
-                f"{'hold' if len(plan.data) > 1 else 'holds'} {_listed_kinds(entries)}."
-            )
+            raise OptionError(f"{model.name} reads {kinds[model]} data, but the data here is {_described(plan.data)}.")
     for spec in plan.data:
         if not any(d == spec for _, d in pairs):
-            raise OptionError(f"{spec.name} holds {entries[spec.name].kind} data, which no model of the plan reads.")
-    for protocol in plan.measured():
-        if not any(metrics_for(protocol, spec) for _, spec in pairs):
-            raise OptionError(
-                f"protocol {protocol.name} measures {', '.join(protocol.metrics)}, and none of it is possible on "
-                f"{_listed(plan.data)} ({_listed_kinds(entries)} data with {_gives(entries)})."
-            )
+            raise OptionError(f"the data here is {_described([spec])}, which no model of the plan reads.")
+    _check_protocols(plan)
     for trial in plan.trials:
-        if not any(_explains(trial, entries[spec.name].kind) for _, spec in pairs):
+        if not any(_explains(trial, kind) for kind in kinds.values()):
             raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
     return pairs
 
 
-def _kind(model: ModelSpec, device: str) -> str:
-    return KINDS[open_model(model, device).loaded.task]
+def _check_protocols(plan: Plan) -> None:
+    for protocol in plan.measured():
+        if not any(metrics_for(protocol, spec) for spec in plan.data):
+            labels = any(protocol.target_of(find_entry(spec.name).kind) == "label" for spec in plan.data)
+            raise OptionError(
+                f"protocol {protocol.name} measures {', '.join(protocol.metrics)}"
+                f"{' and explains the label' if labels else ''}, but the data here is {_described(plan.data)}."
+            )
 
 
-def _listed(specs: Sequence[DataSpec]) -> str:
-    return " and ".join(dict.fromkeys(spec.name for spec in specs))
-
-
-def _listed_kinds(entries: Any) -> str:  # noqa: ANN401
-    return " and ".join(dict.fromkeys(entry.kind for entry in entries.values()))
-
-
-def _gives(entries: Any) -> str:  # noqa: ANN401
-    return ", ".join(sorted({x for entry in entries.values() for x in entry.gives})) or "neither labels nor masks"
+def _described(specs: Sequence[DataSpec]) -> str:
+    """Data sets by name with what they hold: `pets (image with label, mask)`."""
+    entries = {spec.name: find_entry(spec.name) for spec in specs}
+    return ", ".join(f"{name} ({e.kind} with {', '.join(e.gives) or 'no labels'})" for name, e in entries.items())
 
 
 def _explains(trial: Trial, kind: str) -> bool:
@@ -188,7 +174,12 @@ def _name_runs(
     opened = open_model(model, plan.device)
     common = {
         "model": {"name": model.name, "arch": model.arch, "hash": fingerprint(opened.loaded.model)},
-        "data": {"name": spec.name, "options": dict(spec.options), "content": content_hash(whole)},
+        "data": {
+            "name": spec.name,
+            "kind": find_entry(spec.name).kind,
+            "options": dict(spec.options),
+            "content": content_hash(whole),
+        },
         "versions": versions(),
         "device": opened.device.type,
         "dtype": plan.dtype,

@@ -43,15 +43,15 @@ class Opened:
         return found if isinstance(found, Tensor) else found.logits
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def open_model(spec: ModelSpec, device: str) -> Opened:
-    """The model, loaded once; the one before is let go."""
+    """The model, loaded once; two stay loaded."""
     place = _device(device)
     loaded = load(spec.name, arch=spec.arch)
     if loaded.task not in KINDS:
         raise ModelError(
-            f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or texts "
-            "or answer questions."
+            f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or "
+            "texts or answer questions."
         )
     loaded.model.to(place).requires_grad_(requires_grad=False)
     shift, scale = _affine(loaded) if loaded.kind == "image" else (torch.zeros(1), torch.ones(1))
@@ -83,11 +83,21 @@ def _device(name: str) -> torch.device:
 
 
 def open_data(spec: DataSpec) -> Dataset[Any]:
-    """All examples of the data set."""
-    entry = find_entry(spec.name)
-    if not spec.path and spec.name not in NO_PATH:
-        raise OptionError(f"where does {spec.name} lie? Write {spec.name}=PATH; there has to be {entry.needs}.")
-    return entry.open(spec.path, **spec.options)
+    """All examples of the data set, opened once."""
+    return _open_data(spec.name, spec.path, tuple(sorted(spec.options.items())))
+
+
+@lru_cache(maxsize=4)
+def _open_data(name: str, path: str, options: tuple[tuple[str, Any], ...]) -> Dataset[Any]:
+    entry = find_entry(name)
+    if not path and name not in NO_PATH:
+        raise OptionError(f"where does {name} lie? Write {name}=PATH; there has to be {entry.needs}.")
+    return entry.open(path, **dict(options))
+
+
+def forget_data() -> None:
+    """Open data sets anew: their files may have changed."""
+    _open_data.cache_clear()
 
 
 def content_hash(dataset: Dataset[Any]) -> str:

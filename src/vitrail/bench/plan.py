@@ -1,6 +1,6 @@
 """`Plan`: which models, methods, data sets and protocols are to be run, as frozen data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,12 @@ DTYPES: dict[str, torch.dtype | None] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-PRESETS = ("recommended", "paper", "official")
+CHOICES: Mapping[str, Collection[str]] = {
+    "dtype": DTYPES,
+    "preset": ("recommended", "paper", "official"),
+    "ablation": ABLATIONS,
+    "target": CLASSES,
+}
 
 
 @dataclass(frozen=True)
@@ -102,17 +107,18 @@ class Plan:
                 raise OptionError(f"a plan needs {name}, but none is named.")
         if not self.trials and self.ablation is None:
             raise OptionError("a plan needs methods or an ablation, but none is named.")
-        for name, table in (("dtype", DTYPES), ("preset", PRESETS)):
-            if getattr(self, name) not in table:
-                raise OptionError(f"there is no {name} {getattr(self, name)!r}. {suggest(getattr(self, name), table)}")
-        _check_optional("ablation", self.ablation, ABLATIONS)
-        _check_optional("target", self.target, CLASSES)
-        for name in ("batch", "forward_batch"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)}, but it has to be at least 1.")
+        self._check_choices()
+        if self.batch < 1 or self.forward_batch < 1:
+            raise OptionError(f"batch={self.batch}, forward_batch={self.forward_batch}: both have to be at least 1.")
         for trial in self.trials:
             if trial.name not in METHODS:
                 raise MethodError(f"unknown method {trial.name!r}. {suggest(trial.name, METHODS)}")
+
+    def _check_choices(self) -> None:
+        for name, table in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in table:
+                raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
 
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""
@@ -120,11 +126,6 @@ class Plan:
         if self.target is not None:
             changes |= {"target": self.target, "text_target": self.target}
         return tuple(protocol.with_(**changes) for protocol in self.protocols)
-
-
-def _check_optional(name: str, value: str | None, table: Any) -> None:  # noqa: ANN401
-    if value is not None and value not in table:
-        raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
 
 
 def protocols_of(names: tuple[str, ...]) -> tuple[Protocol, ...]:

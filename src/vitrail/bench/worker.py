@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from vitrail.attribution import Attribution
 from vitrail.bench.batches import READERS, Batch, Settings, Texts
 from vitrail.bench.measures import MEASURES, Shown
 from vitrail.bench.opened import open_data, open_model
-from vitrail.bench.plan import DataSpec, Trial
+from vitrail.bench.plan import Trial
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.units import Finished, Job, Row, Unit
-from vitrail.data.dataset import Dataset
 from vitrail.errors import InputError, OptionError, VitrailError
 from vitrail.explain import compare
 
@@ -43,11 +41,6 @@ class Worker:
         return Finished(unit, tuple(rows), time.perf_counter() - started)
 
 
-@lru_cache(maxsize=4)
-def _dataset(name: str, path: str, options: tuple[tuple[str, Any], ...]) -> Dataset[Any]:
-    return open_data(DataSpec(name, path, dict(options)))
-
-
 class _Bench:
     """One unit at work: batches, explanations and reasons, each made once."""
 
@@ -60,8 +53,7 @@ class _Bench:
         self.found: dict[tuple[Any, ...], Shown | str] = {}
 
     def _read(self) -> tuple[list[Any], dict[str, str]]:
-        spec = self.unit.data
-        dataset = _dataset(spec.name, spec.path, tuple(sorted(spec.options.items())))
+        dataset = open_data(self.unit.data)
         good, broken = [], {}
         for key, number in zip(self.unit.keys, self.unit.numbers, strict=True):
             try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli import options
+from vitrail.cli import benching, options
 from vitrail.cli.catalogue import show_methods
 from vitrail.cli.demonstrating import run_demo
 from vitrail.cli.examining import run_doctor
@@ -96,3 +96,6 @@ def _doctor(
     equal bit for bit with and without recording. The exit code is 1 if anything differs.
     """
     run_doctor(model, arch, device)
+
+
+app.add_typer(benching.app, name="bench")

@@ -139,15 +139,14 @@ def linear(form: LinearRule) -> Rule:
         x, weight, bias = linear_parts(operation)
         out = operation.run()
         product = out.detach() if bias is None else out.detach() - bias
-
-        def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-            found = form(relevance, x, weight, product)
-            # Queries, keys and values read the same tensor: it forks, once more than the stream did.
-            return (x * divide(found, x) if operation.readers() > 1 else found,)
-
-        return bent(out, pullback, x)
+        return bent(out, lambda r, x: (_read(form(r, x, weight, product), x, operation.readers()),), x)
 
     return rule
+
+
+def _read(found: Tensor, x: Tensor, readers: int) -> Tensor:
+    """Queries, keys and values read the same tensor: it forks, once more than the stream did."""
+    return x * divide(found, x) if readers > 1 else found
 
 
 def convolution(operation: Operation) -> Tensor:

@@ -68,7 +68,7 @@ class _Propagate(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:  # the mode is off while a torch function runs
                 return transparent_multihead(*args, **kwargs)
-        active = tuple(x for x in _tensors((args, kwargs)) if self.is_active(x))
+        active = self.active_among(args, kwargs)
         if not active:
             return func(*args, **kwargs)
         function = IN_PLACE.get(func, func)
@@ -81,11 +81,7 @@ class _Propagate(TorchFunctionMode):
         """The result of an operation by its rule, known to depend on what is explained."""
         block = self.trace.block
         made: list[Any] = []
-
-        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            made.append(func(*args, **kwargs))
-            return made[-1]
-
+        function = partial(_run_and_keep, made, func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
         operation = Operation(
@@ -125,7 +121,7 @@ class _Propagate(TorchFunctionMode):
 
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
-        for x in _tensors(out):
+        for x in tensors(out):
             if x.is_floating_point():
                 self.depends[x] = self.count
                 self.count += 1
@@ -133,7 +129,7 @@ class _Propagate(TorchFunctionMode):
 
     def fork(self, x: Tensor) -> Tensor:
         """A tensor that is read twice: by a sub-layer and by the skip connection around it."""
-        return self.mark(self.table.fork(x)) if self.table.fork is not None and self.is_active(x) else x
+        return self.mark(self.table.fork(x)) if self.table.fork is not None and self.active_among(x) else x
 
     def _forked(self, kind: str, block: int | None, out: Any) -> Any:  # noqa: ANN401
         """The stream between the two sub-layers of a block forks: at the sum, or at the norm that follows it."""
@@ -146,14 +142,15 @@ class _Propagate(TorchFunctionMode):
             return self.fork(out)
         return out
 
-    def is_active(self, x: Tensor) -> bool:
-        """Whether a tensor depends on what is explained."""
-        if x in self.stale:
+    def active_among(self, *given: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+        """The tensors among arguments that depend on what is explained."""
+        found = tensors(*given)
+        if any(x in self.stale for x in found):
             raise RuleError(
                 f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
                 "that: write x = x + y instead of x.add_(y) there."
             )
-        return x in self.depends or any(x is root for root in self.trace.roots)
+        return tuple(x for x in found if x in self.depends or any(x is root for root in self.trace.roots))
 
     def stream_shape(self) -> torch.Size | None:
         """The shape of the residual stream, inside a block."""
@@ -168,7 +165,7 @@ class _Propagate(TorchFunctionMode):
     def _ordinary(self, operation: Operation) -> Rule | None:
         """Questions about a tensor, which give no tensor that depends on it, need no rule."""
         out = operation.run()
-        return None if any(x.is_floating_point() for x in _tensors(out)) else lambda _: out
+        return None if any(x.is_floating_point() for x in tensors(out)) else lambda _: out
 
     def _uncovered(self, operation: Operation, name: str) -> RuleError:
         return RuleError(
@@ -201,14 +198,22 @@ def _picks_a_token(args: tuple) -> bool:
     return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)
 
 
-def _tensors(x: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, (tuple, list)):
-        for each in x:
-            yield from _tensors(each)
-    elif isinstance(x, dict):
-        yield from _tensors(tuple(x.values()))
+def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    """All tensors in arguments or results, however they are nested, in order."""
+    found: list[Tensor] = []
+    left = list(reversed(given))
+    while left:
+        x = left.pop()
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, (tuple, list, dict)):
+            left.extend(reversed(x.values() if isinstance(x, dict) else x))
+    return found
+
+
+def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    made.append(func(*args, **kwargs))
+    return made[-1]
 
 
 @contextmanager
@@ -243,8 +248,8 @@ def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dic
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """A module's forward as one operation."""
-    active = tuple(x for x in _tensors((args, kwargs)) if mode.is_active(x))
-    if threading.get_ident() != mode.trace.thread or not active:
+    active = mode.active_among(args, kwargs) if threading.get_ident() == mode.trace.thread else ()
+    if not active:
         return forward(*args, **kwargs)
     mode.paused = True
     try:

@@ -1,0 +1,99 @@
+"""Perturbation curves: what becomes of accuracy and probability while pixels or tokens are removed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.bench.groups import Group, Method, read_groups
+from vitrail.bench.store import reading
+from vitrail.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Series = tuple[np.ndarray, np.ndarray]
+LEFT_OUT = "removed fraction"
+
+
+def _entry(metric: str, entry: str) -> Callable[[Group, Method], Series | None]:
+    """The mean over examples of a stored curve of pictures."""
+
+    def read(group: Group, method: Method) -> Series | None:
+        rows = [row[metric][entry] for row in method.results.values() if metric in row]
+        return (np.array(group.protocol.levels), np.mean(rows, axis=0)) if rows else None
+
+    return read
+
+
+def _texts(metric: str) -> Callable[[Group, Method], Series | None]:
+    """The mean over texts of the probability, level by level, the clean one first."""
+
+    def read(group: Group, method: Method) -> Series | None:
+        rows = [[row[metric]["p"], *row[metric]["p_k"]] for row in method.results.values() if metric in row]
+        return (np.linspace(0, 1, len(rows[0])), np.mean(rows, axis=0)) if rows else None
+
+    return read
+
+
+def _f1(group: Group, method: Method) -> Series | None:
+    rows = [row["token_f1"] for row in method.results.values() if "token_f1" in row]
+    if not rows:
+        return None
+    sizes = [2 * np.array(r["hits"]) / np.maximum(np.array(r["chosen"]) + r["gold"], 1) for r in rows]
+    return np.array(group.protocol.ks), np.mean(sizes, axis=0)
+
+
+PANELS: dict[str, tuple[str, str, Callable[[Group, Method], Series | None]]] = {
+    "positive: accuracy": (LEFT_OUT, "accuracy", _entry("positive", "hits")),
+    "positive: probability": (LEFT_OUT, "probability", _entry("positive", "probability")),
+    "negative: accuracy": (LEFT_OUT, "accuracy", _entry("negative", "hits")),
+    "negative: probability": (LEFT_OUT, "probability", _entry("negative", "probability")),
+    "tokens deleted": ("level", "probability", _texts("text_deletion")),
+    "tokens padded": ("level", "probability", _texts("text_padding")),
+    "token F1": ("k", "F1", _f1),
+}
+
+
+def curves(path: str | Path) -> "Figure":
+    """A figure with a row for each model, data set and protocol, and a panel for each kind of curve."""
+    from matplotlib.figure import Figure
+
+    with reading(Path(path)) as store:
+        rows = [(group.title, _panels(group)) for group in read_groups(store)]
+    rows = [(title, panels) for title, panels in rows if panels]
+    if not rows:
+        raise InputError(f"{path} holds no curves: run a protocol that perturbs, such as chefer or vitrail.")
+    width = max(len(panels) for _, panels in rows)
+    figure = Figure(figsize=(4.2 * width, 3.6 * len(rows)), layout="constrained")
+    axes: Any = figure.subplots(len(rows), width, squeeze=False)
+    for (title, panels), line in zip(rows, axes, strict=True):
+        for place in line[len(panels) :]:
+            place.set_axis_off()
+        for (name, series), place in zip(panels.items(), line, strict=False):
+            _draw(place, name, series)
+        line[0].set_title(f"{title}\n{next(iter(panels))}", loc="left", fontsize=9)
+        line[0].legend(fontsize=7)
+    return figure
+
+
+def _panels(group: Group) -> dict[str, list[tuple[str, Series]]]:
+    found = {
+        name: [(m.label, series) for m in group.methods if (series := read(group, m)) is not None]
+        for name, (_, _, read) in PANELS.items()
+    }
+    return {name: series for name, series in found.items() if series}
+
+
+def _draw(place: "Axes", name: str, series: Sequence[tuple[str, Series]]) -> None:
+    across, up, _ = PANELS[name]
+    for number, (label, (x, y)) in enumerate(series):
+        place.plot(
+            x, y, label=label, marker="o", markersize=2.5, linewidth=1.2, linestyle=("-", "--", ":")[number // 10 % 3]
+        )
+    place.set_title(name, loc="left", fontsize=9)
+    place.set_xlabel(across)
+    place.set_ylabel(up)
+    place.grid(alpha=0.3)

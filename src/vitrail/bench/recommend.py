@@ -1,0 +1,73 @@
+"""Which explanation to trust on your model: methods ranked by how far the prediction depends on what they mark."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vitrail.bench.bootstrap import Estimate
+from vitrail.bench.driver import Watch, run
+from vitrail.bench.engines import Engine, local
+from vitrail.bench.plan import Plan
+from vitrail.bench.table import SIGNIFICANT, Table, tables
+
+RANKED_BY = ("ABPC", "AOPC")
+"""Pictures: the area between the two perturbation curves. Texts: the drop when the highest tokens are deleted."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A method's place.
+
+    Args:
+        estimate: its faithfulness with interval.
+        as_good: whether the paired bootstrap cannot tell it from the best.
+    """
+
+    method: str
+    estimate: Estimate
+
+    @property
+    def as_good(self) -> bool:
+        """Whether it is the best, or not told from it."""
+        return self.estimate.p is None or self.estimate.p >= SIGNIFICANT
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Methods from the most to the least faithful, and the whole table behind it."""
+
+    measure: str
+    ranks: tuple[Rank, ...]
+    table: Table
+
+
+def recommend(
+    plan: Plan,
+    path: str | Path | None = None,
+    *,
+    engine: Engine = local,
+    watch: Watch = lambda progress: None,
+) -> Recommendation:
+    """Run a small plan under the protocol `vitrail`, and rank its methods.
+
+    Args:
+        plan: one model on one data set.
+        path: a results file to keep and to go on with; by default none is kept.
+        engine: who does the units.
+        watch: is told after every unit.
+    """
+    if path is None:
+        with TemporaryDirectory() as folder:
+            return recommend(plan, Path(folder) / "results.db", engine=engine, watch=watch)
+    run(plan, path, engine=engine, watch=watch)
+    return ranking(tables(path, seed=plan.seed)[0])
+
+
+def ranking(table: Table) -> Recommendation:
+    """The methods of a table by its measure of faithfulness."""
+    names = [column.name for column in table.columns]
+    measure = next(name for name in RANKED_BY if name in names)
+    place = names.index(measure)
+    found = [Rank(method, e) for method, row in table.rows if (e := row[place]) is not None]
+    ranks = sorted(found, key=lambda rank: -rank.estimate.value)
+    return Recommendation(measure, tuple(ranks), table)
