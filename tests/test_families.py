@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from applying import applying, cheaply
+from applying import WALKING, applying, cheaply
 from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
@@ -105,7 +105,7 @@ def test_padding_changes_nothing(name):
 @every_family
 def test_chunked_gives_what_dense_gives(name):
     model, inputs = tiny(name), MODELS[name].inputs()
-    methods = cheaply(applying(model, inputs))
+    methods = cheaply(n for n in applying(model, inputs) if n in {*WALKING, "bi_head", "bi_token", "tam", "dix"})
     dense = vitrail.compare(model, inputs, methods, 1, backend="dense")
     chunked = vitrail.compare(model, inputs, methods, 1, backend="chunked", chunk_rows=3)
     for a, b in zip(dense, chunked, strict=True):

@@ -142,7 +142,7 @@ def _custom(function: Callable[[Tensor], Tensor], logits: Tensor) -> Part:
             f"a target function takes logits {tuple(logits.shape)} and gives one value per sample, "
             f"shape ({logits.shape[0]},); this one gave {got}."
         )
-    if not scalar.requires_grad:
+    if torch.is_grad_enabled() and not scalar.requires_grad:  # some methods need no gradient
         raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
     return Part(
         scalar, Target(getattr(function, "__name__", type(function).__name__)), lambda logits, _: function(logits)

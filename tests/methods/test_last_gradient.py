@@ -142,6 +142,14 @@ def test_points_that_run_at_once_give_what_they_give_one_by_one(method, name):
 
 
 @every_method
+def test_texts_of_different_lengths_are_read_where_they_end_in_every_copy(method):
+    inputs = MODELS["hf_gpt2"].inputs()
+    inputs["attention_mask"][0, 6:] = 0
+    alone, several = (vitrail.explain(tiny("hf_gpt2"), inputs, method, 1, steps=3, batch=batch) for batch in (1, 2))
+    assert_close(several.scores, alone.scores)
+
+
+@every_method
 def test_a_target_function_sees_the_batch_as_it_was_given(method):
     def second(logits):
         assert logits.shape[0] == 2

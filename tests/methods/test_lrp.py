@@ -92,3 +92,14 @@ def test_clip_is_refused_before_it_runs(method):
 def test_wrong_options_are_named(method, options, message):
     with pytest.raises(OptionError, match=message):
         vitrail.explain(tiny("timm_vit"), MODELS["timm_vit"].inputs(), method, **options)
+
+
+@pytest.mark.parametrize("method", ["vit_cx", "tis", "dix", "tam", "lrp"])
+def test_methods_of_every_kind_explain_a_function_of_the_logits(method):
+    options = {"vit_cx": {"threshold": 0.7}, "tis": {"clusters": 4}, "dix": {"steps": 1}, "tam": {"steps": 2}}
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    found = vitrail.explain(
+        model, inputs, method, lambda logits: logits[:, 1] - logits[:, 2], **options.get(method, {})
+    )
+    expected = vitrail.explain(model, inputs, method, vitrail.targets.difference(1, 2), **options.get(method, {}))
+    assert_close(found.scores, expected.scores)

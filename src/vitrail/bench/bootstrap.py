@@ -72,7 +72,7 @@ def _estimate(value: float, sample: Sample, alone: list[np.ndarray], wins: list[
 
 
 def _value(column: Column, sample: Sample, present: Present) -> float | None:
-    return float(column.finish(sample.features[present].mean(axis=0))) if present.any() else None
+    return float(column.finish(sample.features[present].mean(axis=0, keepdims=True))[0]) if present.any() else None
 
 
 def _resampled(count: int, seed: int, resamples: int) -> Iterator[Float[np.ndarray, "r n"]]:

@@ -46,7 +46,8 @@ class Column:
 def columns_of(protocol: Protocol, metrics: Sequence[str]) -> list[Column]:
     """The columns that can be made of these metrics, in the order of the metrics."""
     made = [column for name in metrics for column in MAKERS[name](protocol)]
-    return made + (_between(protocol) if {"positive", "negative"} <= set(metrics) else [])
+    both = {"positive", "negative"} <= set(metrics)
+    return made + (_between(protocol) if both and protocol.area == "mean" else [])
 
 
 def _segmentation(protocol: Protocol) -> list[Column]:

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bench.ablations import ablation
-from vitrail.bench.batches import Settings
 from vitrail.bench.builtin import find_entry
 from vitrail.bench.engines import Engine, local
-from vitrail.bench.measures import find_measure
 from vitrail.bench.opened import Opened, content_hash, forget_data, open_data, open_model
+from vitrail.bench.pairing import check_pairs, explains, metrics_for
 from vitrail.bench.plan import DTYPES, DataSpec, ModelSpec, Plan, Trial
 from vitrail.bench.protocols import Protocol
+from vitrail.bench.settings import Settings
 from vitrail.bench.store import Store, writing
 from vitrail.bench.units import Finished, Job, Unit
 from vitrail.bench.worker import Worker
 from vitrail.data.dataset import Dataset
-from vitrail.errors import OptionError
-from vitrail.methods import METHODS
 from vitrail.provenance import fingerprint, versions
 from vitrail.record import find_body
 
@@ -97,51 +95,6 @@ def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
     return whole, whole if limit is None else whole.spread(limit)
 
 
-def check_pairs(plan: Plan) -> list[tuple[ModelSpec, DataSpec]]:
-    """The models with the data sets that fit them; refuses what has no partner at all."""
-    kinds = {model: open_model(model, plan.device).kind for model in plan.models}
-    pairs = [(m, d) for m in plan.models for d in plan.data if kinds[m] == find_entry(d.name).kind]
-    for model in plan.models:
-        if not any(m == model for m, _ in pairs):
-            raise OptionError(f"{model.name} reads {kinds[model]} data, but the data here is {_described(plan.data)}.")
-    for spec in plan.data:
-        if not any(d == spec for _, d in pairs):
-            raise OptionError(f"the data here is {_described([spec])}, which no model of the plan reads.")
-    _check_protocols(plan)
-    for trial in plan.trials:
-        if not any(_explains(trial, kind) for kind in kinds.values()):
-            raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
-    return pairs
-
-
-def _check_protocols(plan: Plan) -> None:
-    for protocol in plan.measured():
-        if not any(metrics_for(protocol, spec) for spec in plan.data):
-            labels = any(protocol.target_of(find_entry(spec.name).kind) == "label" for spec in plan.data)
-            raise OptionError(
-                f"protocol {protocol.name} measures {', '.join(protocol.metrics)}"
-                f"{' and explains the label' if labels else ''}, but the data here is {_described(plan.data)}."
-            )
-
-
-def _described(specs: Sequence[DataSpec]) -> str:
-    """Data sets by name with what they hold: `pets (image with label, mask)`."""
-    entries = {spec.name: find_entry(spec.name) for spec in specs}
-    return ", ".join(f"{name} ({e.kind} with {', '.join(e.gives) or 'no labels'})" for name, e in entries.items())
-
-
-def _explains(trial: Trial, kind: str) -> bool:
-    return ("image" if kind == "image" else "text") in METHODS[trial.name].inputs
-
-
-def metrics_for(protocol: Protocol, spec: DataSpec) -> tuple[str, ...]:
-    """What of a protocol can be measured on a data set."""
-    entry = find_entry(spec.name)
-    labelled = entry.kind == "question" or protocol.target_of(entry.kind) != "label" or "label" in entry.gives
-    fitting = [find_measure(name) for name in protocol.metrics]
-    return tuple(m.name for m in fitting if labelled and m.kind == entry.kind and m.gives <= set(entry.gives))
-
-
 def _units(plan: Plan, store: Store, model: ModelSpec, spec: DataSpec) -> Iterator[Unit]:
     """The batches of a data set that lack results, made as they are asked for."""
     whole, chosen = _chosen(plan, spec)
@@ -163,9 +116,10 @@ def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
     asked = [key for key in keys if named.keys is None or key in named.keys]
     if not asked:
         return None
-    done = store.done(named.run, asked, named.metrics)
-    left = tuple(key for key in asked if key not in done)
-    return Job(named.run, named.trial, named.protocol, named.metrics, left) if left else None
+    done = store.done(named.run, asked)
+    metrics = tuple(metric for metric in named.metrics if any((key, metric) not in done for key in asked))
+    left = tuple(key for key in asked if any((key, metric) not in done for metric in metrics))
+    return Job(named.run, named.trial, named.protocol, metrics, left) if left else None
 
 
 def _name_runs(
@@ -173,7 +127,7 @@ def _name_runs(
 ) -> list[Named]:
     opened = open_model(model, plan.device)
     common = {
-        "model": {"name": model.name, "arch": model.arch, "hash": fingerprint(opened.loaded.model)},
+        "model": {"name": Path(model.name).name, "arch": model.arch, "hash": fingerprint(opened.loaded.model)},
         "data": {
             "name": spec.name,
             "kind": find_entry(spec.name).kind,
@@ -202,7 +156,7 @@ def _trials(plan: Plan, opened: Opened) -> list[Trial]:
     if plan.ablation is not None:
         blocks = len(find_body(opened.loaded.model, None).blocks)
         more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
-    return [trial for trial in (*plan.trials, *more) if _explains(trial, opened.kind)]
+    return [trial for trial in (*plan.trials, *more) if explains(trial, opened.kind)]
 
 
 def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:

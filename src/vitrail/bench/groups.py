@@ -9,6 +9,7 @@ import numpy as np
 
 from vitrail.bench.bootstrap import Sample
 from vitrail.bench.columns import Column, columns_of
+from vitrail.bench.measures import MEASURES
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.store import Store
 
@@ -51,7 +52,7 @@ class Group:
         """The numbers that can be made of the results."""
         found = {metric for m in self.methods for by in m.results.values() for metric in by}
         found |= {metric for m in self.methods for _, metric in m.skipped}
-        return columns_of(self.protocol, [name for name in self.protocol.metrics if name in found])
+        return columns_of(self.protocol, [name for name in MEASURES if name in found])
 
     def samples(self, column: Column, keys: Sequence[str]) -> list[Sample]:
         """The features of every method at these examples."""
@@ -105,4 +106,4 @@ def _method(store: Store, label: str, run: str) -> Method:
 def read_protocol(table: dict[str, Any]) -> Protocol:
     """The protocol that a run was made under."""
     fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in table.items()}
-    return Protocol(**fields)
+    return Protocol(metrics=(), **fields)

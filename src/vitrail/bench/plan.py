@@ -122,10 +122,9 @@ class Plan:
 
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""
-        changes: dict[str, Any] = {} if self.metrics is None else {"metrics": self.metrics}
-        if self.target is not None:
-            changes |= {"target": self.target, "text_target": self.target}
-        return tuple(protocol.with_(**changes) for protocol in self.protocols)
+        classes = {} if self.target is None else {"target": self.target, "text_target": self.target}
+        changed = (protocol.with_(**classes) for protocol in self.protocols)
+        return tuple(p if self.metrics is None else p.measuring(self.metrics) for p in changed)
 
 
 def protocols_of(names: tuple[str, ...]) -> tuple[Protocol, ...]:

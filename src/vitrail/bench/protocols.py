@@ -71,8 +71,12 @@ class Protocol:
             raise OptionError(f"protocol {self.name}: levels rise from 0 to at most 1, but they are {self.levels}.")
 
     def table(self) -> dict[str, Any]:
-        """The conventions as plain data."""
-        return asdict(self)
+        """The conventions as plain data; what is measured decides no number, so it is not among them."""
+        return {name: x for name, x in asdict(self).items() if name != "metrics"}
+
+    def measuring(self, metrics: tuple[str, ...]) -> "Protocol":
+        """The same conventions for other metrics."""
+        return replace(self, metrics=metrics)
 
     def target_of(self, kind: str) -> str:
         """The explained class of this kind of data."""
@@ -80,7 +84,7 @@ class Protocol:
 
     def with_(self, **changes: Any) -> "Protocol":  # noqa: ANN401
         """The protocol with other conventions, which then stand in its name."""
-        known = {field.name for field in fields(self)} - {"name"}
+        known = {field.name for field in fields(self)} - {"name", "metrics"}
         for name in changes:
             if name not in known:
                 raise OptionError(f"a protocol has no convention {name!r}. {suggest(name, known)}")

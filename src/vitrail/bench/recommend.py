@@ -7,8 +7,11 @@ from tempfile import TemporaryDirectory
 from vitrail.bench.bootstrap import Estimate
 from vitrail.bench.driver import Watch, run
 from vitrail.bench.engines import Engine, local
+from vitrail.bench.opened import content_hash, open_data, open_model
 from vitrail.bench.plan import Plan
 from vitrail.bench.table import SIGNIFICANT, Table, tables
+from vitrail.errors import InputError
+from vitrail.provenance import fingerprint, versions
 
 RANKED_BY = ("ABPC", "AOPC")
 """Pictures: the area between the two perturbation curves. Texts: the drop when the highest tokens are deleted."""
@@ -20,7 +23,6 @@ class Rank:
 
     Args:
         estimate: its faithfulness with interval.
-        as_good: whether the paired bootstrap cannot tell it from the best.
     """
 
     method: str
@@ -60,13 +62,30 @@ def recommend(
         with TemporaryDirectory() as folder:
             return recommend(plan, Path(folder) / "results.db", engine=engine, watch=watch)
     run(plan, path, engine=engine, watch=watch)
-    return ranking(tables(path, seed=plan.seed)[0])
+    return ranking(_own_table(plan, tables(path, seed=plan.seed)))
+
+
+def _own_table(plan: Plan, made: list[Table]) -> Table:
+    """The table of this plan, in a file that may hold others."""
+    weights = fingerprint(open_model(plan.models[0], plan.device).loaded.model)
+    content = content_hash(open_data(plan.data[0]))
+    protocol = plan.measured()[0].name
+    return next(
+        table
+        for table in made
+        if table.about["model"]["hash"] == weights
+        and table.about["data"]["content"] == content
+        and table.about["protocol"]["name"] == protocol
+        and table.about["versions"] == versions()
+    )
 
 
 def ranking(table: Table) -> Recommendation:
     """The methods of a table by its measure of faithfulness."""
     names = [column.name for column in table.columns]
-    measure = next(name for name in RANKED_BY if name in names)
+    measure = next((name for name in RANKED_BY if name in names), None)
+    if measure is None:
+        raise InputError(f"{table.title} measures {', '.join(names)}; ranking needs {' or '.join(RANKED_BY)}.")
     place = names.index(measure)
     found = [Rank(method, e) for method, row in table.rows if (e := row[place]) is not None]
     ranks = sorted(found, key=lambda rank: -rank.estimate.value)

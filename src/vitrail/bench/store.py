@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS results (
     PRIMARY KEY (run, example, metric), CHECK ((value IS NULL) != (skipped IS NULL))
 ) WITHOUT ROWID;
 """
+PATIENCE = 60.0  # seconds that a reader and the writer wait for each other
 About = Mapping[str, Any]
 
 
@@ -46,14 +47,14 @@ class Store:
         """Keep what a run is, and give its identity."""
         name = identity(about)
         with self._transaction():
-            self.connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (name, _canonical(about)))
+            self.connection.execute("INSERT INTO runs VALUES (?, ?) ON CONFLICT DO NOTHING", (name, _canonical(about)))
         return name
 
     def add(self, rows: Sequence[Row]) -> None:
         """All rows of a finished unit, or none of them; what is already there stays as it is."""
         with self._transaction():
             self.connection.executemany(
-                "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO results VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, example, metric) DO NOTHING",
                 [
                     (
                         r.run,
@@ -77,15 +78,13 @@ class Store:
                 f"{what}. Everything finished so far is kept in {self.path}; the same command goes on from there."
             ) from error
 
-    def done(self, run: str, keys: Sequence[str], metrics: Sequence[str]) -> set[str]:
-        """The examples that have all of these metrics."""
-        marks, columns = ",".join("?" * len(keys)), ",".join("?" * len(metrics))
+    def done(self, run: str, keys: Sequence[str]) -> set[tuple[str, str]]:
+        """The examples and metrics that are there, computed or skipped."""
+        marks = ",".join("?" * len(keys))
         found = self.connection.execute(
-            f"SELECT example FROM results WHERE run = ? AND example IN ({marks}) AND metric IN ({columns}) "
-            "GROUP BY example HAVING COUNT(*) = ?",
-            (run, *keys, *metrics, len(metrics)),
+            f"SELECT example, metric FROM results WHERE run = ? AND example IN ({marks})", (run, *keys)
         )
-        return {example for (example,) in found}
+        return set(found)
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Every run with what it is, in an order that does not depend on when it was made."""
@@ -120,12 +119,14 @@ def reading(path: Path) -> Iterator[Store]:
 def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
     connection: sqlite3.Connection | None = None
     try:
-        connection = sqlite3.connect(path if create else f"{path.absolute().as_uri()}?mode=ro", uri=not create)
+        # A reader may have to undo what a killed writer left half written, so it is not opened read-only.
+        mode = "rwc" if create else "rw"
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE)
         (found,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if tables and found != FORMAT:
             raise OutputError(f"{path} is a database, but not of vitrail's results. Choose another file.")
-        if create:
+        if create and not tables:
             connection.execute(f"PRAGMA application_id = {FORMAT}")
             connection.executescript(SCHEMA)
     except sqlite3.Error as error:

@@ -5,9 +5,10 @@ Best in bold; `~` marks what the paired bootstrap cannot tell from the best (p >
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.bench.bootstrap import RESAMPLES, Estimate, estimates
 from vitrail.bench.columns import Column
@@ -21,8 +22,13 @@ REASONS = 5
 
 @dataclass(frozen=True)
 class Table:
-    """The numbers of one group: a row for each method, a column for each measure."""
+    """The numbers of one group: a row for each method, a column for each measure.
 
+    Args:
+        about: model, data set, protocol and versions, as stored.
+    """
+
+    about: Mapping[str, Any]
     title: str
     notes: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -54,7 +60,7 @@ def tabulate(group: Group, *, seed: int = 0, resamples: int = RESAMPLES) -> Tabl
         for column in columns
     ]
     rows = tuple((method.label, tuple(column[i] for column in by_column)) for i, method in enumerate(group.methods))
-    return Table(group.title, notes(group), tuple(columns), rows)
+    return Table(group.about, group.title, notes(group), tuple(columns), rows)
 
 
 def notes(group: Group) -> tuple[str, ...]:
@@ -65,7 +71,7 @@ def notes(group: Group) -> tuple[str, ...]:
         f"Protocol {protocol.name}: {conventions(group)}; explained class {protocol.target_of(about['data']['kind'])}.",
         f"Model {about['model']['hash']}, data {about['data']['content']}; {about['device']}, perturbed passes in "
         f"{about['dtype']}; {versions}.",
-        f"{len(group.keys)} examples. In brackets 95 % bootstrap intervals over examples; ~ not told from the best "
+        f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples; ~ not told from the best "
         f"(paired bootstrap, p >= {SIGNIFICANT:g}).",
     ]
     return (*lines, *_skipped(group))

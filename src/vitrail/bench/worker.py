@@ -9,11 +9,14 @@ import torch
 
 from vitrail import targets
 from vitrail.attribution import Attribution
-from vitrail.bench.batches import READERS, Batch, Settings, Texts
-from vitrail.bench.measures import MEASURES, Shown
+from vitrail.bench.batches import READERS, Batch
+from vitrail.bench.measures import MEASURES
 from vitrail.bench.opened import open_data, open_model
 from vitrail.bench.plan import Trial
 from vitrail.bench.protocols import Protocol
+from vitrail.bench.settings import Settings
+from vitrail.bench.shown import Shown
+from vitrail.bench.texts import Texts
 from vitrail.bench.units import Finished, Job, Row, Unit
 from vitrail.errors import InputError, OptionError, VitrailError
 from vitrail.explain import compare

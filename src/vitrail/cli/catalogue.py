@@ -26,11 +26,13 @@ def show_methods(name: str | None) -> None:
 def _show_all() -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("name", no_wrap=True, style="bold")
-    for column in ("paper", "class-\nspecific", "signed", "passes", "presets"):
+    for column in ("paper", "explains", "class-\nspecific", "signed", "passes", "presets"):
         table.add_column(column, min_width=22 if column == "paper" else None)
     for name, method in METHODS.items():
         specific = "yes" if method.class_specific else "no"
-        table.add_row(name, Text(method.paper), specific, _signed(method), method.cost, ",\n".join(method.presets))
+        kinds = ",\n".join(method.inputs) if method.models is None else method.models
+        listed = ",\n".join(method.presets)
+        table.add_row(name, Text(method.paper), kinds, specific, _signed(method), method.cost, listed)
     out().print(table)
     out().print("Every method also has the preset recommended, the default. One in full: vitrail methods NAME")
 

@@ -32,8 +32,8 @@ from vitrail.recording import Layer, widen
 from vitrail.relevance import Result, attention, gradient, tiles
 from vitrail.subject import Procedure, Subject
 
-MapRows = Float[Tensor, "b r q"]
-Step = Callable[[MapRows, Layer], MapRows]
+Rows = Float[Tensor, "b r q"]
+Step = Callable[[Rows, Layer], Float[Tensor, "b r t"]]
 START_HEAD = {"image": 3, "text": -1}
 START_TOKEN = {"image": 5, "text": -4}
 """The first layer of the released code, counted from zero, or from the end if negative."""
@@ -42,14 +42,13 @@ START_TOKEN = {"image": 5, "text": -4}
 def head_importance(layer: Layer) -> Float[Tensor, "b h"]:
     """`I_h = mean_ij |(A_h^T G_h)_ij|` over real tokens, divided by its sum over heads; zero without any gradient."""
     product = summed(tile.probs.transpose(2, 3) @ gradient(tile) for _, tile in tiles(layer))
-    real = layer.valid.to(product.dtype)
-    # The number of entries is the same for all heads and cancels.
-    sizes = torch.einsum("bhij,bi,bj->bh", product.abs(), real, real)
+    # Both A and G are zero at keys that are padding. The number of entries is the same for all heads and cancels.
+    sizes = product.abs().sum(dim=(2, 3))
     total = sizes.sum(dim=1, keepdim=True)
     return sizes / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def head_step(rows: MapRows, layer: Layer) -> MapRows:
+def head_step(rows: Rows, layer: Layer) -> Float[Tensor, "b r t"]:
     """`R <- R + A_bar R` with `A_bar = sum_h I_h A_h`, one row of R at a time."""
     importance = head_importance(layer)
     return carried(rows, layer) + torch.einsum("bh,bhrk->brk", importance, pull_rows(layer, rows, attention))
@@ -71,7 +70,7 @@ def token_growth(layer: Layer) -> Float[Tensor, "b t"]:
     return transformed.norm(dim=2) / entering.norm(dim=2).clamp(min=tiny)
 
 
-def token_step(rows: MapRows, layer: Layer) -> MapRows:
+def token_step(rows: Rows, layer: Layer) -> Float[Tensor, "b r t"]:
     """`R <- R + (E_h A) diag(m) R`, one row of R at a time."""
     pulled = pull_rows(layer, rows, attention).mean(dim=1)
     if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
@@ -79,7 +78,7 @@ def token_step(rows: MapRows, layer: Layer) -> MapRows:
     return carried(rows, layer) + pulled * token_growth(layer)[:, None]
 
 
-def perceive(layers: list[Layer], rows: MapRows, step: Step, *, start: int) -> Float[Tensor, "b r t"]:
+def perceive(layers: list[Layer], rows: Rows, step: Step, *, start: int) -> Float[Tensor, "b r t"]:
     """R, from the layer where it starts to the last, read in these rows; layers below leave it as it is."""
     for layer in reversed(layers):
         rows = step(rows, layer) if layer.index >= start else rows

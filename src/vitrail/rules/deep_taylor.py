@@ -97,14 +97,23 @@ def identity(operation: Operation) -> Tensor:
     return operation.bent(lambda relevance, x: (relevance.sum_to_size(x.shape),), x)
 
 
-def told(operation: Operation) -> Tensor:
+def told(form: SumRule) -> Rule:
     """The softmax passes relevance on, and tells it: that is the relevance of the attention map."""
 
-    def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-        operation.tell(relevance)
-        return (relevance,)
+    def rule(operation: Operation) -> Tensor:
+        def pullback(relevance: Tensor, scores: Tensor) -> tuple[Tensor]:
+            operation.tell(relevance)
+            return (unmasked(form, relevance, scores) if operation.masks else relevance,)
 
-    return operation.bent(pullback, operation.active[0])
+        return operation.bent(pullback, operation.active[0])
+
+    return rule
+
+
+def unmasked(form: SumRule, relevance: Tensor, scores: Tensor) -> Tensor:
+    """What scores get of a sum with a mask, which has no share: it is zero where a key is seen, and elsewhere R is."""
+    seen = scores.clamp(min=torch.finfo(scores.dtype).min)
+    return form(relevance, seen, torch.zeros_like(seen), 0)[0]
 
 
 def in_proportion(share: float) -> Rule:
@@ -166,13 +175,14 @@ def residual(form: SumRule) -> Rule:
 
 
 def shift(form: SumRule) -> Rule:
-    """A sum with something that is not explained, such as positions or a mask, whose share is dropped."""
+    """A sum with something that is not explained: positions, whose share is dropped, or a mask, which has none."""
 
     def rule(operation: Operation) -> Tensor:
+        if operation.block is not None:
+            return identity(operation)
         (x,) = operation.active
         out = operation.run()
-        # A mask of minus infinity is where relevance is zero already.
-        other = (out.detach() - x.detach()).clamp(min=torch.finfo(x.dtype).min)
+        other = out.detach() - x.detach()
 
         def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
             wide = x.expand_as(relevance)
@@ -198,9 +208,8 @@ def attention(form: SumRule) -> Rule:
             keys, values = (x.repeat_interleave(groups, dim=-3) for x in (key, value))
             at_map, at_values = attend_values(relevance, softmax(call, keys), values, out.detach())
             operation.tell(at_map)
-            if operation.masks:  # no mask has a share where its key is seen, and elsewhere relevance is zero
-                scores = (query @ keys.mT) * call.scale
-                at_map, _ = form(at_map, scores, torch.zeros_like(scores), 0)
+            if operation.masks:
+                at_map = unmasked(form, at_map, (query @ keys.mT) * call.scale)
             at_query, at_keys = attend_keys(at_map, query, keys)
             at_key, at_value = (x.unflatten(-3, (-1, groups)).sum(dim=-3) for x in (at_keys, at_values))
             return at_query, at_key, at_value
@@ -218,7 +227,6 @@ _SHARED: dict[str, Rule] = {
     "mean": in_proportion(1.0),
     "select": select,
     "gate": halves,
-    "softmax": told,
     **dict.fromkeys(("layer_norm", "rms_norm", "rms_norm_module", "activation", "dropout", "scale"), identity),
 }
 CONSERVING = RuleSet(
@@ -227,6 +235,7 @@ CONSERVING = RuleSet(
         **_SHARED,
         **dict.fromkeys(("linear", "addmm", "linear_product"), linear(conserving_linear)),
         "attention": attention(normalised),
+        "softmax": told(normalised),
         "residual": residual(normalised),
         "shift": shift(normalised),
     },
@@ -238,6 +247,7 @@ ORIG = RuleSet(
         **_SHARED,
         **dict.fromkeys(("linear", "addmm", "linear_product"), linear(orig_linear)),
         "attention": attention(proportional),
+        "softmax": told(proportional),
         "residual": residual(proportional),
         "shift": shift(proportional),
     },

@@ -1,0 +1,348 @@
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from saved_models import save_vit
+
+from vitrail import bench, compare, data, metrics
+from vitrail.bench import worker
+from vitrail.bench.store import reading
+from vitrail.data import resize_mask
+from vitrail.errors import OptionError
+from vitrail.loading import load
+
+
+def values(path, label, metric):
+    """Key -> stored value of a metric, for the one run of a method."""
+    with reading(path) as store:
+        (run,) = (run for run, about in store.runs().items() if about["method"]["label"] == label)
+        return {key: value for key, name, value, _ in store.results(run) if name == metric}
+
+
+def pets_inputs(place):
+    """The pets as the papers show them to a model: squashed, in 0..1, with masks and labels."""
+    loaded, pets = load(str(place / "vit")), data.load("pets", place / "pets")
+    pictures = [loaded.image(example.image, squash=True).picture for example in pets]
+    images = torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1) / 255 for p in pictures])
+    masks = torch.stack([resize_mask(example.mask, (32, 32)) for example in pets])
+    return loaded.model, images, masks, torch.tensor([example.label for example in pets])
+
+
+def test_a_table_holds_the_numbers_of_direct_calls(place, plan_of, tmp_path):
+    bench.run(plan_of(), tmp_path / "r.db")
+    model, images, masks, labels = pets_inputs(place)
+
+    def score(x):
+        return model((x - 0.5) / 0.5).logits
+
+    with torch.no_grad():
+        predicted = score(images).argmax(dim=1)
+    (gae,) = compare(model, (images - 0.5) / 0.5, ["gae"], predicted)
+    maps = gae.scores.reshape(-1, 4, 4)
+    expected = metrics.segmentation(maps, masks)
+    curve = metrics.perturbation_curve(score, images, maps, labels, levels=np.arange(10) / 10)
+    negative = metrics.perturbation_curve(score, images, maps, labels, levels=np.arange(10) / 10, order="negative")
+    (table,) = bench.tables(tmp_path / "r.db")
+    (row,) = (row for name, row in table.rows if name == "gae")
+    found = {column.name: estimate.value for column, estimate in zip(table.columns, row, strict=True)}
+    np.testing.assert_allclose(
+        [found[name] for name in ("pixel accuracy", "mIoU", "mAP", "mF1", "positive AUC", "negative AUC")],
+        [
+            100 * expected.pixel_accuracy,
+            100 * expected.mean_iou,
+            100 * expected.mean_ap,
+            100 * expected.mean_f1,
+            metrics.area(curve.hits),
+            metrics.area(negative.hits),
+        ],
+        rtol=1e-4,  # single precision, other batches
+    )
+    rows = values(tmp_path / "r.db", "gae", "positive")
+    likely = metrics.perturbation_curve(score, images, maps, predicted, levels=np.arange(10) / 10).probability
+    np.testing.assert_allclose([row["probability"] for row in rows.values()], likely.T, rtol=1e-4)
+
+
+def test_text_rows_are_those_of_direct_calls(place, text_plan_of, tmp_path):
+    bench.run(text_plan_of(trials=(bench.Trial("gae"),)), tmp_path / "r.db")
+    loaded, reviews = load(str(place / "bert")), data.load("sst2", place / "sst2")
+    rows = values(tmp_path / "r.db", "gae", "text_deletion")
+    assert list(rows) == reviews.keys
+    for example in reviews:
+        inputs = loaded.text(example.text).inputs
+        (gae,) = compare(loaded.model, inputs, ["gae"], example.label)
+        curve = metrics.text_curve(
+            lambda ids, mask: loaded.model(input_ids=ids, attention_mask=mask).logits,
+            [inputs["input_ids"][0]],
+            [gae.scores[0]],
+            [example.label],
+            special={0, 2, 3},
+            mode="attcat",
+        )
+        np.testing.assert_allclose(rows[example.key]["p_k"], curve.p_k[0], rtol=1e-4)
+
+
+def test_a_second_run_computes_nothing_and_changes_nothing(plan_of, tmp_path, monkeypatch):
+    path = tmp_path / "r.db"
+    first = bench.run(plan_of(), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(worker, "compare", None)
+    again = bench.run(plan_of(), path)
+    assert (first.fresh, again.fresh, again.done) == (6, 0, 6)
+    assert path.read_bytes() == before
+
+
+def test_more_methods_metrics_or_examples_leave_old_rows_alone(plan_of, tmp_path):
+    path = tmp_path / "r.db"
+    bench.run(plan_of(limit=3, metrics=("segmentation",)), path)
+    old = values(path, "gae", "segmentation")
+    bench.run(plan_of(trials=(bench.Trial("gae"), bench.Trial("attcat"))), path)
+    new = values(path, "gae", "segmentation")
+    assert len(old) == 3
+    assert len(new) == 6
+    assert {key: new[key] for key in old} == old
+    assert len(values(path, "gae", "positive")) == 6
+    assert len(values(path, "rollout", "segmentation")) == 3
+    assert len(bench.tables(path)) == 1
+
+
+def test_other_options_are_other_rows(plan_of, tmp_path):
+    path = tmp_path / "r.db"
+    for scheme in ("none", "average_matmul"):
+        bench.run(plan_of(trials=(bench.Trial("gradtoken", {"scheme": scheme}),)), path)
+    assert len(values(path, "gradtoken(scheme=none)", "positive")) == len(values(path, "gradtoken", "positive")) == 6
+    (table,) = bench.tables(path)
+    assert [name for name, _ in table.rows] == ["gradtoken", "gradtoken(scheme=none)"]
+
+
+def test_an_option_given_with_its_default_is_the_same_run(plan_of, tmp_path):
+    bench.run(plan_of(trials=(bench.Trial("gradtoken"),)), tmp_path / "r.db")
+    again = bench.run(plan_of(trials=(bench.Trial("gradtoken", {"depth": 1}),)), tmp_path / "r.db")
+    assert again.fresh == 0
+
+
+def test_another_model_of_the_same_name_is_never_mixed_in(plan_of, tmp_path):
+    path = tmp_path / "r.db"
+    for seed, folder in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        (tmp_path / folder).mkdir()
+        save_vit(tmp_path / folder / "vit")
+        bench.run(plan_of(models=(bench.ModelSpec(str(tmp_path / folder / "vit")),), limit=2), path)
+    one, two = bench.tables(path)
+    assert one.title == two.title
+    assert one.notes[1] != two.notes[1]  # the hash of the weights
+
+
+def test_broken_examples_are_counted_and_the_others_measured(place, plan_of, tmp_path):
+    pets = tmp_path / "pets"
+    shutil.copytree(place / "pets", pets)
+    (pets / "images" / "pug_1.jpg").write_bytes(b"no picture")
+    shutil.copy(place / "pets" / "trimaps" / "pug_2.png", pets / "trimaps" / "pug_2.png")
+    empty(pets / "trimaps" / "pug_2.png")
+    found = bench.run(plan_of(data=(bench.DataSpec("pets", str(pets)),)), tmp_path / "r.db")
+    assert found.skipped == 2 * (3 + 1)  # both methods: all three metrics of one picture, segmentation of another
+    (table,) = bench.tables(tmp_path / "r.db")
+    estimates = dict(zip([c.name for c in table.columns], table.rows[0][1], strict=True))
+    assert (estimates["mIoU"].count, estimates["positive AUC"].count) == (4, 5)
+    note = table.notes[-1]
+    assert note.startswith("Skipped: 8 results of 2 examples")
+    assert "pug_1: " in note
+    assert "pug_2: the mask has no foreground" in note
+
+
+def empty(path):
+    from PIL import Image
+
+    with Image.open(path) as mask:
+        size = mask.size
+    Image.new("L", size, 2).save(path)
+
+
+def test_a_map_of_nan_is_skipped_with_its_reason(plan_of, tmp_path, monkeypatch):
+    real = worker._shown
+
+    def spoiled(batch, attribution, classes):
+        shown = real(batch, attribution, classes)
+        if attribution.method == "gae":
+            shown.maps[1] = torch.nan
+        return shown
+
+    monkeypatch.setattr(worker, "_shown", spoiled)
+    bench.run(plan_of(batch=6), tmp_path / "r.db")
+    assert values(tmp_path / "r.db", "gae", "segmentation")["pug_1"] is None
+    assert sum(v is not None for v in values(tmp_path / "r.db", "gae", "positive").values()) == 5
+    assert sum(v is not None for v in values(tmp_path / "r.db", "rollout", "positive").values()) == 6
+
+
+def test_a_method_the_model_cannot_give_does_not_stop_the_others(plan_of, tmp_path):
+    trials = (bench.Trial("gae"), bench.Trial("gradtoken", {"depth": 9}))
+    bench.run(plan_of(trials=trials, limit=2), tmp_path / "r.db")
+    (table,) = bench.tables(tmp_path / "r.db")
+    rows = dict(table.rows)
+    assert rows["gradtoken(depth=9)"] == (None,) * len(table.columns)
+    assert all(rows["gae"])
+    assert "depth=9" in table.notes[-1]
+
+
+def test_an_expensive_method_is_measured_on_a_subset(plan_of, tmp_path):
+    trials = (bench.Trial("gae"), bench.Trial("rollout", subset=2))
+    bench.run(plan_of(trials=trials), tmp_path / "r.db")
+    assert list(values(tmp_path / "r.db", "rollout", "positive")) == ["pug_0", "pug_3"]
+    assert len(values(tmp_path / "r.db", "gae", "positive")) == 6
+
+
+def test_one_recording_serves_all_methods_and_protocols(plan_of, tmp_path, monkeypatch):
+    calls = []
+    real = worker.compare
+
+    def counted(model, inputs, methods, *rest):
+        calls.append(len(methods))
+        return real(model, inputs, methods, *rest)
+
+    monkeypatch.setattr(worker, "compare", counted)
+    protocols = bench.protocols_of(("chefer", "gradtoken", "vtranm"))
+    bench.run(plan_of(protocols=protocols, batch=6), tmp_path / "r.db")
+    assert calls == [2]
+
+
+def test_the_explained_class_can_be_chosen(plan_of, tmp_path):
+    bench.run(plan_of(target="label", metrics=("positive",)), tmp_path / "r.db")
+    (table,) = bench.tables(tmp_path / "r.db")
+    assert "protocol chefer(target=label)" in table.title
+    assert table.notes[0].endswith("explained class label.")
+
+
+def test_insertion_boxes_and_patches_run(plan_of, tmp_path):
+    every = ("segmentation", "pointing", "positive", "insertion", "deletion")
+    bench.run(plan_of(metrics=every, limit=2, protocols=bench.protocols_of(("cui",))), tmp_path / "r.db")
+    (table,) = bench.tables(tmp_path / "r.db")
+    names = [column.name for column in table.columns]
+    assert {"pointing", "positive AUC", "insertion", "deletion"} <= set(names)
+
+
+def test_questions_are_measured_by_the_tokens_of_the_answer(place, plan_of, tmp_path):
+    context = "the quick brown fox sleeps ."
+    qas = [
+        {"id": "a", "question": "who sleeps", "answers": [{"text": "brown fox", "answer_start": 10}]},
+        {"id": "b", "question": "who", "answers": []},
+    ]
+    content = {"data": [{"paragraphs": [{"context": context, "qas": qas}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    plan = plan_of(
+        models=(bench.ModelSpec(str(place / "asker")),),
+        data=(bench.DataSpec("squad2", str(tmp_path / "dev.json")),),
+        protocols=bench.protocols_of(("attcat",)),
+    )
+    assert bench.run(plan, tmp_path / "r.db").skipped == 2
+    assert values(tmp_path / "r.db", "gae", "precision_at_k") == {"a": {"answer": 2, "count": 2}, "b": None}
+
+
+def test_rationales_are_measured_word_by_word(place, plan_of, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "r1").write_text("the dull film sleeps\nthe quick brown fox")
+    evidence = [[{"start_token": 1, "end_token": 3}]]
+    line = {"annotation_id": "r1", "classification": "NEG", "evidences": evidence}
+    (tmp_path / "val.jsonl").write_text(json.dumps(line))
+    plan = plan_of(
+        models=(bench.ModelSpec(str(place / "bert")),),
+        data=(bench.DataSpec("eraser_movies", str(tmp_path)),),
+        protocols=bench.protocols_of(("gradtoken",)),
+    )
+    bench.run(plan, tmp_path / "r.db")
+    (row,) = values(tmp_path / "r.db", "gae", "token_f1").values()
+    assert row == {"hits": [2] * 8, "chosen": [8] * 8, "gold": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"protocols": bench.protocols_of(("attcat",))},
+            r"attcat measures .* the data here is pets \(image with label",
+        ),
+        ({"metrics": ("token_f1",)}, "measures token_f1, but the data here is pets"),
+        ({"metrics": ("positiv",)}, "Did you mean positive"),
+        ({"data": (bench.DataSpec("pets"),)}, "where does pets lie"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_runs(plan_of, tmp_path, changes, words):
+    with pytest.raises(OptionError, match=words):
+        bench.run(plan_of(**changes), tmp_path / "r.db")
+    assert not (tmp_path / "r.db").exists()
+
+
+def test_a_model_and_data_of_another_kind_are_refused(plan_of, text_plan_of, tmp_path):
+    with pytest.raises(OptionError, match=r"vit reads image data, but the data here is sst2"):
+        bench.run(plan_of(data=text_plan_of().data), tmp_path / "r.db")
+    with pytest.raises(OptionError, match="tis explains image only"):
+        bench.run(text_plan_of(trials=(bench.Trial("tis"),)), tmp_path / "r.db")
+    own = (bench.DataSpec("pictures", str(tmp_path)),)
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(OptionError, match="explains the label, but the data here is pictures"):
+        bench.run(plan_of(data=own, protocols=bench.protocols_of(("cui",))), tmp_path / "r.db")
+
+
+def test_a_plan_says_what_it_lacks(plan_of):
+    for changes, words in (
+        ({"trials": ()}, "needs methods or an ablation"),
+        ({"models": ()}, "needs models"),
+        ({"dtype": "float8"}, "there is no dtype"),
+        ({"batch": 0}, "at least 1"),
+        ({"ablation": "vtram"}, "Did you mean vtranm"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            plan_of(**changes)
+
+
+def test_a_worker_and_its_unit_can_be_sent_elsewhere(plan_of, tmp_path):
+    sent = []
+
+    def elsewhere(units, work):
+        for unit in units:
+            sent.append(unit)
+            yield pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work))(pickle.loads(pickle.dumps(unit)))))
+
+    bench.run(plan_of(), tmp_path / "sent.db", engine=elsewhere)
+    bench.run(plan_of(), tmp_path / "here.db")
+    assert len(sent) == 2
+    texts = [bench.render(bench.tables(tmp_path / f"{name}.db")) for name in ("sent", "here")]
+    assert texts[0] == texts[1]
+
+
+def test_units_may_finish_in_any_order_and_twice(plan_of, tmp_path):
+    def disorderly(units, work):
+        finished = [work(unit) for unit in units]
+        yield from [*reversed(finished), finished[0]]
+
+    bench.run(plan_of(batch=2), tmp_path / "wild.db", engine=disorderly)
+    bench.run(plan_of(batch=2), tmp_path / "tame.db")
+    texts = [bench.render(bench.tables(tmp_path / f"{name}.db")) for name in ("wild", "tame")]
+    assert texts[0] == texts[1]
+
+
+def test_a_label_the_model_does_not_know_is_no_miss_but_skipped(place, plan_of, tmp_path):
+    pets = tmp_path / "pets"
+    shutil.copytree(place / "pets", pets)
+    labels = (pets / "labels.csv").read_text().replace("pug_0,0,", "pug_0,254,")
+    (pets / "labels.csv").write_text(labels)
+    bench.run(plan_of(data=(bench.DataSpec("pets", str(pets)),), trials=(bench.Trial("gae"),)), tmp_path / "r.db")
+    assert values(tmp_path / "r.db", "gae", "positive")["pug_0"] is None
+    assert values(tmp_path / "r.db", "gae", "segmentation")["pug_0"] is not None
+    assert "the label 254 is none of the model's 4 classes" in bench.tables(tmp_path / "r.db")[0].notes[-1]
+
+
+def test_half_precision_is_another_run(plan_of, tmp_path):
+    for dtype in ("float32", "bfloat16"):
+        bench.run(plan_of(dtype=dtype, limit=2), tmp_path / "r.db")
+    notes = [table.notes[1] for table in bench.tables(tmp_path / "r.db")]
+    assert ["bfloat16" in note for note in notes] == [True, False]
+
+
+def test_ablations_expand_to_the_blocks_of_the_model(plan_of, tmp_path):
+    bench.run(plan_of(trials=(), ablation="gradtoken", limit=1, metrics=("segmentation",)), tmp_path / "r.db")
+    (table,) = bench.tables(tmp_path / "r.db")
+    assert len(table.rows) == 6  # five schemes and the plain mean of heads; two blocks leave no other depth
+    bench.run(plan_of(trials=(), ablation="vtranm", limit=1, metrics=("segmentation",)), tmp_path / "v.db")
+    assert len(bench.tables(tmp_path / "v.db")[0].rows) == 6

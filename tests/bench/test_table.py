@@ -1,0 +1,123 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from vitrail import bench
+from vitrail.bench.bootstrap import Sample, estimates
+from vitrail.bench.columns import Column
+from vitrail.errors import InputError, OptionError
+
+MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
+LOW = Column("mean", ("x",), higher=False, features=lambda values: np.array(values))
+
+
+def sample(values, present=None):
+    values = np.array(values, dtype=float)
+    return Sample(values[:, None], np.ones(len(values), dtype=bool) if present is None else np.array(present))
+
+
+def test_the_interval_is_that_of_resampled_means():
+    values = np.random.default_rng(1).normal(size=30)
+    (found,) = estimates(MEAN, [sample(values)], seed=0, resamples=300)
+    rng = np.random.default_rng(0)
+    means = [values[rng.integers(30, size=30)].mean() for _ in range(300)]
+    np.testing.assert_allclose([found.low, found.high], np.percentile(means, [2.5, 97.5]), rtol=1e-12)
+    np.testing.assert_allclose(found.value, values.mean())
+
+
+def test_a_real_difference_is_told_and_a_spurious_one_is_not():
+    rng = np.random.default_rng(2)
+    good = rng.normal(size=60)
+    best, worse, same = estimates(
+        MEAN, [sample(good), sample(good - 0.5 + 0.1 * rng.normal(size=60)), sample(good - 0.01 * rng.normal(size=60))],
+        seed=0,
+    )  # fmt: skip
+    assert [best.best or same.best, worse.best] == [True, False]
+    assert worse.p < 0.01
+    assert max(p for p in (best.p, same.p) if p is not None) > 0.05
+
+
+def test_pairs_matter():
+    """Two methods whose difference is small beside the spread of examples, but always of one sign."""
+    spread = np.random.default_rng(3).normal(size=50) * 10
+    first, second = estimates(MEAN, [sample(spread), sample(spread - 0.1)], seed=0)
+    assert first.best
+    assert second.p < 0.01
+    assert first.low < second.value < first.high
+
+
+def test_where_less_is_better_the_lowest_is_best():
+    first, second = estimates(LOW, [sample([1.0, 2.0]), sample([0.0, 1.0])], seed=0)
+    assert (first.best, second.best) == (False, True)
+
+
+def test_methods_are_compared_on_the_examples_they_share():
+    some = sample([1.0, 2.0, 0.0, 0.0], [True, True, False, False])
+    every = sample([3.0, 4.0, 5.0, 6.0])
+    first, second = estimates(MEAN, [some, every], seed=0)
+    assert (first.count, first.value, second.count) == (2, 1.5, 4)
+    assert estimates(MEAN, [sample([1.0], [False]), sample([1.0])], seed=0)[0] is None
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, place):
+    path = tmp_path_factory.mktemp("table") / "r.db"
+    plan = bench.Plan(
+        models=(bench.ModelSpec(str(place / "vit")),),
+        data=(bench.DataSpec("pets", str(place / "pets")),),
+        trials=(bench.Trial("gae"), bench.Trial("gradtoken", {"scheme": "none"})),
+        protocols=bench.protocols_of(("vtranm",)),
+    )
+    bench.run(plan, path)
+    return path
+
+
+def test_markdown_marks_one_best_in_every_column(results):
+    text = bench.render(bench.tables(results))
+    lines = [line.split("|")[3:-1] for line in text.splitlines() if line.startswith("| `")]
+    assert len(lines) == 2
+    for cells in zip(*lines, strict=True):
+        assert sum("**" in cell for cell in cells) == 1
+        assert all("[" in cell for cell in cells)
+    assert text.startswith("### vit on pets, protocol vtranm\n")
+    assert "21 levels 0 to 1, fill black, pixels" in text
+
+
+def test_latex_escapes_and_csv_can_be_read(results):
+    latex = bench.render(bench.tables(results), "latex")
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 1
+    assert r"\textbf{" in latex
+    rows = list(csv.DictReader(io.StringIO(bench.render(bench.tables(results), "csv"))))
+    assert {row["method"] for row in rows} == {"gae", "gradtoken(scheme=none)"}
+    assert all(float(row["low"]) <= float(row["value"]) + 1e-9 for row in rows)
+    assert {row["examples"] for row in rows} == {"6"}
+
+
+def test_a_table_has_the_same_bytes_each_time(results):
+    assert bench.render(bench.tables(results)) == bench.render(bench.tables(results))
+
+
+def test_an_unknown_form_is_refused(results):
+    with pytest.raises(OptionError, match="Did you mean latex"):
+        bench.render(bench.tables(results), "latx")
+
+
+def test_curves_have_a_line_for_each_method(results):
+    figure = bench.curves(results)
+    places = [place for place in figure.axes if place.lines]
+    assert [place.get_title(loc="left").splitlines()[-1] for place in places] == [
+        f"{order}: {what}" for order in ("positive", "negative") for what in ("accuracy", "probability")
+    ]
+    assert all(len(place.lines) == 2 for place in places)
+    np.testing.assert_allclose(places[0].lines[0].get_xdata(), np.arange(21) / 20)
+
+
+def test_a_file_without_results_has_no_table(tmp_path):
+    from vitrail.bench.store import writing
+
+    with writing(tmp_path / "r.db"):
+        pass
+    with pytest.raises(InputError, match="holds no results yet"):
+        bench.tables(tmp_path / "r.db")
