@@ -23,7 +23,9 @@ SINGLE = {
     "hf_modernbert",
     "hf_modernbert_mean",
 }
-MAY_BE_ZERO = {"grad_cam", "feature_grad_cam", "gradtoken", "grad_eclip", "grad_eclip_heads"}
+MAY_BE_ZERO = {
+    "grad_cam", "feature_grad_cam", "gradtoken", "grad_eclip", "grad_eclip_heads", "bi_head", "bi_token", "tam",
+}  # fmt: skip
 
 
 def call(model, inputs):

@@ -11,6 +11,7 @@ VitrailError
 ├── MissingTensorError (LookupError) a method reads what was not recorded
 ├── MissingExtraError (ImportError)  an optional dependency is absent
 ├── ModelError (ValueError)          a model that cannot be loaded
+├── EngineError (RuntimeError)       a cluster or its workers failed
 └── OutputError (OSError)            a result that cannot be written or read
 """
 
@@ -64,6 +65,10 @@ class MissingExtraError(VitrailError, ImportError):
 
 class ModelError(VitrailError, ValueError):
     """A model could not be loaded."""
+
+
+class EngineError(VitrailError, RuntimeError):
+    """A cluster could not be reached, or its workers failed."""
 
 
 class OutputError(VitrailError, OSError):

@@ -32,12 +32,15 @@ def forward(
     cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
     with prepared(model, body.owner, gradients=cut):
         trace = Trace(body, keep=wanted.states, cut=cut, how=how)
-        inputs = _rooted(inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype), trace)
-        with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
-            output = read_output(run_in(model, inputs, how.dtype), span=body.anatomy.span)
-        trace.check(model)
-        check_roots(trace, inputs)
-        yield Pass(inputs, trace, output, settings)
+        try:
+            inputs = _rooted(inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype), trace)
+            with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
+                output = read_output(run_in(model, inputs, how.dtype), span=body.anatomy.span)
+            trace.check(model)
+            check_roots(trace, inputs)
+            yield Pass(inputs, trace, output, settings)
+        finally:
+            trace.release()
 
 
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401

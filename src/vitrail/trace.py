@@ -60,6 +60,18 @@ class Trace:
         self.roots.append(root)
         return root
 
+    def release(self) -> None:
+        """Let go of all tensors: what rules keep for the backward pass refers to the trace, and so to itself."""
+        for heard in (*self.blocks, self.pool, self.loose):
+            heard.calls.clear()
+            heard.states.clear()
+            heard.returned = None
+        self.roots.clear()
+        self.notes.clear()
+        self.answer = None
+        self.heed = lambda block, relevance: None
+        self.same = lambda old, new: None
+
     def hear(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it."""
         scores = call.softmax_input if "softmax_input" in self.keep else None

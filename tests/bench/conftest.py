@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from saved_models import save_bert, save_question_bert, save_vit
+from transformers import ViTForImageClassification
 
 from vitrail import bench
 
@@ -19,12 +20,22 @@ def place(tmp_path_factory):
     """A folder with a ViT (32 x 32, patches of 8, four classes), two BERTs, pets and sentences."""
     folder = tmp_path_factory.mktemp("bench")
     torch.manual_seed(5)
-    save_vit(folder / "vit")
+    save_lively_vit(folder / "vit")
     save_bert(folder / "bert")
     save_question_bert(folder / "asker")
     save_pets(folder / "pets")
     save_sst2(folder / "sst2")
     return folder
+
+
+def save_lively_vit(folder):
+    """Random weights large enough that what is removed from a picture changes what is predicted."""
+    save_vit(folder)
+    model = ViTForImageClassification.from_pretrained(folder)
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1 and "cls_token" not in name and "position" not in name:
+            weight.data *= 20
+    model.save_pretrained(folder)
 
 
 def save_pets(folder, count=BREEDS):

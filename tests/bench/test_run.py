@@ -61,6 +61,10 @@ def test_a_table_holds_the_numbers_of_direct_calls(place, plan_of, tmp_path):
         rtol=1e-4,  # single precision, other batches
     )
     rows = values(tmp_path / "r.db", "gae", "positive")
+    hits = np.array([row["hits"] for row in rows.values()])
+    assert len(np.unique(hits, axis=0)) > 2  # else swapped axes would not be seen
+    assert len(np.unique(hits, axis=1)) > 2
+    np.testing.assert_array_equal(hits, curve.hits.T)
     likely = metrics.perturbation_curve(score, images, maps, predicted, levels=np.arange(10) / 10).probability
     np.testing.assert_allclose([row["probability"] for row in rows.values()], likely.T, rtol=1e-4)
 

@@ -96,7 +96,7 @@ def odd(change):
     return model, x, vitrail.Anatomy(blocks="layers", readout="cls")
 
 
-@pytest.mark.parametrize("method", ["lrp", "partial_lrp", "transformer_attribution", "attn_lrp", "abs_lrp"])
+@pytest.mark.parametrize("method", ["lrp", "partial_lrp", "transformer_attribution", "attn_lrp"])
 def test_an_operation_without_a_rule_is_named_with_its_module(method):
     class Wave(nn.Module):
         def forward(self, x):

@@ -6,7 +6,7 @@
 from vitrail.bench.ablations import ABLATIONS
 from vitrail.bench.bootstrap import Estimate
 from vitrail.bench.driver import Progress, run
-from vitrail.bench.engines import find_engine, local
+from vitrail.bench.engines import Cluster, find_engine, local
 from vitrail.bench.measures import MEASURES
 from vitrail.bench.plan import DataSpec, ModelSpec, Plan, Trial, protocols_of
 from vitrail.bench.planfile import parse_data, parse_trials, read_plan
@@ -19,6 +19,7 @@ __all__ = [
     "ABLATIONS",
     "MEASURES",
     "PROTOCOLS",
+    "Cluster",
     "DataSpec",
     "Estimate",
     "ModelSpec",

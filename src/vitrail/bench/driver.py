@@ -1,6 +1,7 @@
 """Run a plan: name its runs, hand out what has no results yet, and write what comes back. Only the driver writes."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,18 +63,20 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
         watch: is told after every unit.
     """
     forget_data()
-    pairs = check_pairs(plan)
+    here = plan.device if engine is local else "cpu"  # workers elsewhere may have a GPU that this machine lacks
+    pairs = check_pairs(plan, here)
     settings = Settings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
-    counts = [len(_chosen(plan, spec)[1]) for _, spec in pairs]
-    with writing(Path(path)) as store:
-        progress = Progress(0, sum(counts), 0, 0, "")
-        for number, (model, spec) in enumerate(pairs, 1):
-            for finished in engine(_units(plan, store, model, spec), Worker(settings)):
-                store.add(finished.rows)
-                progress = _advanced(progress, finished)
-                watch(progress)
-            progress = replace(progress, done=sum(counts[:number]))  # also those that were there already
+    progress = Progress(0, sum(len(_chosen(plan, spec)[1]) for _, spec in pairs), 0, 0, "")
+    with (
+        writing(Path(path)) as store,
+        closing(engine(_units(plan, store, pairs, here), Worker(settings))) as results,  # workers end also after errors
+    ):
+        for finished in results:
+            store.add(finished.rows)
+            progress = _advanced(progress, finished)
             watch(progress)
+    progress = replace(progress, done=progress.total)  # also those that were there already
+    watch(progress)
     return progress
 
 
@@ -95,21 +98,23 @@ def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
     return whole, whole if limit is None else whole.spread(limit)
 
 
-def _units(plan: Plan, store: Store, model: ModelSpec, spec: DataSpec) -> Iterator[Unit]:
-    """The batches of a data set that lack results, made as they are asked for."""
-    whole, chosen = _chosen(plan, spec)
-    named = _name_runs(plan, store, model, spec, whole, chosen)
+def _units(plan: Plan, store: Store, pairs: Sequence[tuple[ModelSpec, DataSpec]], here: str) -> Iterator[Unit]:
+    """The batches that lack results, made as they are asked for."""
     passed = 0
-    for start in range(0, len(chosen), plan.batch):
-        part = chosen[start : start + plan.batch]
-        keys, numbers = tuple(part.keys), tuple(part.order)
-        jobs = tuple(job for one in named if (job := _job(store, one, keys)) is not None)
-        wanted = {key for job in jobs for key in job.keys}
-        passed += len(keys) - len(wanted)
-        if wanted:
-            rows = [i for i, key in enumerate(keys) if key in wanted]
-            yield Unit(model, spec, tuple(keys[i] for i in rows), tuple(numbers[i] for i in rows), jobs, skipped=passed)
-            passed = 0
+    for model, spec in pairs:
+        whole, chosen = _chosen(plan, spec)
+        named = _name_runs(plan, store, open_model(model, here), model, spec, whole, chosen)
+        for start in range(0, len(chosen), plan.batch):
+            part = chosen[start : start + plan.batch]
+            keys, numbers = tuple(part.keys), tuple(part.order)
+            jobs = tuple(job for one in named if (job := _job(store, one, keys)) is not None)
+            wanted = {key for job in jobs for key in job.keys}
+            passed += len(keys) - len(wanted)
+            if wanted:
+                rows = [i for i, key in enumerate(keys) if key in wanted]
+                some = tuple(keys[i] for i in rows), tuple(numbers[i] for i in rows)
+                yield Unit(model, spec, *some, jobs, skipped=passed)
+                passed = 0
 
 
 def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
@@ -123,9 +128,14 @@ def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
 
 
 def _name_runs(
-    plan: Plan, store: Store, model: ModelSpec, spec: DataSpec, whole: Dataset[Any], chosen: Dataset[Any]
+    plan: Plan,
+    store: Store,
+    opened: Opened,
+    model: ModelSpec,
+    spec: DataSpec,
+    whole: Dataset[Any],
+    chosen: Dataset[Any],
 ) -> list[Named]:
-    opened = open_model(model, plan.device)
     common = {
         "model": {"name": Path(model.name).name, "arch": model.arch, "hash": fingerprint(opened.loaded.model)},
         "data": {
@@ -135,7 +145,7 @@ def _name_runs(
             "content": content_hash(whole),
         },
         "versions": versions(),
-        "device": opened.device.type,
+        "device": plan.device.partition(":")[0],
         "dtype": plan.dtype,
         "seed": plan.seed,
     }

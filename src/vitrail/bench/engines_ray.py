@@ -11,14 +11,15 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import ray
-import torch
 from ray import exceptions
 from ray._private import ray_constants, services
+from ray._private import worker as ray_worker
 
-from vitrail.bench.engines import Cluster, Work
+from vitrail.bench.engines import HERE, Cluster, Work
 from vitrail.bench.units import Finished, Unit
 from vitrail.bench.worker import Worker
 from vitrail.errors import EngineError, VitrailError
@@ -28,13 +29,11 @@ ATTEMPTS = 3
 PATIENCE = 300.0
 """Seconds without any worker, after which the cluster is given up."""
 OBJECTS = 100 * 2**20  # results are small; Ray would reserve a third of the memory
-HERE = Cluster()
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 LOOPBACK = {"RAY_USAGE_STATS_ENABLED": "0", ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 
 
-def ray_engine(
-    units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE
-) -> Generator[Finished, None, None]:
+def ray_engine(units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE) -> Generator[Finished, None, None]:
     """What Ray's workers finish, in the order of completion. Without units no cluster is started."""
     fresh = iter(units)
     first = list(islice(fresh, 1))
@@ -60,7 +59,7 @@ class _Task:
         reason = f"{describe(self.unit)}: {_reason(error)}"
         if self.losses + 1 == ATTEMPTS:
             raise EngineError(
-                f"{ATTEMPTS} workers failed, one after the other, at the same unit, {reason} If they run out of memory, "
+                f"{ATTEMPTS} workers failed, one after the other, at the same unit, {reason} If memory is short, "
                 "choose a smaller batch (--batch, --forward-batch) or fewer workers. What is finished is kept."
             ) from error
         warnings.warn(f"a worker was lost; another one does its unit, {reason}", stacklevel=2)
@@ -112,15 +111,18 @@ class _Hand:
             return error
 
 
+HAND: Any = ray.remote(_Hand)
+
+
 class _Crew:
     """The workers, and what each is doing: starting, idle, or a task."""
 
     def __init__(self, worker: Work, cluster: Cluster) -> None:
-        on_cuda = isinstance(worker, Worker) and torch.device(worker.settings.device).type == "cuda"
+        on_cuda = isinstance(worker, Worker) and worker.settings.device.partition(":")[0] == "cuda"
         if isinstance(worker, Worker) and on_cuda:  # Ray shows a worker only its own GPU, which then is the first
             worker = replace(worker, settings=replace(worker.settings, device="cuda"))
         self.worker = worker
-        self.needs: dict[str, float] = {"num_cpus": 1, **({"num_gpus": cluster.gpu_share} if on_cuda else {})}
+        self.needs: dict[str, Any] = {"num_cpus": 1, **({"num_gpus": cluster.gpu_share} if on_cuda else {})}
         self.size = cluster.workers or _places(ray.cluster_resources(), self.needs)
         self.idle: list[Any] = []
         self.busy: dict[Any, tuple[Any, _Task | None]] = {}
@@ -134,7 +136,7 @@ class _Crew:
     def hire(self, count: int) -> None:
         """Start workers. They are given tasks once they answer, so none waits for a worker that finds no place."""
         for _ in range(count):
-            hand = ray.remote(_Hand).options(**self.needs).remote(self.worker, os.getcwd())
+            hand: Any = HAND.options(**self.needs).remote(self.worker, os.getcwd())
             self.busy[hand.greet.remote()] = hand, None
 
     def give(self, task: _Task) -> None:
@@ -181,7 +183,7 @@ class _Crew:
             ray.kill(hand)
 
 
-def _places(has: Mapping[str, float], needs: Mapping[str, float]) -> int:
+def _places(has: Mapping[str, Any], needs: Mapping[str, Any]) -> int:
     """How many workers find room in a cluster."""
     share = needs.get("num_gpus")
     count = int(has.get("CPU", 0)) if share is None else int(has.get("GPU", 0)) * int(1 / share + 1e-9)
@@ -198,33 +200,44 @@ def _listed(values: Mapping[str, Any]) -> str:
 def _connected(cluster: Cluster) -> Iterator[None]:
     """The cluster at the address, or one that lives for this block; one the caller is connected to is left alone."""
     if ray.is_initialized():
+        _check_same(cluster.address)
         yield
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    try:
+    # Ray prints to stdout, where our results go, that a worker died. We say so ourselves.
+    with _changed(ray_worker, _worker_logs_enabled=False):
         try:
-            if cluster.address is not None:
-                ray.init(address=cluster.address, **quiet)
-            else:
-                _start(cluster, quiet)
-        except (OSError, RuntimeError, ValueError, ImportError) as error:
-            where = f"at {cluster.address}" if cluster.address is not None else "on this machine"
-            raise EngineError(f"there is no Ray cluster {where}: {_reason(error)}") from error
-        yield
-    finally:
-        ray.shutdown()
+            _connect(cluster)
+            yield
+        finally:
+            ray.shutdown()
 
 
-def _start(cluster: Cluster, quiet: Mapping[str, Any]) -> None:
-    with _on_loopback():
-        ray.init(
-            address="local",  # not one that RAY_ADDRESS names
-            num_cpus=cluster.workers,
-            include_dashboard=False,
-            object_store_memory=OBJECTS,
-            _node_ip_address="127.0.0.1",
-            **quiet,
+def _check_same(address: str | None) -> None:
+    connected = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", connected):
+        raise EngineError(
+            f"this process is already connected to the Ray cluster at {connected}, not to {address}. Leave out the "
+            "address, or call ray.shutdown() first."
         )
+
+
+def _connect(cluster: Cluster) -> None:
+    try:
+        if cluster.address is not None:
+            ray.init(address=cluster.address, **QUIET)
+            return
+        with _on_loopback():
+            ray.init(
+                address="local",  # not one that RAY_ADDRESS names
+                num_cpus=cluster.workers,
+                include_dashboard=False,
+                object_store_memory=OBJECTS,
+                _node_ip_address="127.0.0.1",
+                **QUIET,
+            )
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        where = f"can be reached at {cluster.address}" if cluster.address else "could be started on this machine"
+        raise EngineError(f"no Ray cluster {where}: {_reason(error)}") from error
 
 
 @contextmanager
@@ -235,13 +248,24 @@ def _on_loopback() -> Iterator[None]:
     usage statistics it starts a process that asks the metadata services of three clouds where it runs.
     """
     before = {name: os.environ.get(name) for name in LOOPBACK}
-    outside, server = ray_constants.ENABLE_RAY_CLUSTER, services.start_api_server
     os.environ.update(LOOPBACK)
-    ray_constants.ENABLE_RAY_CLUSTER = False  # the variable was read when Ray was imported
-    services.start_api_server = lambda *args, **options: (None, None)  # what it gives when it could not start
+    try:
+        with (
+            _changed(ray_constants, ENABLE_RAY_CLUSTER=False),  # the variable was read when Ray was imported
+            _changed(services, start_api_server=lambda *args, **options: (None, None)),  # as if it could not start
+        ):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextmanager
+def _changed(module: ModuleType, **values: Any) -> Iterator[None]:  # noqa: ANN401
+    """Other values for a module's names, as long as the block lasts."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER, services.start_api_server = outside, server
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        vars(module).update(before)

@@ -97,7 +97,7 @@ def _boxes(batch: Pictures, number: int) -> list[list[float]]:
 def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
     """The class that counts as a hit."""
     predicted = batch.logits.argmax(dim=1)
-    if True:
+    if protocol.judged == "predicted":
         return predicted
     classes = batch.logits.shape[1]
     for key, label in zip(batch.keys, batch.labels, strict=True):

@@ -11,9 +11,9 @@ from vitrail.errors import OptionError
 from vitrail.methods import METHODS
 
 
-def check_pairs(plan: Plan) -> list[tuple[ModelSpec, DataSpec]]:
+def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
     """The models with the data sets that fit them; refuses what has no partner at all."""
-    kinds = {model: open_model(model, plan.device).kind for model in plan.models}
+    kinds = {model: open_model(model, device).kind for model in plan.models}
     pairs = [(m, d) for m in plan.models for d in plan.data if kinds[m] == find_entry(d.name).kind]
     for model in plan.models:
         if not any(m == model for m, _ in pairs):

@@ -138,6 +138,22 @@ Precision = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Of noise, sampling and bootstrap.", rich_help_panel=HOW)]
 EngineName = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.", rich_help_panel=HOW)]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        help="Of a running cluster. Default: one on this machine.",
+        show_default=False,
+        rich_help_panel=HOW,
+    ),
+]
+RayWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--ray-workers", help="Default: one a CPU core, or one a GPU.", min=1, show_default=False, rich_help_panel=HOW
+    ),
+]
+RayShare = Annotated[float, typer.Option("--ray-gpu-share", help="Part of a GPU each takes.", rich_help_panel=HOW)]
 Results = Annotated[
     Path, typer.Option("--output", "-o", help="The results file; gone on with if it is there.", rich_help_panel=KEEP)
 ]

@@ -55,10 +55,13 @@ def _run(  # noqa: PLR0913  (one parameter for each option of the command line)
     dtype: words.Precision = "float32",
     seed: words.Seed = 0,
     engine: words.EngineName = "local",
+    ray_address: words.RayAddress = None,
+    ray_workers: words.RayWorkers = None,
+    ray_gpu_share: words.RayShare = 1.0,
     output: words.Results = words.RESULTS,
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
-    worker = bench.find_engine(engine)
+    worker = bench.find_engine(engine, bench.Cluster(ray_address, ray_workers, ray_gpu_share))
     settings: dict[str, Any] = {
         "preset": preset,
         "target": target,

@@ -1,0 +1,35 @@
+"""Nothing of a pass outlives it."""
+
+import gc
+import importlib
+import weakref
+
+import pytest
+import torch
+from applying import applying, cheaply
+from tiny_models import MODELS, tiny
+
+import vitrail
+
+record = importlib.import_module("vitrail.record")  # `vitrail.record` is the function
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "hf_bert", "hf_llama"])
+def test_no_pass_is_kept_alive_by_the_rules_it_was_bent_by(name, monkeypatch):
+    seen: list[tuple[str, weakref.ref]] = []
+
+    class Watched(record.Trace):
+        def root(self, x):
+            made = super().root(x)
+            seen.append((current, weakref.ref(made)))
+            return made
+
+    monkeypatch.setattr(record, "Trace", Watched)
+    model, inputs = tiny(name), MODELS[name].inputs()
+    for method in cheaply(applying(model, inputs)):
+        current = method[0]
+        vitrail.compare(model, inputs, [method], 1)
+    gc.collect()
+    assert {name for name, _ in seen} >= {"gae", "lrp", "conservative_lrp"}
+    assert [name for name, root in seen if root() is not None] == []
+    assert torch.is_grad_enabled()
