@@ -14,12 +14,13 @@ from vitrail import bench
 from vitrail.bench.settings import Settings
 from vitrail.bench.units import Unit
 from vitrail.bench.worker import Worker
-from vitrail.errors import EngineError, InputError
+from vitrail.errors import EngineError, InputError, OptionError
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'vitrail[ray]'")
 
 from vitrail.bench import engines_ray  # noqa: E402  (needs ray)
 from vitrail.bench.engines_ray import ray_engine  # noqa: E402
+from vitrail.bench.ray_cluster import on_loopback  # noqa: E402
 
 TWO = bench.Cluster(workers=2)
 
@@ -104,7 +105,7 @@ def cluster():
     """A cluster of the caller's own, with two GPUs on paper; all tests that ask for it share it."""
     if ray.is_initialized():
         return
-    with engines_ray._on_loopback():
+    with on_loopback():
         ray.init(
             address="local",
             num_cpus=4,
@@ -199,8 +200,8 @@ def test_a_cluster_that_runs_already_is_used_and_left_running(tmp_path):
     script = """
 import ray
 from vitrail.bench import Cluster
-from vitrail.bench.engines_ray import _connected
-with _connected(Cluster(workers=1)):
+from vitrail.bench.ray_cluster import connected
+with connected(Cluster(workers=1)):
     print(ray.get_runtime_context().gcs_address, flush=True)
     input()
     print(ray.cluster_resources()["CPU"], flush=True)
@@ -209,7 +210,7 @@ with _connected(Cluster(workers=1)):
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, text=True
     ) as other:
         cluster = bench.Cluster(address=other.stdout.readline().strip())
-        with engines_ray._on_loopback():  # where that cluster listens
+        with on_loopback():  # where that cluster listens
             found = list(ray_engine(units("a", "b", "c"), failing("never"), cluster=cluster))
         assert not ray.is_initialized()
         assert other.communicate("\n", timeout=60)[0] == "1.0\n"
@@ -218,7 +219,7 @@ with _connected(Cluster(workers=1)):
 
 @pytest.mark.usefixtures("apart")
 def test_an_address_where_nothing_answers_is_said():
-    with pytest.raises(EngineError, match=r"no Ray cluster can be reached at 127.0.0.1:9"), engines_ray._on_loopback():
+    with pytest.raises(EngineError, match=r"no Ray cluster can be reached at 127.0.0.1:9"), on_loopback():
         list(ray_engine(units("a"), failing("never"), cluster=bench.Cluster(address="127.0.0.1:9")))
 
 
@@ -227,3 +228,40 @@ def test_a_process_connected_elsewhere_is_told_so():
     with pytest.raises(EngineError, match=r"already connected to the Ray cluster at .*, not to 127.0.0.1:9"):
         list(ray_engine(units("a"), failing("never"), cluster=bench.Cluster(address="127.0.0.1:9")))
     assert ray.is_initialized()
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_cluster_of_our_own_ends_when_the_reader_breaks_off():
+    found = ray_engine(units("a", "b"), failing("never"), cluster=TWO)
+    next(found)
+    assert ray.is_initialized()
+    found.close()
+    assert not ray.is_initialized()
+
+
+def test_an_error_in_the_driver_closes_the_engine(plan_of, tmp_path):
+    closed = []
+
+    def engine(units, worker):
+        try:
+            yield from map(worker, units)
+        finally:
+            closed.append(True)
+
+    def watch(progress):
+        assert not closed
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        bench.run(plan_of(), tmp_path / "r.db", engine=engine, watch=watch)
+    assert caught.traceback
+    assert closed == [True]
+
+
+def test_options_that_make_no_sense_are_refused():
+    with pytest.raises(OptionError, match="the engine local has no workers elsewhere"):
+        bench.find_engine("local", TWO)
+    with pytest.raises(OptionError, match="workers=0"):
+        bench.Cluster(workers=0)
+    with pytest.raises(OptionError, match=r"gpu_share=1.5"):
+        bench.Cluster(gpu_share=1.5)

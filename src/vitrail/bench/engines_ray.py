@@ -8,18 +8,16 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from types import ModuleType
 from typing import Any
 
 import ray
 from ray import exceptions
-from ray._private import ray_constants, services
-from ray._private import worker as ray_worker
 
 from vitrail.bench.engines import HERE, Cluster, Work
+from vitrail.bench.ray_cluster import connected, reason_of
 from vitrail.bench.units import Finished, Unit
 from vitrail.bench.worker import Worker
 from vitrail.errors import EngineError, VitrailError
@@ -28,9 +26,6 @@ from vitrail.provenance import versions
 ATTEMPTS = 3
 PATIENCE = 300.0
 """Seconds without any worker, after which the cluster is given up."""
-OBJECTS = 100 * 2**20  # results are small; Ray would reserve a third of the memory
-QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-LOOPBACK = {"RAY_USAGE_STATS_ENABLED": "0", ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 
 
 def ray_engine(units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE) -> Generator[Finished, None, None]:
@@ -39,7 +34,7 @@ def ray_engine(units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE) 
     first = list(islice(fresh, 1))
     if not first:
         return
-    with _connected(cluster):
+    with connected(cluster):
         crew = _Crew(worker, cluster)
         try:
             yield from _stream((_Task(unit) for part in (first, fresh) for unit in part), crew)
@@ -56,7 +51,7 @@ class _Task:
 
     def lost(self, error: Exception) -> "_Task":
         """The unit for another worker, as long as there is hope."""
-        reason = f"{describe(self.unit)}: {_reason(error)}"
+        reason = f"{describe(self.unit)}: {reason_of(error)}"
         if self.losses + 1 == ATTEMPTS:
             raise EngineError(
                 f"{ATTEMPTS} workers failed, one after the other, at the same unit, {reason} If memory is short, "
@@ -69,12 +64,6 @@ class _Task:
 def describe(unit: Unit) -> str:
     """Which unit it is, for people."""
     return f"{unit.model.name} on {unit.data.name}, examples {unit.keys[0]} to {unit.keys[-1]}"
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, exceptions.RayTaskError):
-        return f"{error.cause!r}."
-    return f"{str(error).strip().splitlines()[0].rstrip('.')}."
 
 
 def _stream(fresh: Iterator[_Task], crew: "_Crew") -> Iterator[Finished]:
@@ -167,7 +156,7 @@ class _Crew:
     def _start_failed(self, error: Exception) -> None:
         self.false_starts += 1
         if self.false_starts == ATTEMPTS:
-            raise EngineError(f"the workers cannot start: {_reason(error)} Is vitrail installed there?") from error
+            raise EngineError(f"the workers cannot start: {reason_of(error)} Is vitrail installed there?") from error
 
     def _started(self, found: Mapping[str, str]) -> None:
         self.false_starts = 0
@@ -194,78 +183,3 @@ def _places(has: Mapping[str, Any], needs: Mapping[str, Any]) -> int:
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(values.items()) if not name.startswith("node:"))
-
-
-@contextmanager
-def _connected(cluster: Cluster) -> Iterator[None]:
-    """The cluster at the address, or one that lives for this block; one the caller is connected to is left alone."""
-    if ray.is_initialized():
-        _check_same(cluster.address)
-        yield
-        return
-    # Ray prints to stdout, where our results go, that a worker died. We say so ourselves.
-    with _changed(ray_worker, _worker_logs_enabled=False):
-        try:
-            _connect(cluster)
-            yield
-        finally:
-            ray.shutdown()
-
-
-def _check_same(address: str | None) -> None:
-    connected = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", connected):
-        raise EngineError(
-            f"this process is already connected to the Ray cluster at {connected}, not to {address}. Leave out the "
-            "address, or call ray.shutdown() first."
-        )
-
-
-def _connect(cluster: Cluster) -> None:
-    try:
-        if cluster.address is not None:
-            ray.init(address=cluster.address, **QUIET)
-            return
-        with _on_loopback():
-            ray.init(
-                address="local",  # not one that RAY_ADDRESS names
-                num_cpus=cluster.workers,
-                include_dashboard=False,
-                object_store_memory=OBJECTS,
-                _node_ip_address="127.0.0.1",
-                **QUIET,
-            )
-    except (OSError, RuntimeError, ValueError, ImportError) as error:
-        where = f"can be reached at {cluster.address}" if cluster.address else "could be started on this machine"
-        raise EngineError(f"no Ray cluster {where}: {_reason(error)}") from error
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let a cluster that is started inside the block listen on and talk to this machine only.
-
-    By default Ray looks for an outside address of this machine and listens on all of them. Even without dashboard and
-    usage statistics it starts a process that asks the metadata services of three clouds where it runs.
-    """
-    before = {name: os.environ.get(name) for name in LOOPBACK}
-    os.environ.update(LOOPBACK)
-    try:
-        with (
-            _changed(ray_constants, ENABLE_RAY_CLUSTER=False),  # the variable was read when Ray was imported
-            _changed(services, start_api_server=lambda *args, **options: (None, None)),  # as if it could not start
-        ):
-            yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextmanager
-def _changed(module: ModuleType, **values: Any) -> Iterator[None]:  # noqa: ANN401
-    """Other values for a module's names, as long as the block lasts."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
-    try:
-        yield
-    finally:
-        vars(module).update(before)
