@@ -1,7 +1,10 @@
 import sqlite3
 
+import numpy as np
 import pytest
 
+from vitrail.bench.bootstrap import Sample, estimates
+from vitrail.bench.columns import Column
 from vitrail.bench.store import identity, reading, writing
 from vitrail.bench.units import Row
 from vitrail.errors import OutputError
@@ -86,3 +89,11 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         pass
     with pytest.raises(OutputError, match="cannot be written"), writing(tmp_path / "no" / "r.db"):
         pass
+
+
+def test_a_method_measured_on_few_examples_is_never_the_best():
+    column = Column("share", ("share",), higher=True, features=np.asarray)
+    few = np.arange(20) < 3
+    samples = [Sample(np.full((20, 1), 0.5), few | True), Sample(np.full((20, 1), 0.9), few)]
+    whole, part = estimates(column, samples, seed=0, resamples=50)
+    assert (whole.best, part.best, part.count) == (True, False, 3)

@@ -11,6 +11,8 @@ from vitrail.bench.columns import Column
 Features = Float[np.ndarray, "n f"]
 Present = Bool[np.ndarray, " n"]
 RESAMPLES, LEVEL, AT_ONCE = 1000, 0.95, 100
+WHOLE = 0.9
+"""The share of a table's examples that a method needs results of to be called the best."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,10 @@ def estimates(column: Column, samples: list[Sample], *, seed: int, resamples: in
     if not known:
         return [None] * len(samples)
     sign = 1 if column.higher else -1
-    best = max(known, key=lambda i: sign * (values[i] or 0.0))
+    # A method that was measured on some examples only may have had the easy ones.
+    most = max(int(samples[i].present.sum()) for i in known)
+    whole = [i for i in known if samples[i].present.sum() >= WHOLE * most]
+    best = max(whole, key=lambda i: sign * (values[i] or 0.0))
     alone: list[list[np.ndarray]] = [[] for _ in samples]
     wins: list[list[np.ndarray]] = [[] for _ in samples]
     for weights in _resampled(len(samples[0].present), seed, resamples):

@@ -34,25 +34,30 @@ def parse_data(text: str) -> DataSpec:
     return DataSpec(match[1], match[3] or "", options)
 
 
-def parse_trials(texts: Sequence[str], preset: str, subset: int | None = None) -> tuple[Trial, ...]:
+def parse_trials(
+    texts: Sequence[str], preset: str, subset: int | None = None, *, data: Sequence[DataSpec] = ()
+) -> tuple[Trial, ...]:
     """Methods by name and options; `usual` for all that need one pass only, `all` for every one.
 
     Args:
         subset: how many examples methods that run the model again are measured on.
+        data: what `usual` and `all` have to explain; anything if none is named.
     """
     from vitrail.cli.specs import parse_spec
 
     found: list[tuple[str, Mapping[str, Any]]] = []
     for text in texts:
-        found += [(name, {}) for name in _several(text, preset)] if text in (EVERY, USUAL) else [parse_spec(text)]
+        found += [(name, {}) for name in _several(text, preset, data)] if text in (EVERY, USUAL) else [parse_spec(text)]
     return tuple(Trial(name, options, subset if METHODS[name].kind == "rerun" else None) for name, options in found)
 
 
-def _several(which: str, preset: str) -> list[str]:
+def _several(which: str, preset: str, data: Sequence[DataSpec]) -> list[str]:
+    kinds = {"image" if find_entry(spec.name).kind == "image" else "text" for spec in data} or {"image", "text"}
     return [
         name
         for name, entry in METHODS.items()
         if entry.models is None
+        and kinds & set(entry.inputs)
         and preset in {"recommended", *entry.presets}
         and (which == EVERY or entry.kind == "recording")
     ]

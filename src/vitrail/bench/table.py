@@ -72,7 +72,7 @@ def notes(group: Group) -> tuple[str, ...]:
         f"Model {about['model']['hash']}, data {about['data']['content']}; {about['device']}, perturbed passes in "
         f"{about['dtype']}; {versions}.",
         f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples; ~ not told from the best "
-        f"(paired bootstrap, p >= {SIGNIFICANT:g}).",
+        f"(paired bootstrap on shared examples, p >= {SIGNIFICANT:g}). The best is measured on nearly all examples.",
     ]
     return (*lines, *_skipped(group))
 

@@ -78,10 +78,11 @@ def _run(  # noqa: PLR0913  (one parameter for each option of the command line)
         made = changed(quick_plan() if quick else bench.read_plan(plan or ""), settings)
     else:
         chosen = method if method is not None else ([] if ablation else ["usual"])
+        specs = tuple(bench.parse_data(text) for text in data or [])
         made = bench.Plan(
             models=_models(model or [], arch),
-            data=tuple(bench.parse_data(text) for text in data or []),
-            trials=bench.parse_trials(chosen, preset, subset),
+            data=specs,
+            trials=bench.parse_trials(chosen, preset, subset, data=specs),
             protocols=bench.protocols_of(tuple(protocol or ["vitrail"])),
             ablation=ablation,
             metrics=tuple(metric) if metric else None,
