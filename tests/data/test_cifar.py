@@ -113,7 +113,7 @@ def test_parts_of_the_training_split_follow_one_another(tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [print, np.float64(1), np.zeros(3), {1, 2}.union, BytesIO(b"")],
+    [len, np.float64(1), np.zeros(3), {1, 2}.union, BytesIO(b"")],
     ids=["function", "scalar", "floats", "bound method", "file"],
 )
 def test_a_pickle_that_holds_anything_but_plain_data_is_refused(value):

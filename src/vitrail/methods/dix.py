@@ -20,7 +20,7 @@ from vitrail.relevance import Result, positive, tiles
 from vitrail.seams.bend import Bend, in_place_of
 from vitrail.subject import Procedure, Subject
 
-Maps = list[Float[Tensor, "b q k"]]
+Maps = list[Float[Tensor, "..."]]  # each `[b, q, k]`; a pooling query has one row
 NEEDS = frozenset({"output_grad"})
 SOURCES: dict[str, Callable[[int, int], int]] = {"own": lambda place, last: place, "last": lambda place, last: last}
 """Whose attention is put into a block: its own, or the last block's, by the indices of both."""
