@@ -13,7 +13,7 @@ from vitrail.inputs import Inputs
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, real_tokens
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
-from vitrail.recording import Layer, Stream, mask_parts
+from vitrail.recording import Layer, Stream, mask_parts, widen
 from vitrail.relevance.backends import choose_backend
 from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Heard, Trace
@@ -95,9 +95,19 @@ class Pass:
         """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
         if not part.scalar.requires_grad:
             raise TargetError("the target does not depend on the inputs, so there is no gradient to follow.")
-        found = torch.autograd.grad(part.scalar.sum(), self.trace.roots, retain_graph=True, allow_unused=True)
-        pairs = zip(self.trace.roots, found, strict=True)
-        return [(root.detach(), torch.zeros_like(root) if grad is None else grad) for root, grad in pairs]
+        roots = self.trace.roots
+        # In half precision small gradients would underflow: the pass starts at size one.
+        scale = self._size(part) if any(root.dtype is torch.float16 for root in roots) else 1.0
+        found = torch.autograd.grad(part.scalar.sum() / scale, roots, retain_graph=True, allow_unused=True)
+        pairs = [
+            (root, torch.zeros_like(root) if grad is None else grad) for root, grad in zip(roots, found, strict=True)
+        ]
+        return [(widen(root.detach()), widen(grad) * scale) for root, grad in pairs]
+
+    def _size(self, part: Part) -> float:
+        """The largest entry of the scalar's gradient at the logits."""
+        (gradient,) = torch.autograd.grad(part.scalar.sum(), self.output.wide, retain_graph=True, allow_unused=True)
+        return 1.0 if gradient is None else max(float(gradient.abs().amax()), torch.finfo(torch.float32).tiny)
 
     def pull_back(self, seed: Tensor) -> Tensor:
         """What arrives at the one place where the gradient ends, for a cotangent of the logits; the graph is kept."""

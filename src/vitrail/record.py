@@ -1,7 +1,7 @@
 """One forward pass with the ears open, and the recording of all its layers."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def forward(
     check_length(model, inputs)
     # A readout that may turn out to be another has to be measured, and that takes a gradient.
     cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
-    with prepared(model, body.owner, gradients=cut):
+    with prepared(model, body.owner, gradients=cut), _own_precision(inputs, how):
         trace = Trace(body, keep=wanted.states, cut=cut, how=how)
         try:
             inputs = _rooted(inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype), trace)
@@ -41,6 +41,16 @@ def forward(
             yield Pass(inputs, trace, output, settings)
         finally:
             trace.release()
+
+
+def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:
+    """A caller's autocast is for the model as it is, not for one in a precision that was asked for."""
+    if how.dtype is None:
+        return nullcontext()
+    device = inputs.shown.device.type
+    if device == "mps" and how.dtype is torch.float64:
+        raise OptionError("Apple's GPUs have no float64: use precision='float32', or move the model to the CPU.")
+    return torch.autocast(device, enabled=False)
 
 
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401

@@ -37,6 +37,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def keeping(model: nn.Module) -> Iterator[None]:
+    """Switch checkpointing off: what it computes again in the backward pass could no longer be heard."""
+    names = ("grad_checkpointing", "gradient_checkpointing")
+    flags = [(m, name, getattr(m, name)) for m in model.modules() for name in names if hasattr(m, name)]
+    flags = [(module, name, flag) for module, name, flag in flags if isinstance(flag, bool)]
+    try:
+        for module, name, _ in flags:
+            setattr(module, name, False)
+        yield
+    finally:
+        for module, name, flag in flags:
+            setattr(module, name, flag)
+
+
+@contextmanager
 def prepared(model: nn.Module, owner: nn.Module, *, gradients: bool) -> Iterator[None]:
     """The state in which a model is recorded: alone, evaluating, not compiled, with autograd as needed.
 
@@ -52,6 +67,7 @@ def prepared(model: nn.Module, owner: nn.Module, *, gradients: bool) -> Iterator
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code cannot be heard
         stack.enter_context(alone(owner))
         stack.enter_context(evaluating(model))
+        stack.enter_context(keeping(model))
         stack.enter_context(torch.set_grad_enabled(gradients))
         yield
 

@@ -1,5 +1,6 @@
 """A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -102,8 +103,12 @@ class Subject:
             edit: what becomes of the residual stream before it enters the first block.
         """
 
+        thread = threading.get_ident()
+
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            return None if edit is None else replaced_stream(args, kwargs, edit)
+            if edit is None or threading.get_ident() != thread:
+                return None
+            return replaced_stream(args, kwargs, edit)
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
         with prepared(self.model, self.body.owner, gradients=False), hooks(handles):

@@ -76,8 +76,9 @@ def test_the_last_layer_can_be_named_from_the_end():
     model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
     a, b = (vitrail.explain(model, inputs, "transformer_attribution", start_layer=start).scores for start in (-1, 2))
     assert_close(a, b)
-    with pytest.raises(OptionError, match="layers are 0 to 2"):
-        vitrail.explain(model, inputs, "transformer_attribution", start_layer=3)
+    for wrong in (3, -4):
+        with pytest.raises(OptionError, match="layers are 0 to 2"):
+            vitrail.explain(model, inputs, "transformer_attribution", start_layer=wrong)
 
 
 def test_single_precision_is_near_double():

@@ -178,3 +178,131 @@ def test_every_image_encoder_can_be_propagated():
     for name in ENCODERS:
         methods = applying(tiny(name), MODELS[name].inputs())
         assert {"lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attn_lrp"} <= set(methods)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return Twice.apply(x)
+
+
+class Written(nn.Module):
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        out[:, :] = x
+        return out
+
+
+@pytest.mark.parametrize(("change", "message"), [(Own(), "made where no rule can see it"), (Written(), "__setitem__")])
+@pytest.mark.parametrize("method", ["lrp", "attn_lrp"])
+def test_what_no_rule_can_follow_never_falls_back_to_the_gradient(method, change, message):
+    model, x, anatomy = odd(change)
+    with pytest.raises(RuleError, match=message):
+        vitrail.explain(model, x, method, anatomy=anatomy)
+
+
+class HandNorm(nn.Module):
+    """A norm without a mean, its root written in several ways."""
+
+    def __init__(self, root):
+        super().__init__()
+        self.root = root
+
+    def forward(self, x):
+        return self.root(x, x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class MyRMSNorm(HandNorm):
+    pass
+
+
+ROOTS = [
+    lambda x, var: x * torch.rsqrt(var),
+    lambda x, var: x / torch.sqrt(var),
+    lambda x, var: x * torch.pow(var, -0.5),
+]
+
+
+def test_a_norm_written_by_hand_has_a_constant_scale_however_it_is_written():
+    torch.manual_seed(0)
+    model, x, anatomy = odd(MyRMSNorm(ROOTS[0]))
+    for method in ("conservative_lrp", "attn_lrp"):
+        model.change = MyRMSNorm(ROOTS[0])
+        expected = vitrail.explain(model, x, method, 1, anatomy=anatomy).scores
+        for root in ROOTS[1:]:
+            model.change = MyRMSNorm(root)
+            assert_close(vitrail.explain(model, x, method, 1, anatomy=anatomy).scores, expected)
+
+
+def test_a_norm_outside_a_class_of_that_name_is_constant_too_in_conservative_lrp():
+    torch.manual_seed(0)
+    model, x, anatomy = odd(MyRMSNorm(ROOTS[0]))
+    expected = vitrail.explain(model, x, "conservative_lrp", 1, anatomy=anatomy).scores
+    model.change = HandNorm(ROOTS[0])
+    assert_close(vitrail.explain(model, x, "conservative_lrp", 1, anatomy=anatomy).scores, expected)
+
+
+def test_a_bias_added_by_hand_takes_no_relevance():
+    class Head(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.weight, self.bias = linear.weight, linear.bias
+
+        def forward(self, x):
+            return x @ self.weight.T + self.bias
+
+    torch.manual_seed(0)
+    model, x, anatomy = odd(nn.Identity())
+    model.head.bias.data += 3
+    expected = vitrail.explain(model, x, "lrp", 1, anatomy=anatomy).scores
+    model.head = Head(model.head)
+    assert_close(vitrail.explain(model, x, "lrp", 1, anatomy=anatomy).scores, expected)
+
+
+def test_activations_in_place_are_activations():
+    model, inputs = MODELS["timm_vit"].build().double().eval(), MODELS["timm_vit"].inputs()
+    found = []
+    for inplace in (False, True):
+        for block in model.blocks:
+            block.mlp.act = nn.ReLU(inplace=inplace)
+        found.append(vitrail.explain(model, inputs, "lrp", 1, rules="conserving").scores)
+    assert_close(found[0], found[1])
+
+
+def test_checkpointing_is_switched_off_and_on_again():
+    model, inputs = MODELS["timm_vit"].build().eval(), MODELS["timm_vit"].inputs().float()
+    expected = vitrail.explain(model, inputs, "lrp", 1).scores
+    model.set_grad_checkpointing(enable=True)
+    assert_close(vitrail.explain(model, inputs, "lrp", 1).scores, expected)
+    assert model.grad_checkpointing
+
+
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "abs_lrp"])
+def test_a_callers_autocast_does_not_touch_the_precision_asked_for(method):
+    model, inputs = MODELS["timm_vit"].build().eval(), MODELS["timm_vit"].inputs().float()
+    expected = vitrail.explain(model, inputs, method, 1, precision="float32").scores
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(vitrail.explain(model, inputs, method, 1, precision="float32").scores, expected)
+
+
+def test_a_softmax_over_classes_is_no_attention():
+    class Probable(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x).softmax(-1)
+
+    inputs = MODELS["timm_vit"].inputs()
+    found = vitrail.explain(Probable(tiny("timm_vit")), inputs, "transformer_attribution", 1)
+    assert torch.isfinite(found.scores).all()

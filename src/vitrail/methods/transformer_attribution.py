@@ -9,11 +9,14 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitrail.anatomy import Body
 from vitrail.circumstances import How
+from vitrail.errors import OptionError
+from vitrail.inputs import Inputs
 from vitrail.methods.levels import check_rules
-from vitrail.methods.options import PRECISIONS, check_choice, check_start_layer
+from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.recording import Layer, Probs
 from vitrail.relevance import Result
 from vitrail.rules import propagating
@@ -65,8 +68,7 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
 
     def explain(subject: Subject) -> Result:
         layers = subject.recorded(frozenset({"output_grad"}), How(dtype=dtype))
-        lowest = start_layer % len(layers) if start_layer < 0 else start_layer
-        check_start_layer(lowest, layers[-1])
+        lowest = start_layer % len(layers)
         state = {"row": layers[-1].readout}
 
         def see(index: int, relevance: Probs) -> None:
@@ -77,5 +79,13 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
         tell_maps(subject.run, subject.part, see, lowest=lowest)
         return Result(finish(state["row"], layers[0]))
 
+    rules = check_rules("transformer_attribution", LEVEL)
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        rules(model, body, inputs)
+        depth = len(body.blocks) + (body.pool is not None)
+        if not -depth <= start_layer < depth:
+            raise OptionError(f"start_layer={start_layer}, but the model's layers are 0 to {depth - 1}.")
+
     how = How(level=LEVEL, dtype=dtype, within=partial(propagating, CONSERVING))
-    return Procedure(explain, how, check=check_rules("transformer_attribution", LEVEL))
+    return Procedure(explain, how, check=check)

@@ -145,8 +145,8 @@ def _gate(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor
 
 
 def shift(operation: Operation) -> Tensor:
-    """Positions take their share, which is dropped; a mask takes none, for its keys have no relevance."""
-    if operation.block is not None:
+    """Positions take their share, which is dropped; masks and biases take none."""
+    if not operation.before:
         return operation.bent(lambda relevance, x: (relevance.sum_to_size(x.shape),), operation.active[0])
     return single(_as_it_is)(operation)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitrail.errors import RuleError
 from vitrail.rules.mode import RuleSet
 from vitrail.rules.operation import Operation, Rule, bent, gradient
 from vitrail.rules.reading import norm_parts
@@ -57,23 +58,33 @@ def rms_norm(operation: Operation) -> Tensor:
 
 
 class _ConstantScale(TorchFunctionMode):
-    """Inside a norm written out by hand, one over the root is a constant."""
+    """Inside a norm written out by hand, what the input is divided by is a constant."""
+
+    ROOTS = frozenset({torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.norm, Tensor.norm})
+    POWERS = frozenset({torch.pow, Tensor.pow, Tensor.__pow__})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         out = func(*args, **(kwargs or {}))
-        return out.detach() if func in {torch.rsqrt, Tensor.rsqrt} else out
+        power = args[1] if func in self.POWERS and len(args) > 1 and isinstance(args[1], (int, float)) else 1
+        if func not in self.ROOTS and power not in (0.5, -0.5, -1):
+            return out
+        self.found += 1
+        return out.detach()
 
 
 def rms_norm_module(operation: Operation) -> Any:  # noqa: ANN401
     """The same for a module that writes the norm out."""
-    with _ConstantScale():
-        return operation.run()
-
-
-def _scaled(x: Tensor, share: float) -> Tensor:
-    return bent(x, lambda g, x: (share * g,), x)
+    with _ConstantScale() as scale:
+        out = operation.run()
+    if not scale.found:
+        raise RuleError(f"the norm {operation.where!r} takes no root that could be held constant; no rule covers it.")
+    return out
 
 
 def attention(shares: tuple[float, float, float]) -> Rule:
@@ -121,7 +132,7 @@ def identity_gradient(operation: Operation) -> Tensor:
 _GRADIENT: dict[str, Rule] = dict.fromkeys(
     (
         "route", "linear", "addmm", "linear_product", "convolution", "product", "sum", "mean", "select", "gate",
-        "softmax", "activation", "dropout", "scale", "residual", "shift", "attention",
+        "softmax", "activation", "right_product", "dropout", "scale", "residual", "shift", "attention",
     ),
     gradient,
 )  # fmt: skip
@@ -129,6 +140,7 @@ _NORMS: dict[str, Rule] = {
     "layer_norm": layer_norm(norm_gradient),
     "rms_norm": rms_norm,
     "rms_norm_module": rms_norm_module,
+    "deviation": lambda operation: constant(operation),
 }
 CONSERVATIVE = RuleSet(
     "conservative",

@@ -175,10 +175,10 @@ def residual(form: SumRule) -> Rule:
 
 
 def shift(form: SumRule) -> Rule:
-    """A sum with something that is not explained: positions, whose share is dropped, or a mask, which has none."""
+    """A sum with something that is not explained: positions, whose share is dropped; masks and biases have none."""
 
     def rule(operation: Operation) -> Tensor:
-        if operation.block is not None:
+        if not operation.before:
             return identity(operation)
         (x,) = operation.active
         out = operation.run()

@@ -45,6 +45,10 @@ KINDS: dict[Callable[..., Any], str] = {
         "activation",
     ),
     **dict.fromkeys((F.dropout, torch.dropout), "dropout"),
+    **dict.fromkeys(
+        (torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.std, Tensor.std, torch.var, Tensor.var), "deviation"
+    ),
+    Tensor.__setitem__: "write",
     **dict.fromkeys((torch.neg, Tensor.neg, Tensor.__neg__), "scale"),
 }  # fmt: skip
 
@@ -59,7 +63,7 @@ ROUTING: set[Callable[..., Any]] = {
     torch.unsqueeze, Tensor.__getitem__, Tensor.masked_fill, torch.where, Tensor.narrow, Tensor.select,
     torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, torch.roll, Tensor.repeat_interleave,
     torch.repeat_interleave, Tensor.detach, Tensor.requires_grad_, Tensor.register_hook, Tensor.swapaxes,
-    Tensor.movedim, torch.movedim, Tensor.view_as, Tensor.__setitem__, Tensor.type,
+    Tensor.movedim, torch.movedim, Tensor.view_as, Tensor.type,
 }  # fmt: skip
 """Functions that move entries about and change none: relevance goes where the entries came from."""
 

@@ -21,6 +21,8 @@ def tell_maps(run: Pass, part: Part, see: Callable[[int, Tensor], None], *, lowe
     ends = trace.roots if lowest == 0 or entering is None else [entering]
 
     def heed(block: int | None, relevance: Tensor) -> None:
+        if block is None and trace.body.pool is None:
+            return  # a softmax over classes, not over keys
         index = run.depth - 1 if block is None else block  # outside of the blocks, only a pooling query attends
         batch = run.inputs.batch
         see(index, relevance if relevance.ndim == 4 else relevance.view(batch, -1, *relevance.shape[1:]))

@@ -54,6 +54,7 @@ class _Propagate(TorchFunctionMode):
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.residuals: Counter[int | None] = Counter()
         self.paused = False
         self.count = 0
@@ -70,7 +71,10 @@ class _Propagate(TorchFunctionMode):
                 return transparent_multihead(*args, **kwargs)
         active = self.active_among(args, kwargs)
         if not active:
-            return func(*args, **kwargs)
+            return self._constant(func(*args, **kwargs))
+        if kwargs.get("inplace"):
+            kwargs = {**kwargs, "inplace": False}
+            self.stale[args[0]] = True
         function = IN_PLACE.get(func, func)
         out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
         if function is not func:
@@ -122,7 +126,7 @@ class _Propagate(TorchFunctionMode):
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
         for x in tensors(out):
-            if x.is_floating_point():
+            if x.is_floating_point() and x.requires_grad:  # a rule may have made it a constant
                 self.depends[x] = self.count
                 self.count += 1
         return out
@@ -150,7 +154,27 @@ class _Propagate(TorchFunctionMode):
                 f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
                 "that: write x = x + y instead of x.add_(y) there."
             )
-        return tuple(x for x in found if x in self.depends or any(x is root for root in self.trace.roots))
+        return tuple(x for x in found if self._depends(x))
+
+    def _depends(self, x: Tensor) -> bool:
+        """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
+        if x in self.depends or any(x is root for root in self.trace.roots):
+            return True
+        if not self.trace.roots or not x.requires_grad or x.is_leaf or x in self.constants:
+            return False
+        if self.table.otherwise is None:
+            raise RuleError(
+                f"a tensor in the module {self.where!r} was made where no rule can see it, by an autograd function of "
+                "its own or by compiled code. Write that part in torch functions, or use conservative_lrp, which "
+                "leaves it to the gradient."
+            )
+        return True
+
+    def _constant(self, out: Any) -> Any:  # noqa: ANN401
+        """The result of a function that reads nothing that is explained."""
+        for x in tensors(out):
+            self.constants[x] = True
+        return out
 
     def stream_shape(self) -> torch.Size | None:
         """The shape of the residual stream, inside a block."""
@@ -165,7 +189,7 @@ class _Propagate(TorchFunctionMode):
     def _ordinary(self, operation: Operation) -> Rule | None:
         """Questions about a tensor, which give no tensor that depends on it, need no rule."""
         out = operation.run()
-        return None if any(x.is_floating_point() for x in tensors(out)) else lambda _: out
+        return None if any(x.requires_grad for x in tensors(out)) else lambda _: out
 
     def _uncovered(self, operation: Operation, name: str) -> RuleError:
         return RuleError(
@@ -187,7 +211,7 @@ def kind_of(
     if func in MULTIPLICATIONS or func in DIVISIONS:
         return "scale" if not both else "gate" if func in MULTIPLICATIONS else "quotient"
     if KINDS.get(func) == "product":
-        return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "unknown"
+        return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
     if func is Tensor.__getitem__ and _picks_a_token(args):
         return "select"
     return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
