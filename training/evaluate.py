@@ -15,15 +15,15 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from training.images import CLASSES
 from training.sentences import read_sst2
 from vitrail import zoo
+from vitrail.data.imagenette import SYNSETS
 
 
 def photo_pairs(data: Path, *, limit: int | None = None, batch: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
     """True and guessed classes of the validation photographs, evenly spaced ones where there is a limit."""
     loaded = zoo.load("photo")
-    order = {wnid: number for number, wnid in enumerate(CLASSES)}
+    order = {wnid: number for number, wnid in enumerate(SYNSETS)}
     with zipfile.ZipFile(data / "val.zip") as archive:
         names = [n for n in archive.namelist() if Path(n).parent.name in order]
         count = len(names) if limit is None else min(limit, len(names))

@@ -12,22 +12,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from vitrail.data.imagenette import SYNSETS
+
 SUFFIXES = {".webp", ".jpg", ".jpeg", ".png"}
 UNLABELLED = -1
-
-# The ten classes in the order of their ImageNet numbers, which the teacher's outputs are read by.
-CLASSES = {
-    "n01440764": ("tench", 0),
-    "n02102040": ("English springer", 217),
-    "n02979186": ("cassette player", 482),
-    "n03000684": ("chain saw", 491),
-    "n03028079": ("church", 497),
-    "n03394916": ("French horn", 566),
-    "n03417042": ("garbage truck", 569),
-    "n03425413": ("gas pump", 571),
-    "n03445777": ("golf ball", 574),
-    "n03888257": ("parachute", 701),
-}
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ def read_archive(path: Path, *, size: int, limit: int | None = None) -> Photos:
         count = len(names) if limit is None else min(limit, len(names))
         names = [names[i * len(names) // count] for i in range(count)]
         files = [archive.read(name) for name in names]  # one thread: a ZipFile is not to be shared
-    order = {wnid: number for number, wnid in enumerate(CLASSES)}
+    order = {wnid: number for number, wnid in enumerate(SYNSETS)}
     labels = [order[Path(name).parent.name] for name in names]
     return Photos(_decode_all([lambda data=data: data for data in files], size), torch.tensor(labels))
 

@@ -13,6 +13,7 @@ from vitrail.bench.plan import DataSpec, ModelSpec
 from vitrail.data.dataset import Dataset
 from vitrail.errors import InputError, ModelError, OptionError
 from vitrail.loading import Loaded, load
+from vitrail.loading.devices import find_device
 
 PROBED = 16
 KINDS = {"image": "image", "sequence": "text", "question": "question"}
@@ -46,7 +47,7 @@ class Opened:
 @lru_cache(maxsize=2)
 def open_model(spec: ModelSpec, device: str) -> Opened:
     """The model, loaded once; two stay loaded."""
-    place = _device(device)
+    place = find_device(device)
     loaded = load(spec.name, arch=spec.arch)
     if loaded.task not in KINDS:
         raise ModelError(
@@ -71,15 +72,6 @@ def _affine(loaded: Loaded) -> tuple[Tensor, Tensor]:
 def _values(loaded: Loaded, picture: Any) -> Tensor:  # noqa: ANN401
     inputs = loaded.image(picture, squash=True).inputs
     return (inputs if isinstance(inputs, Tensor) else inputs["pixel_values"])[0].mean(dim=(1, 2))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return device
 
 
 def open_data(spec: DataSpec) -> Dataset[Any]:

@@ -16,7 +16,7 @@ from vitrail import bench
 from vitrail.bench.driver import Watch
 from vitrail.cli import bench_words as words
 from vitrail.cli import options
-from vitrail.cli.opening import _silent
+from vitrail.cli.opening import silent
 from vitrail.cli.reporting import note, out, reported
 from vitrail.errors import OptionError
 from vitrail.storage import save_figure, write_bytes
@@ -88,7 +88,7 @@ def _run(  # noqa: PLR0913  (one parameter for each option of the command line)
             metrics=tuple(metric) if metric else None,
             **settings,
         )
-    with _silent(), _bar() as watch:
+    with silent(), _bar() as watch:
         found = bench.run(made, output, engine=worker, watch=watch)
     old = found.done - found.fresh
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
@@ -180,7 +180,7 @@ def _recommend(  # noqa: PLR0913  (one parameter for each option of the command 
         device=device,
         seed=seed,
     )
-    with _silent(), _bar() as watch:
+    with silent(), _bar() as watch:
         found = bench.recommend(plan, output, watch=watch)
     show_ranking(found)
 

@@ -4,36 +4,26 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from vitrail.cli.reporting import note
-from vitrail.errors import OptionError
 from vitrail.loading import Loaded, load
+from vitrail.loading.devices import find_device
 
 NOISY = ("transformers", "huggingface_hub", "timm", "httpx")
 
 
 def open_model(name: str, arch: str | None, device: str = "cpu") -> Loaded:
     """The model, ready on the device."""
-    place = _device(device)
+    place = find_device(device)
     note(f"loading {name}")
-    with _silent():
+    with silent():
         loaded = load(name, arch=arch)
     loaded.model.to(place)
     return loaded
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise OptionError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return device
-
-
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
+    """Keep the libraries' own log lines and progress bars off the screen."""
     with _no_progress_bars():  # first, since importing transformers sets its logger's level
         loggers = [logging.getLogger(name) for name in NOISY]
         levels = [logger.level for logger in loggers]
