@@ -18,7 +18,6 @@ def layer(index=0, depth=1, *, valid=None, readout=None, prefix=1, kind="image",
     if readout is None:
         readout = torch.zeros(B, T, dtype=torch.float64)
         readout[:, 0] = 1
-    allowed = torch.ones(T, T, dtype=torch.bool).tril()[None, None] if causal else valid[:, None, None, :]
     stream = Stream(
         entering=random(B, T, M), entering_grad=random(B, T, M), leaving=random(B, T, M), leaving_grad=random(B, T, M),
         attention_normed=random(B, T, M), ffn_entering=random(B, T, M), ffn_normed=random(B, T, M),
@@ -27,7 +26,7 @@ def layer(index=0, depth=1, *, valid=None, readout=None, prefix=1, kind="image",
     return Layer(
         index=index, depth=depth, valid=valid, readout=readout, prefix=prefix, kind=kind,
         query=random(B, heads, T, D), key=random(B, heads, T, D), value=random(B, heads, T, D),
-        output_grad=random(B, heads, T, D), allowed=allowed, scale=0.5, output_weight=random(M, heads * D),
+        output_grad=random(B, heads, T, D), mask=None if causal else valid[:, None, None, :], causal=causal, scale=0.5, output_weight=random(M, heads * D),
         value_bias=random(3 * heads * D), stream=stream, **more,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from vitrail.labelling import attribution_of
 from vitrail.methods import METHODS
 from vitrail.outputs import Part
 from vitrail.passes import Settings
-from vitrail.provenance import provenance
+from vitrail.provenance import fingerprint, provenance
 from vitrail.record import find_body, forward
 from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
@@ -51,7 +51,7 @@ def explain(
             the logits that gives one value per sample.
         preset: `paper`, `official` (the authors' released code) or `recommended`.
         anatomy: where the model's parts are, if it is of no known family.
-        backend: `dense`, `chunked` or `auto`.
+        backend: `dense`, `chunked`, `fused` (CUDA) or `auto`.
         chunk_rows: rows of attention held at a time by the chunked backend.
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
@@ -88,7 +88,7 @@ def compare(
         target: as for `explain`.
         preset: the preset of methods that name none.
         anatomy: where the model's parts are, if it is of no known family.
-        backend: `dense`, `chunked` or `auto`.
+        backend: `dense`, `chunked`, `fused` (CUDA) or `auto`.
         chunk_rows: rows of attention held at a time by the chunked backend.
     """
     started = time.perf_counter()
@@ -100,6 +100,7 @@ def compare(
     requests = [read_request(spec, preset, read, as_target(target)) for spec in methods]
     body = find_body(model, anatomy)
     made: dict[int, Attribution] = {}
+    identity: str | None = None
     for request in requests:
         if isinstance(request.plan, Procedure):
             request.plan.check(model, body, request.inputs)
@@ -109,10 +110,11 @@ def compare(
     order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
     for _, group in groupby(order, key=lambda i: id(requests[i].inputs)):
         indices = list(group)
-        made |= dict(zip(indices, _run(model, body, [requests[i] for i in indices], settings), strict=True))
-    origin = provenance(
-        model, seconds=time.perf_counter() - started, backend=made[0].provenance["backend"], samples=read.batch
-    )
+        identity, found = _run(model, body, [requests[i] for i in indices], settings)
+        made |= dict(zip(indices, found, strict=True))
+    backend = made[0].provenance["backend"]
+    seconds = time.perf_counter() - started
+    origin = provenance(model, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
     return Comparison([_with_provenance(made[i], origin) for i in range(len(requests))])
 
 
@@ -120,9 +122,12 @@ def _with_provenance(attribution: Attribution, origin: Mapping[str, Any]) -> Att
     return Attribution(**{**vars(attribution), "provenance": {**origin, **attribution.provenance}})
 
 
-def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settings) -> list[Attribution]:
-    """One forward pass, then one backward pass for every scalar that any of the requests differentiates."""
-    with forward(model, requests[0].inputs, body, wanted_by(requests), settings) as run:
+def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settings) -> tuple[str, list[Attribution]]:
+    """One forward pass, then one backward pass for every scalar that any of the requests differentiates.
+
+    The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
+    """
+    with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Part, Result]]] = {request: [] for request in requests}
         for job, (part, group) in enumerate(jobs):
@@ -138,7 +143,8 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
             for request, walker in zip(group, walkers, strict=True):
                 assert walker.result is not None
                 found[request].append((part, walker.result))
-        return [attribution_of(request, found[request], run) for request in requests]
+        identity = fingerprint(model)
+        return identity, [attribution_of(request, found[request], run) for request in requests]
 
 
 def _follow(model: nn.Module, body: Body, request: Request, procedure: Procedure, settings: Settings) -> Attribution:

@@ -163,7 +163,7 @@ def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, .
         return tuple(tuple(inputs.tokens(i)) for i in range(ids.shape[0]))  # pyright: ignore[reportAttributeAccessIssue]
     if ids.is_floating_point():
         return None
-    return tuple(tuple(str(int(token)) for token in row) for row in ids)
+    return tuple(tuple(map(str, row)) for row in ids.tolist())  # one copy from a GPU, not one for each token
 
 
 def check_pairs(model: nn.Module, inputs: Inputs) -> None:

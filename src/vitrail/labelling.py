@@ -62,7 +62,7 @@ def attribution_of(
         pixels=pixels,
         layers=content("layers"),
         heads=content("heads"),
-        provenance={"backend": run.backend, **({} if residual is None else {"residual": residual.tolist()})},
+        provenance={"backend": run.worked, **({} if residual is None else {"residual": residual.tolist()})},
     )
 
 

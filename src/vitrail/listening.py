@@ -53,7 +53,8 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
     handles: list[RemovableHandle] = []
     with hooks(handles):
         for name, module in model.named_modules():
-            handles += _name_hooks(trace, name, module)
+            if trace.how.within is not None or _may_attend(module):  # rules name every module
+                handles += _name_hooks(trace, name, module)
         for index in range(len(trace.blocks)):
             handles += _block_hooks(trace, index)
         if trace.body.pool is not None:
@@ -65,6 +66,11 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
         with attention_calls(trace.hear, trace.how.bend, lambda: trace.block) as follower:
             trace.same = follower.same
             yield
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether an attention call may come from this module itself: torch's own layers without parts make none."""
+    return bool(module._modules) or not type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
@@ -87,20 +93,23 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     handles = [
         _before(trace, module, lambda m, args, kwargs: replaced_stream(args, kwargs, partial(_enter, trace, index))),
         *_place_hooks(trace, module, heard),
-        _after(trace, module, lambda m, args, out: _leave(heard, out)),
+        _after(trace, module, lambda m, args, out: _leave(trace, index, out)),
     ]
     return handles + _state_hooks(trace, index)
 
 
 def _enter(trace: Trace, index: int, stream: Tensor) -> Tensor:
-    """What enters a block, kept."""
-    trace.blocks[index].states["entering"] = _entering(trace, stream, index)
-    return trace.blocks[index].states["entering"]
+    """What enters a block, kept if it is asked for, and for the last block, where a gradient may end."""
+    stream = _entering(trace, stream, index)
+    if trace.keeps("entering", index):
+        trace.blocks[index].states["entering"] = stream
+    return stream
 
 
-def _leave(heard: Heard, out: Any) -> None:  # noqa: ANN401
-    """Keep what leaves a block."""
-    heard.states["leaving"], heard.returned = _first(out), out
+def _leave(trace: Trace, index: int, out: Any) -> None:  # noqa: ANN401
+    """Keep what leaves a block if it is asked for, and for the last block, by which the readout is measured."""
+    if trace.keeps("leaving", index):
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = _first(out), out
 
 
 def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:

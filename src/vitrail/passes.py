@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,10 +12,10 @@ from vitrail.backward import Backward
 from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
 from vitrail.outputs import Output, Part, parts
-from vitrail.reading import call_dtype, call_shape, entries, real_tokens
+from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
-from vitrail.recording import Layer, Stream, mask_parts, widen
-from vitrail.relevance.backends import choose_backend
+from vitrail.recording import Layer, Stream, widen
+from vitrail.relevance.backends import check_backend, choose_backend
 from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Heard, Trace
 
@@ -32,7 +33,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse settings that name nothing, before the model runs."""
-        choose_backend(self.backend, entries=0)
+        check_backend(self.backend)
         if self.chunk_rows is not None and self.chunk_rows < 1:
             raise OptionError(f"chunk_rows={self.chunk_rows}, but a block has at least one row.")
 
@@ -63,8 +64,18 @@ class Pass:
         self.shared = False
         first = self.heard[0].calls[0]
         self.valid = real_tokens(inputs, first, output.logits.device)
-        self.backend = choose_backend(settings.backend, entries=entries(first), device=self.valid.device.type)
+        device = self.valid.device.type
+        refusals = (fused_refusal(heard.calls[0], device) for heard in self.heard)
+        refusal = next((why for why in refusals if why), None)
+        self.choose = partial(choose_backend, settings.backend, entries=entries(first), device=device, refusal=refusal)
+        self.backend = self.choose(shared=False)
+        self.ran: set[str] = set()
         self.measured: Tensor | None = None
+
+    @property
+    def worked(self) -> str:
+        """The backend that did the sums; fused kernels may leave some to blocks."""
+        return ", ".join(sorted(self.ran, reverse=True)) or self.backend
 
     def parts(self, target: AnyTarget) -> tuple[Part, ...]:
         """The scalars of a target on this pass's output."""
@@ -80,6 +91,7 @@ class Pass:
             shared: several methods will read each layer.
         """
         self.shared, self.measured = shared, self._known_readout(part)
+        self.backend = self.choose(shared=shared)
         names = set(wanted.gradients) | ({"leaving_grad"} if self.measured is None else set())
         # A caller's autocast is for the model, not for the relevance algebra.
         with torch.autocast(self.valid.device.type, enabled=False):
@@ -158,12 +170,10 @@ class Pass:
 
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         heard, (call,) = self.heard[index], self.heard[index].calls
-        queries, keys = call_shape(call)
-        device = self.valid.device
+        queries, _ = call_shape(call)
         pooling = self.trace.body.pool is not None and index == self.depth - 1
         blocks = self.trace.body.blocks
         block = blocks[index] if index < len(blocks) else None
-        allowed, bias = mask_parts(call.mask, causal=call.causal, queries=queries, keys=keys, device=device)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
         # Below a pooling query every token is read.
         readout = mean_all(self.valid, 0) if self.trace.body.pool is not None and not pooling else self.measured
@@ -188,8 +198,9 @@ class Pass:
             weights=self._heads(call.weights),
             weights_grad=self._heads(gradients.get("output_grad")) if call.weights is not None else None,
             softmax_input=self._heads(call.softmax_input),
-            allowed=allowed,
-            bias=None if bias is None else bias.detach(),
+            mask=None if call.mask is None else call.mask.detach()[(None,) * (4 - call.mask.ndim)],
+            causal=call.causal,
+            logsumexp=call.logsumexp,
             scale=call.scale,
             grad_scale=scale,
             **({} if block is None else _weights(block)),
@@ -197,6 +208,7 @@ class Pass:
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,
             shared=self.shared,
+            ran=self.ran,
         )
 
     def _heads(self, x: Tensor | None) -> Tensor | None:

@@ -1,11 +1,13 @@
 """Where a result comes from: model, versions, time."""
 
 import hashlib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SAMPLES = 256
 PACKAGES = ("vitrail", "torch", "transformers", "timm")
@@ -17,17 +19,31 @@ def fingerprint(model: nn.Module) -> str:
     Cheap enough for every call and on any device: fine-tuning changes it, moving the model does not. It is no
     proof against someone who alters single weights on purpose.
     """
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, torch.Tensor):  # a module may keep more than tensors in its state
-            continue
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        flat = tensor.detach().reshape(-1)
-        some = flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]
-        digest.update(some.to("cpu", torch.float64).numpy().tobytes())
+    # A module may keep more than tensors in its state.
+    state = {name: x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
+    places = tuple((name, x.data_ptr(), x.shape, x.dtype) for name, x in state.items())
+    if model not in _samples or _samples[model][0] != places:
+        _samples[model] = (places, _sample(state))
+    digest = hashlib.sha256("".join(f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state.items()).encode())
+    for some in _samples[model][1]:  # one copy from a device, not one for each tensor
+        digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
+_samples: "WeakKeyDictionary[nn.Module, tuple[object, list[list[Tensor]]]]" = WeakKeyDictionary()
+"""Views of the values that are hashed, by the places where the weights lie; the values are read anew every time."""
+
+
+def _sample(state: dict[str, Tensor]) -> list[list[Tensor]]:
+    """Some values of every tensor, those on the same device and of the same dtype together."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for x in state.values():
+        flat = x.detach().reshape(-1)
+        found.setdefault((x.device, x.dtype), []).append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES])
+    return list(found.values())
+
+
+@cache
 def versions() -> dict[str, str]:
     """The versions of the libraries a result depends on."""
     found = {}
@@ -39,16 +55,22 @@ def versions() -> dict[str, str]:
     return found
 
 
-def provenance(model: nn.Module, *, seconds: float, backend: str, samples: int) -> dict[str, Any]:
-    """What every result carries beside method, preset, options and target."""
+def provenance(
+    model: nn.Module, *, seconds: float, backend: str, samples: int, identity: str | None = None
+) -> dict[str, Any]:
+    """What every result carries beside method, preset, options and target.
+
+    Args:
+        identity: the model's fingerprint, if it was taken before.
+    """
     huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
     timm = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
     name = huggingface or timm or type(model).__name__
     return {
         "model": name,
         "model_class": type(model).__name__,
-        "model_hash": fingerprint(model),
-        "versions": versions(),
+        "model_hash": identity or fingerprint(model),
+        "versions": dict(versions()),
         "backend": backend,
         "samples": samples,
         "seconds": seconds,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from vitrail.inputs import Inputs
+from vitrail.relevance import fused
 from vitrail.seams import AttentionCall
 
 MASKED = -9000.0
@@ -32,6 +33,14 @@ def entries(call: AttentionCall) -> int:
         return call.weights.numel()
     assert call.query is not None
     return call.query.shape[:-1].numel() * call_shape(call)[1]
+
+
+def fused_refusal(call: AttentionCall, device: str) -> str | None:
+    """Why the sums over a call's maps cannot be computed by a fused kernel, or None if they can."""
+    if call.weights is not None or call.query is None or call.value is None:
+        return "the model computes its attention maps itself"
+    widths = (call.query.shape[-1], call.value.shape[-1])
+    return fused.refusal(device=device, dtype=call.query.dtype, widths=widths)
 
 
 def real_tokens(inputs: Inputs, call: AttentionCall, device: torch.device) -> Tensor:

@@ -23,15 +23,26 @@ from vitrail.trace import Trace
 
 @contextmanager
 def forward(
-    model: nn.Module, inputs: Inputs, body: Body, wanted: Wanted, settings: Settings, how: How = PLAIN
+    model: nn.Module,
+    inputs: Inputs,
+    body: Body,
+    wanted: Wanted,
+    settings: Settings,
+    how: How = PLAIN,
+    *,
+    lean: bool = False,
 ) -> Iterator[Pass]:
-    """Run the model once with the ears open; the model is as it was when the block ends."""
+    """Run the model once with the ears open; the model is as it was when the block ends.
+
+    Args:
+        lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
+    """
     check_pairs(model, inputs)
     check_length(model, inputs)
     # A readout that may turn out to be another has to be measured, and that takes a gradient.
     cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
     with prepared(model, body.owner, gradients=cut), _own_precision(inputs, how):
-        trace = Trace(body, keep=wanted.states, cut=cut, how=how)
+        trace = Trace(body, keep=wanted.states | wanted.gradients, cut=cut, how=how, lean=lean)
         try:
             inputs = _rooted(inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype), trace)
             with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):

@@ -38,7 +38,10 @@ class Layer:
     `readout` weighs the rows the prediction is read from; `owner` names the module that made the attention call;
     `output_weight` is the output projection, `[d_model, heads * d]`; `attention_scale` and `ffn_scale` are layer scale;
     `pooling` marks a query that pools the tokens and `pooled` every layer of a model that has one; `shared` says that
-    several methods read the layer. `probs` and `probs_grad` are
+    several methods read the layer. `mask` holds booleans (what may be seen) or numbers added to the scores, and
+    broadcasts to `[b, h, q, k]`; `first_row` is the place of the first query where only some are shown; `logsumexp` is
+    the logarithm of the softmax's denominator, as the model's own kernel left it. `ran` collects the backends that
+    worked on the layer. `probs` and `probs_grad` are
     computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever
     the model's own dtype.
     """
@@ -61,8 +64,10 @@ class Layer:
     weights: Probs | None = None
     weights_grad: Probs | None = None
     softmax_input: Probs | None = None
-    allowed: Bool[Tensor, "..."] | None = None
-    bias: Float[Tensor, "..."] | None = None
+    mask: Tensor | None = None
+    causal: bool = False
+    first_row: int = 0
+    logsumexp: Float[Tensor, "b h q"] | None = None
     scale: float = 1.0
     grad_scale: Float[Tensor, " b"] | None = None
     output_weight: Float[Tensor, "m c"] | None = None
@@ -73,6 +78,7 @@ class Layer:
     backend: str = "dense"
     chunk_rows: int | None = None
     shared: bool = False
+    ran: set[str] = field(default_factory=set, compare=False)
 
     @property
     def is_last(self) -> bool:
@@ -128,6 +134,12 @@ class Layer:
             return self._unscale(self.weights_grad)
         return self._unscale(self.get("output_grad")) @ self.values.transpose(-1, -2)
 
+    @cached_property
+    def allowed(self) -> Bool[Tensor, "..."] | None:
+        """Which keys each query may see by mask and order, broadcasting to `[b, h, q, k]`; None if all."""
+        shape = {"queries": self.get("query").shape[2], "keys": self.get("key").shape[2], "device": self.valid.device}
+        return _four(allowed_keys(self.mask, causal=self.causal, first_row=self.first_row, **shape))
+
     @property
     def visible(self) -> Bool[Tensor, "..."] | None:
         """Which keys each query may see, broadcasting to `[b, h, q, k]`; None if all."""
@@ -170,18 +182,20 @@ class Layer:
             "weights",
             "weights_grad",
             "softmax_input",
-            "allowed",
-            "bias",
+            "mask",
         )
         held = {name: x for name in names if (x := getattr(self, name)) is not None}
         # Masks may have one row that stands for all.
         rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
-        return replace(self, readout=self.readout[:, cut], **rows)
+        normaliser = None if self.logsumexp is None else self.logsumexp[:, :, cut]
+        return replace(
+            self, readout=self.readout[:, cut], first_row=self.first_row + start, logsumexp=normaliser, **rows
+        )
 
     def _scores(self) -> Tensor:
         scores = (widen(self.get("query")) * self.scale) @ self.keys.transpose(-1, -2)
-        if self.bias is not None:
-            scores += widen(self.bias)
+        if self.mask is not None and self.mask.is_floating_point():
+            scores += widen(self.mask)
         if self.allowed is not None:
             scores.masked_fill_(~self.allowed, -torch.inf)
         return scores
@@ -208,15 +222,6 @@ class Recording:
 def widen(x: Tensor) -> Tensor:
     """The tensor in the dtype of the relevance algebra: float64 stays, all else becomes float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def mask_parts(  # what a mask forbids, and what it adds
-    mask: Tensor | None, *, causal: bool, queries: int, keys: int, device: torch.device
-) -> tuple[Tensor | None, Tensor | None]:
-    """The keys each query may see and the bias added to its scores, both broadcasting to `[b, h, q, k]`."""
-    allowed = allowed_keys(mask, causal=causal, queries=queries, keys=keys, device=device)
-    bias = mask if mask is not None and mask.is_floating_point() else None
-    return _four(allowed), _four(bias)
 
 
 def _four(x: Tensor | None) -> Tensor | None:

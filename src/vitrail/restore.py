@@ -26,29 +26,34 @@ def alone(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off, and give every module its own flag back."""
-    flags = [(module, module.training) for module in model.modules()]
+    training = [module for module in model.modules() if module.training]
     try:
-        for module, _ in flags:
+        for module in training:
             module.training = False
         yield
     finally:
-        for module, flag in flags:
-            module.training = flag
+        for module in training:
+            module.training = True
 
 
 @contextmanager
 def keeping(model: nn.Module) -> Iterator[None]:
     """Switch checkpointing off: what it computes again in the backward pass could no longer be heard."""
     names = ("grad_checkpointing", "gradient_checkpointing")
-    flags = [(m, name, getattr(m, name)) for m in model.modules() for name in names if hasattr(m, name)]
-    flags = [(module, name, flag) for module, name, flag in flags if isinstance(flag, bool)]
+    # Read past `__getattr__`, which is slow where there is no such flag, as in nearly every module.
+    flags = [
+        (m, name)
+        for m in model.modules()
+        for name in names
+        if (vars(m)[name] if name in vars(m) else getattr(type(m), name, None)) is True
+    ]
     try:
-        for module, name, _ in flags:
+        for module, name in flags:
             setattr(module, name, False)
         yield
     finally:
-        for module, name, flag in flags:
-            setattr(module, name, flag)
+        for module, name in flags:
+            setattr(module, name, True)
 
 
 @contextmanager

@@ -28,8 +28,8 @@ class Heard:
 class Trace:
     """Everything heard in one forward pass, filed by block; the pooling attention comes last."""
 
-    def __init__(self, body: Body, *, keep: frozenset[str], cut: bool, how: How = PLAIN) -> None:
-        self.body, self.keep, self.cut, self.how = body, keep, cut, how
+    def __init__(self, body: Body, *, keep: frozenset[str], cut: bool, how: How = PLAIN, lean: bool = False) -> None:
+        self.body, self.keep, self.cut, self.how, self.lean = body, keep, cut, how, lean
         self.blocks = [Heard() for _ in body.blocks]
         self.pool = Heard()
         self.loose = Heard()
@@ -52,6 +52,10 @@ class Trace:
     def block(self) -> int | None:
         """The index of the block that runs."""
         return next((index for index, heard in enumerate(self.blocks) if heard is self.here), None)
+
+    def keeps(self, name: str, index: int) -> bool:
+        """Whether this state of this block is kept: in a lean trace, where only layers are read, often it is not."""
+        return not self.lean or index == len(self.blocks) - 1 or bool({name, f"{name}_grad"} & self.keep)
 
     def root(self, x: Tensor) -> Tensor:
         """End the gradient at this tensor, or at what the circumstances make of it."""

@@ -10,6 +10,7 @@ from saved_models import save_bert, save_question_bert, save_vit
 from transformers import ViTForImageClassification
 
 from vitrail import bench
+from vitrail.bench.store import reading
 
 WORDS = ["the", "quick", "brown", "fox", "a", "dull", "film", "who", "sleeps", "man", "."]
 BREEDS = 6
@@ -60,6 +61,18 @@ def save_sst2(folder, count=8):
     rng = np.random.default_rng(4)
     lines = [" ".join(rng.choice(WORDS, size=9 + number % 4)) + f"\t{number % 2}" for number in range(count)]
     (folder / "dev.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def stored():
+    """Key -> stored value of a metric, for the one run of a method; None where it was skipped."""
+
+    def read(path, label, metric):
+        with reading(path) as store:
+            (run,) = (run for run, about in store.runs().items() if about["method"]["label"] == label)
+            return {key: value for key, name, value, _ in store.results(run) if name == metric}
+
+    return read
 
 
 @pytest.fixture

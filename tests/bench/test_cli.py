@@ -5,6 +5,7 @@ from vitrail import bench
 from vitrail.cli.app import app
 from vitrail.cli.benching import changed, quick_plan
 from vitrail.errors import InputError, OptionError
+from vitrail.methods import METHODS
 
 
 @pytest.fixture
@@ -143,3 +144,37 @@ def test_the_inputs_of_the_package_are_always_the_same():
     assert len(set(pictures.keys)) == 24
     assert len({pictures[number].image.tobytes() for number in range(24)}) == 24
     assert len({example.text for example in sentences}) == 16
+
+
+@pytest.mark.parametrize("flags", [True, False])
+def test_all_stands_for_the_methods_that_apply_and_one_line_names_the_others(run, place, tmp_path, flags):
+    path = tmp_path / "r.db"
+    (tmp_path / "plan.yaml").write_text(
+        "models: [bert]\ndata: [sst2=sst2]\nmethods: all\nprotocols: [vitrail]\nlimit: 1\n"
+    )
+    given = (
+        ("-m", "bert", "-d", "sst2=sst2", "--method", "all", "--limit", 1)
+        if flags
+        else ("--plan", tmp_path / "plan.yaml")
+    )
+    ran = run("run", *given, "-o", path)
+    assert ran.exit_code == 0
+    (line,) = (line for line in ran.stderr.splitlines() if line.startswith("left out"))
+    unused = set(line.partition(": ")[2].split(", "))
+    assert {"tis", "vit_cx", "grad_eclip"} <= unused
+    (table,) = bench.tables(path)
+    assert {name for name, _ in table.rows} == set(METHODS) - unused
+    assert {"gae", "attcat", "integrated_gradients"} <= {name for name, _ in table.rows}
+
+
+def test_a_method_that_is_named_and_does_not_apply_is_an_error(run, tmp_path):
+    ran = run("run", "-m", "bert", "-d", "sst2=sst2", "--method", "all", "--method", "tis", "-o", tmp_path / "r.db")
+    assert ran.exit_code == 1
+    assert "tis explains image only" in ran.stderr
+
+
+def test_all_with_a_preset_leaves_out_methods_without_it(run, tmp_path):
+    given = ("-m", "bert", "-d", "sst2=sst2", "--method", "usual", "--preset", "official", "--limit", 1)
+    ran = run("run", *given, "-o", tmp_path / "r.db")
+    assert ran.exit_code == 0
+    assert "left out" in ran.stderr

@@ -8,7 +8,7 @@ import torch
 from saved_models import save_vit
 
 from vitrail import bench, compare, data, metrics
-from vitrail.bench import worker
+from vitrail.bench import explained
 from vitrail.bench.store import reading
 from vitrail.data import resize_mask
 from vitrail.errors import OptionError
@@ -92,7 +92,7 @@ def test_a_second_run_computes_nothing_and_changes_nothing(plan_of, tmp_path, mo
     path = tmp_path / "r.db"
     first = bench.run(plan_of(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(worker, "compare", None)
+    monkeypatch.setattr(explained, "compare", None)
     again = bench.run(plan_of(), path)
     assert (first.fresh, again.fresh, again.done) == (6, 0, 6)
     assert path.read_bytes() == before
@@ -165,7 +165,7 @@ def empty(path):
 
 
 def test_a_map_of_nan_is_skipped_with_its_reason(plan_of, tmp_path, monkeypatch):
-    real = worker._shown
+    real = explained._shown
 
     def spoiled(batch, attribution, classes):
         shown = real(batch, attribution, classes)
@@ -173,7 +173,7 @@ def test_a_map_of_nan_is_skipped_with_its_reason(plan_of, tmp_path, monkeypatch)
             shown.maps[1] = torch.nan
         return shown
 
-    monkeypatch.setattr(worker, "_shown", spoiled)
+    monkeypatch.setattr(explained, "_shown", spoiled)
     bench.run(plan_of(batch=6), tmp_path / "r.db")
     assert values(tmp_path / "r.db", "gae", "segmentation")["pug_1"] is None
     assert sum(v is not None for v in values(tmp_path / "r.db", "gae", "positive").values()) == 5
@@ -199,13 +199,13 @@ def test_an_expensive_method_is_measured_on_a_subset(plan_of, tmp_path):
 
 def test_one_recording_serves_all_methods_and_protocols(plan_of, tmp_path, monkeypatch):
     calls = []
-    real = worker.compare
+    real = explained.compare
 
     def counted(model, inputs, methods, *rest):
         calls.append(len(methods))
         return real(model, inputs, methods, *rest)
 
-    monkeypatch.setattr(worker, "compare", counted)
+    monkeypatch.setattr(explained, "compare", counted)
     protocols = bench.protocols_of(("chefer", "gradtoken", "vtranm"))
     bench.run(plan_of(protocols=protocols, batch=6), tmp_path / "r.db")
     assert calls == [2]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitrail.bench.bootstrap import Sample, estimates
-from vitrail.bench.columns import Column
+from vitrail.bench.column import Column
 from vitrail.bench.store import identity, reading, writing
 from vitrail.bench.units import Row
 from vitrail.errors import OutputError

@@ -6,7 +6,7 @@ import pytest
 
 from vitrail import bench
 from vitrail.bench.bootstrap import Sample, estimates
-from vitrail.bench.columns import Column
+from vitrail.bench.column import Column
 from vitrail.errors import InputError, OptionError
 
 MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
@@ -121,3 +121,28 @@ def test_a_file_without_results_has_no_table(tmp_path):
         pass
     with pytest.raises(InputError, match="holds no results yet"):
         bench.tables(tmp_path / "r.db")
+
+
+def test_no_more_rows_are_held_than_are_read_at_once(results, monkeypatch):
+    from vitrail.bench import groups
+    from vitrail.bench.store import Store
+
+    whole = bench.render(bench.tables(results))
+    alive, most, real = [0], [0], Store.values
+
+    class Counted(dict):
+        def __init__(self, row):
+            super().__init__(row)
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+
+        def __del__(self):
+            alive[0] -= 1
+
+    def counted(store, run, metrics):
+        return ((key, tuple(Counted(row) for row in rows)) for key, rows in real(store, run, metrics))
+
+    monkeypatch.setattr(Store, "values", counted)
+    monkeypatch.setattr(groups, "AT_ONCE", 2)
+    assert bench.render(bench.tables(results)) == whole
+    assert most[0] <= 2 * 2 + 1  # of six examples and two methods

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from vitrail.bench.columns import Column
+from vitrail.bench.column import Column
 
 Features = Float[np.ndarray, "n f"]
 Present = Bool[np.ndarray, " n"]

@@ -4,43 +4,15 @@ So a bootstrap needs only weighted means of each example's features, also where 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from vitrail.bench.column import TINY, Array, Column, Values
+from vitrail.bench.pooled import segmentation, voc
 from vitrail.bench.protocols import Protocol
 from vitrail.metrics import areas
-from vitrail.metrics.localisation import SETTINGS, THRESHOLDS
-
-Values = Sequence[tuple[Any, ...]]
-Array = np.ndarray
-POINTS = 1 + len(THRESHOLDS)
-TINY = float(np.finfo(np.float64).tiny)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One number of a table.
-
-    Args:
-        needs: the stored metrics it is made of.
-        higher: whether more is better.
-        features: from the examples' stored values, one tuple each, to their features `[n, f]`.
-        finish: from means of the features `[..., f]` to the number `[...]`.
-    """
-
-    name: str
-    needs: tuple[str, ...]
-    higher: bool
-    features: Callable[[Values], Array]
-    finish: Callable[[Array], Array] = lambda means: means[..., 0]
-
-    @property
-    def title(self) -> str:
-        """The name with an arrow to where better is."""
-        return f"{self.name} {'↑' if self.higher else '↓'}"
 
 
 def columns_of(protocol: Protocol, metrics: Sequence[str]) -> list[Column]:
@@ -50,36 +22,19 @@ def columns_of(protocol: Protocol, metrics: Sequence[str]) -> list[Column]:
     return made + (_between(protocol) if both and protocol.area == "mean" else [])
 
 
-def _segmentation(protocol: Protocol) -> list[Column]:
-    chosen = tuple(SETTINGS[protocol.threshold])
+def _randomised(protocol: Protocol) -> list[Column]:
+    """How like the trained model's map: with a random head, with all weights random, and the mean over all steps.
+
+    Likeness with its sign turned is likeness too, so it is the size of the correlation that counts.
+    """
+    steps = {"random head": lambda row: row[0], "all random": lambda row: row[-1], "cascade": np.mean}
     return [
-        Column(name, ("segmentation",), higher=True, features=_counts, finish=partial(_at_threshold, chosen, part))
-        for part, name in enumerate(("pixel accuracy", "mAP", "mIoU", "mF1"))
+        Column(name, ("randomisation",), higher=False, features=partial(_likeness, of)) for name, of in steps.items()
     ]
 
 
-def _counts(values: Values) -> Array:
-    confusion = np.array([row["confusion"] for (row,) in values], dtype=np.float64)
-    hits, alarms, misses, _ = np.moveaxis(confusion, -1, 0)
-    f1 = 2 * hits / np.maximum(2 * hits + alarms + misses, 1)
-    precision = np.array([[row["average_precision"]] for (row,) in values])
-    return np.concatenate([confusion.reshape(len(values), -1), f1, precision], axis=1)
-
-
-def _at_threshold(chosen: tuple[int, ...], part: int, means: Array) -> Array:
-    """Pixel accuracy, mAP, mIoU or mF1 in per cent, at the chosen threshold with the highest mIoU."""
-    confusion = means[..., : 4 * POINTS].reshape(*means.shape[:-1], POINTS, 4)
-    f1, precision = means[..., 4 * POINTS : 5 * POINTS], means[..., -1]
-    hits, alarms, misses, rejections = np.moveaxis(confusion, -1, 0)
-    both = np.stack([rejections, hits], axis=-1)
-    iou = (both / np.maximum(both + (alarms + misses)[..., None], TINY)).mean(axis=-1)
-    best = np.array(chosen)[iou[..., list(chosen)].argmax(axis=-1)]
-    accuracy = (hits + rejections) / np.maximum(confusion.sum(axis=-1), TINY)
-
-    def at(per_threshold: Array) -> Array:
-        return np.take_along_axis(per_threshold, best[..., None], axis=-1)[..., 0]
-
-    return 100 * (at(accuracy), precision, at(iou), at(f1))[part]
+def _likeness(of: Callable[[Array], Any], values: Values) -> Array:
+    return np.array([[of(np.abs(row["correlation"]))] for (row,) in values])
 
 
 def _curve(order: str, protocol: Protocol) -> list[Column]:
@@ -157,9 +112,14 @@ def _plain(name: str, metric: str, entry: str, protocol: Protocol, *, higher: bo
 
 
 MAKERS: Mapping[str, Callable[[Protocol], list[Column]]] = {
-    "segmentation": _segmentation,
+    "segmentation": segmentation,
     "pointing": partial(_plain, "pointing", "pointing", "hit"),
-    "boxes": lambda p: _plain("box energy", "boxes", "energy", p) + _plain("box IoU", "boxes", "iou", p),
+    "boxes": lambda p: [
+        *_plain("box energy", "boxes", "energy", p),
+        *_plain("box IoU", "boxes", "iou", p),
+        *_plain("box pointing", "boxes", "hit", p),
+    ],
+    "voc": voc,
     "positive": partial(_curve, "positive"),
     "negative": partial(_curve, "negative"),
     "insertion": partial(_plain, "insertion", "insertion", "mean"),
@@ -171,4 +131,7 @@ MAKERS: Mapping[str, Callable[[Protocol], list[Column]]] = {
     "kendall": partial(_plain, "Kendall", "kendall", "tau", higher=False),
     "token_f1": _token_f1,
     "precision_at_k": lambda p: _plain(f"Precision@{p.k}", "precision_at_k", "count", p),
+    "randomisation": _randomised,
+    "class_sensitivity": partial(_plain, "class sensitivity", "class_sensitivity", "correlation", higher=False),
+    "ranks": lambda p: [],  # a table of their own: agreement.py
 }

@@ -10,7 +10,7 @@ from vitrail.bench.ablations import ablation
 from vitrail.bench.builtin import find_entry
 from vitrail.bench.engines import Engine, local
 from vitrail.bench.opened import Opened, content_hash, forget_data, open_data, open_model
-from vitrail.bench.pairing import check_pairs, explains, metrics_for
+from vitrail.bench.pairing import applies, check_pairs, metrics_for
 from vitrail.bench.plan import DTYPES, DataSpec, ModelSpec, Plan, Trial
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.settings import Settings
@@ -166,7 +166,7 @@ def _trials(plan: Plan, opened: Opened) -> list[Trial]:
     if plan.ablation is not None:
         blocks = len(find_body(opened.loaded.model, None).blocks)
         more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
-    return [trial for trial in (*plan.trials, *more) if explains(trial, opened.kind)]
+    return [trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)]
 
 
 def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:

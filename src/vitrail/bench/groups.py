@@ -1,38 +1,43 @@
-"""The runs of a results file that may stand in one table: same model, data, protocol and versions."""
+"""The runs of a results file that may stand in one table: same model, data, protocol and versions.
+
+Rows are read as they are needed and turned into numbers some at a time, so that no more is ever held in memory than the
+features of one column for the methods of one group.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from vitrail.bench.bootstrap import Sample
-from vitrail.bench.columns import Column, columns_of
+from vitrail.bench.column import Column
+from vitrail.bench.columns import columns_of
 from vitrail.bench.measures import MEASURES
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.store import Store
 
-Results = dict[str, dict[str, Any]]  # example -> metric -> value
+AT_ONCE = 256
+STAND_INS = {"classes": {"voc": "PASCAL VOC"}}
+"""Reader's option and value -> the data set that another one stands in for."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Method:
-    """The results of one method.
-
-    Args:
-        skipped: example and metric -> why there is no result.
-    """
+    """A method and the identity of its results."""
 
     label: str
-    results: Results
-    skipped: dict[tuple[str, str], str]
+    run: str
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Methods that were measured in the same way on the same data."""
+    """Methods that were measured in the same way on the same data, in an open results file."""
 
+    store: Store
     about: dict[str, Any]
     protocol: Protocol
     methods: Sequence[Method]
@@ -40,35 +45,47 @@ class Group:
     @property
     def title(self) -> str:
         """Model, data set and protocol."""
-        return f"{self.about['model']['name']} on {self.about['data']['name']}, protocol {self.protocol.name}"
+        data = self.about["data"]
+        real = [STAND_INS[name][x] for name, x in data["options"].items() if x in STAND_INS.get(name, {})]
+        stand_in = f" (stand-in for {real[0]})" if real else ""
+        return f"{self.about['model']['name']} on {data['name']}{stand_in}, protocol {self.protocol.name}"
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """Every example that some method has a result for."""
-        return sorted({key for method in self.methods for key in method.results})
+        return sorted(set().union(*(self.store.examples(method.run) for method in self.methods)))
 
-    @property
+    @cached_property
+    def metrics(self) -> list[str]:
+        """What was measured, in the order of the table of metrics."""
+        found = set().union(*(self.store.metrics(method.run) for method in self.methods))
+        return [name for name in MEASURES if name in found]
+
+    @cached_property
     def columns(self) -> list[Column]:
         """The numbers that can be made of the results."""
-        found = {metric for m in self.methods for by in m.results.values() for metric in by}
-        found |= {metric for m in self.methods for _, metric in m.skipped}
-        return columns_of(self.protocol, [name for name in MEASURES if name in found])
+        return columns_of(self.protocol, self.metrics)
 
-    def samples(self, column: Column, keys: Sequence[str]) -> list[Sample]:
-        """The features of every method at these examples."""
-        return [_sample(method, column, keys) for method in self.methods]
+    def values(self, method: Method, metric: str) -> Iterator[Any]:
+        """What is stored of each example, one after the other."""
+        return (value for _, (value,) in self.store.values(method.run, (metric,)))
+
+    def samples(self, column: Column) -> list[Sample]:
+        """The features of every method at the group's examples."""
+        places = {key: place for place, key in enumerate(self.keys)}
+        return [_sample(self.store, method, column, places) for method in self.methods]
 
 
-def _sample(method: Method, column: Column, keys: Sequence[str]) -> Sample:
-    empty: dict[str, Any] = {}
-    rows = [tuple(method.results.get(key, empty).get(name) for name in column.needs) for key in keys]
-    present = np.array([all(value is not None for value in row) for row in rows], dtype=bool)
-    known = [row for row, there in zip(rows, present, strict=True) if there]
-    if not known:
-        return Sample(np.zeros((len(keys), 1)), present)
-    found = column.features(known)
-    features = np.zeros((len(keys), found.shape[1]))
-    features[present] = found
+def _sample(store: Store, method: Method, column: Column, places: dict[str, int]) -> Sample:
+    features, present = np.zeros((len(places), 1)), np.zeros(len(places), dtype=bool)
+    # A run that is still being written may have examples that were not there when the group was read.
+    rows = (row for row in store.values(method.run, column.needs) if row[0] in places)
+    while some := list(islice(rows, AT_ONCE)):
+        found = column.features([values for _, values in some])
+        if not present.any():
+            features = np.zeros((len(places), found.shape[1]))
+        where = [places[key] for key, _ in some]
+        features[where], present[where] = found, True
     return Sample(features, present)
 
 
@@ -87,20 +104,8 @@ def read_groups(store: Store) -> Iterator[Group]:
 
 def _group(store: Store, members: list[tuple[dict[str, Any], str]]) -> Group:
     about = {name: x for name, x in members[0][0].items() if name != "method"}
-    methods = [_method(store, one["method"]["label"], run) for one, run in members]
-    some = sorted((m for m in methods if m.results or m.skipped), key=lambda m: m.label)
-    return Group(about, read_protocol(about["protocol"]), some)
-
-
-def _method(store: Store, label: str, run: str) -> Method:
-    results: Results = {}
-    skipped: dict[tuple[str, str], str] = {}
-    for example, metric, value, reason in store.results(run):
-        if reason is None:
-            results.setdefault(example, {})[metric] = value
-        else:
-            skipped[(example, metric)] = reason
-    return Method(label, results, skipped)
+    methods = [Method(one["method"]["label"], run) for one, run in members if store.metrics(run)]
+    return Group(store, about, read_protocol(about["protocol"]), sorted(methods, key=lambda m: m.label))
 
 
 def read_protocol(table: dict[str, Any]) -> Protocol:

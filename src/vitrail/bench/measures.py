@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vitrail import metrics
-from vitrail.bench import on_pictures, on_texts
+from vitrail.bench import on_both, on_pictures, on_texts
+from vitrail.bench.further import Further, neighbour, no_other, of_objects, rival
 from vitrail.bench.shown import Values
 from vitrail.errors import OptionError, suggest
 
@@ -18,35 +19,43 @@ class Measure:
     """A line of the table.
 
     Args:
-        kind: the data it measures on.
+        kinds: the data it measures on.
         gives: what the data set must know of an example.
-        classes: whether it compares the maps of two classes.
+        further: the classes it wants explained beside the protocol's.
+        randomised: whether it also wants the model explained while its weights are randomised.
     """
 
     name: str
     run: Callable[..., Values]
-    kind: str
+    kinds: tuple[str, ...]
     gives: frozenset[str] = frozenset()
-    classes: bool = False
+    further: Further = no_other
+    randomised: bool = False
 
+
+_IMAGE, _TEXT, _BOTH = ("image",), ("text",), ("image", "text")
 
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
-        Measure("segmentation", on_pictures.segmentation, "image", frozenset({"mask"})),
-        Measure("pointing", on_pictures.pointing, "image", frozenset({"mask"})),
-        Measure("boxes", on_pictures.boxes, "image", frozenset({"boxes"})),
-        Measure("positive", on_pictures.curve("positive"), "image"),
-        Measure("negative", on_pictures.curve("negative"), "image"),
-        Measure("insertion", on_pictures.steps(metrics.insertion), "image"),
-        Measure("deletion", on_pictures.steps(metrics.deletion), "image"),
-        Measure("text_deletion", on_texts.text_curve("delete"), "text"),
-        Measure("text_padding", on_texts.text_curve("pad"), "text"),
-        Measure("comprehensiveness", on_texts.text_curve("delete", "eraser"), "text"),
-        Measure("sufficiency", on_texts.text_curve("keep", "eraser"), "text"),
-        Measure("kendall", on_texts.kendall, "text", classes=True),
-        Measure("token_f1", on_texts.token_f1, "text", frozenset({"rationale"})),
-        Measure("precision_at_k", on_texts.precision_at_k, "question", frozenset({"answers"})),
+        Measure("segmentation", on_pictures.segmentation, _IMAGE, frozenset({"mask"})),
+        Measure("pointing", on_pictures.pointing, _IMAGE, frozenset({"mask"})),
+        Measure("boxes", on_pictures.boxes, _IMAGE, frozenset({"boxes"})),
+        Measure("voc", on_pictures.voc, _IMAGE, frozenset({"mask", "voc classes"}), of_objects),
+        Measure("positive", on_pictures.curve("positive"), _IMAGE),
+        Measure("negative", on_pictures.curve("negative"), _IMAGE),
+        Measure("insertion", on_pictures.steps(metrics.insertion), _IMAGE),
+        Measure("deletion", on_pictures.steps(metrics.deletion), _IMAGE),
+        Measure("text_deletion", on_texts.text_curve("delete"), _TEXT),
+        Measure("text_padding", on_texts.text_curve("pad"), _TEXT),
+        Measure("comprehensiveness", on_texts.text_curve("delete", "eraser"), _TEXT),
+        Measure("sufficiency", on_texts.text_curve("keep", "eraser"), _TEXT),
+        Measure("kendall", on_texts.kendall, _TEXT, further=neighbour),
+        Measure("token_f1", on_texts.token_f1, _TEXT, frozenset({"rationale"})),
+        Measure("precision_at_k", on_texts.precision_at_k, ("question",), frozenset({"answers"})),
+        Measure("randomisation", on_both.randomisation, _BOTH, randomised=True),
+        Measure("class_sensitivity", on_both.class_sensitivity, _BOTH, further=rival),
+        Measure("ranks", on_both.ranks, (*_BOTH, "question")),
     )
 }
 

@@ -1,6 +1,7 @@
 """Metrics of pictures as the bench runs them: counts against masks and boxes, points of perturbation curves."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from vitrail.bench.pictures import Pictures
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.shown import Shown, Values
 from vitrail.errors import InputError
+
+T = TypeVar("T")
 
 
 def segmentation(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
@@ -25,12 +28,35 @@ def pointing(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
 
 
 def boxes(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
-    """The share of energy inside the boxes, and the overlap with the box around the map."""
+    """The share of energy inside the boxes, the overlap with the box around the map, and the pointing game on boxes."""
     height, width = batch.images.shape[2:]
-    listed = [_boxes(batch, number) for number in range(len(batch.examples))]
-    energy = metrics.box_energy(shown.finest, listed, (height, width)).tolist()
-    overlap = metrics.box_iou(shown.finest, listed, (height, width)).tolist()
-    return [{"energy": e, "iou": i} for e, i in zip(energy, overlap, strict=True)]
+    listed = [known(found) for found in batch.boxes]
+    inside = metrics.box_masks(listed, (height, width)).astype(np.int64)
+    found = {
+        "energy": metrics.box_energy(shown.finest, listed, (height, width)),
+        "iou": metrics.box_iou(shown.finest, listed, (height, width)),
+        "hit": metrics.pointing_game(shown.finest, inside),
+    }
+    return [{name: float(numbers[i]) for name, numbers in found.items()} for i in range(len(listed))]
+
+
+def voc(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
+    """At every threshold and for every class that is there or shown: pixels in both, in the maps, in the mask."""
+    values: Values = []
+    for found, maps in zip(batch.objects, shown.others, strict=True):
+        objects = known(found)
+        merged = torch.cat([maps[c].finest for c in objects.classes.values()])
+        counts = metrics.voc_counts(merged, list(objects.classes), objects.mask)
+        there = np.flatnonzero(counts.any(axis=(0, 2)))
+        values.append({"classes": there.tolist(), "counts": counts[:, there].tolist()})
+    return values
+
+
+def known(found: T | str) -> T:
+    """What was found in a picture; refuses a reason why nothing was."""
+    if isinstance(found, str):
+        raise InputError(found)
+    return found
 
 
 def curve(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
@@ -82,16 +108,6 @@ def steps(run: Callable[..., metrics.Curve]) -> Callable[[Pictures, Shown, Proto
 
 def _masks(batch: Pictures) -> Tensor:
     return torch.stack([batch.mask(number) for number in range(len(batch.examples))])
-
-
-def _boxes(batch: Pictures, number: int) -> list[list[float]]:
-    """The boxes in the pixels of what the model sees."""
-    example = batch.examples[number]
-    if not example.boxes or batch.view != "squash":
-        raise InputError(f"{example.key}: there are no boxes, or the picture was cropped.")
-    (wide, high), (height, width) = example.image.size, batch.images.shape[2:]
-    across, down = width / wide, height / high
-    return [[b.x0 * across, b.y0 * down, b.x1 * across, b.y1 * down] for b in example.boxes]
 
 
 def _judged(batch: Pictures, protocol: Protocol) -> Tensor:

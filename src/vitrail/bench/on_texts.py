@@ -24,7 +24,7 @@ def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Pro
         found = metrics.text_curve(
             batch.score,
             batch.ids,
-            _rows(batch, shown.scores),
+            real_rows(batch, shown.scores),
             torch.tensor(shown.classes),
             special=() if pairs and levels == "attcat" else batch.special,
             how=how,
@@ -39,8 +39,8 @@ def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Pro
 
 def kendall(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     """Tau between the scores for the explained class and for another one."""
-    assert shown.other is not None
-    pairs = zip(_rows(batch, shown.scores), _rows(batch, shown.other), strict=True)
+    other = torch.cat([next(iter(maps.values())).scores for maps in shown.others])
+    pairs = zip(real_rows(batch, shown.scores), real_rows(batch, other), strict=True)
     found = [metrics.kendall(a[None], b[None], mode=protocol.kendall)[0] for a, b in pairs]
     if np.isnan(found).any():
         raise InputError("all scores of this text are equal, so they rank nothing.")
@@ -74,7 +74,7 @@ def precision_at_k(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     return [{"count": int(n), "answer": int(last - first + 1)} for n, (first, last) in zip(found, spans, strict=True)]
 
 
-def _rows(batch: Texts, scores: Tensor) -> list[np.ndarray]:
+def real_rows(batch: Texts, scores: Tensor) -> list[np.ndarray]:
     """The scores of the real tokens of each text."""
     real = batch.encoding["attention_mask"].bool().cpu()
     return [row[keep].numpy() for row, keep in zip(scores.cpu(), real, strict=True)]

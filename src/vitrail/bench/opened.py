@@ -55,11 +55,11 @@ def open_model(spec: ModelSpec, device: str) -> Opened:
             "texts or answer questions."
         )
     loaded.model.to(place).requires_grad_(requires_grad=False)
-    shift, scale = _affine(loaded) if loaded.kind == "image" else (torch.zeros(1), torch.ones(1))
+    shift, scale = affine(loaded) if loaded.kind == "image" else (torch.zeros(1), torch.ones(1))
     return Opened(loaded, place, shift.to(place), scale.to(place))
 
 
-def _affine(loaded: Loaded) -> tuple[Tensor, Tensor]:
+def affine(loaded: Loaded) -> tuple[Tensor, Tensor]:
     """The normalisation, read off a black and a white picture: input = shift + scale * picture."""
     from PIL import Image
 

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from vitrail.bench.builtin import find_entry
 from vitrail.bench.measures import find_measure
-from vitrail.bench.opened import open_model
+from vitrail.bench.opened import open_data, open_model
 from vitrail.bench.plan import DataSpec, ModelSpec, Plan, Trial
 from vitrail.bench.protocols import Protocol
+from vitrail.data.voc import CLASSES as VOC
 from vitrail.errors import OptionError
 from vitrail.methods import METHODS
+
+VOC_MASKS = dict(enumerate(VOC))
 
 
 def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
@@ -23,9 +26,16 @@ def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
             raise OptionError(f"the data here is {_described([spec])}, which no model of the plan reads.")
     _check_protocols(plan)
     for trial in plan.trials:
-        if not any(explains(trial, kind) for kind in kinds.values()):
+        if trial.named and not any(applies(trial, kind, plan.preset) for kind in kinds.values()):
             raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
     return pairs
+
+
+def left_out(plan: Plan) -> tuple[str, ...]:
+    """Methods that `all` or `usual` stand for, but that explain none of the data, or have no such preset."""
+    kinds = {find_entry(spec.name).kind for spec in plan.data}
+    unused = (t.name for t in plan.trials if not t.named and not any(applies(t, kind, plan.preset) for kind in kinds))
+    return tuple(dict.fromkeys(unused))
 
 
 def _check_protocols(plan: Plan) -> None:
@@ -40,13 +50,21 @@ def _check_protocols(plan: Plan) -> None:
 
 def _described(specs: Sequence[DataSpec]) -> str:
     """Data sets by name with what they hold: `pets (image with label, mask)`."""
-    entries = {spec.name: find_entry(spec.name) for spec in specs}
-    return ", ".join(f"{name} ({e.kind} with {', '.join(e.gives) or 'no labels'})" for name, e in entries.items())
+    named = {spec.name: (find_entry(spec.name).kind, given(spec)) for spec in specs}
+    return ", ".join(f"{name} ({kind} with {', '.join(has) or 'no labels'})" for name, (kind, has) in named.items())
 
 
-def explains(trial: Trial, kind: str) -> bool:
-    """Whether a method explains this kind of data."""
-    return ("image" if kind == "image" else "text") in METHODS[trial.name].inputs
+def applies(trial: Trial, kind: str, preset: str) -> bool:
+    """Whether a method explains this kind of data; one that nobody named also needs the preset, and any model."""
+    entry = METHODS[trial.name]
+    fits = trial.named or (entry.models is None and preset in {"recommended", *entry.presets})
+    return fits and ("image" if kind == "image" else "text") in entry.inputs
+
+
+def given(spec: DataSpec) -> tuple[str, ...]:
+    """What the data set knows of its examples; `voc classes` where its masks tell PASCAL VOC's classes apart."""
+    more = ("voc classes",) if open_data(spec).mask_classes == VOC_MASKS else ()
+    return (*find_entry(spec.name).gives, *more)
 
 
 def metrics_for(protocol: Protocol, spec: DataSpec) -> tuple[str, ...]:
@@ -54,4 +72,5 @@ def metrics_for(protocol: Protocol, spec: DataSpec) -> tuple[str, ...]:
     entry = find_entry(spec.name)
     labelled = entry.kind == "question" or protocol.target_of(entry.kind) != "label" or "label" in entry.gives
     fitting = [find_measure(name) for name in protocol.metrics]
-    return tuple(m.name for m in fitting if labelled and m.kind == entry.kind and m.gives <= set(entry.gives))
+    known = set(given(spec))
+    return tuple(m.name for m in fitting if labelled and entry.kind in m.kinds and m.gives <= known)

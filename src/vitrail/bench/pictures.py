@@ -1,6 +1,6 @@
 """Pictures as a model takes them, in 0..1 on its device, so that they can be perturbed there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from vitrail import data
+from vitrail.bench.objects import Boxes, Objects, find_boxes, find_objects
 from vitrail.bench.opened import Opened
 from vitrail.bench.settings import Broken, Settings
+from vitrail.bench.voc_classes import voc_classes
 from vitrail.data.examples import ImageExample
 from vitrail.errors import InputError
 from vitrail.metrics import fills
@@ -72,7 +74,7 @@ class Pictures:
         """The mask of an example at the size the model sees: 1 any object, 0 background, -1 ignored."""
         example = self.examples[number]
         if self.view != "squash":
-            raise InputError(f"{example.key}: masks and boxes fit pictures that are squashed, not cropped.")
+            raise InputError(f"{example.key}: masks and boxes fit pictures that are squashed, not cropped or stitched.")
         mask = example.mask
         assert mask is not None
         height, width = self.images.shape[2:]
@@ -80,6 +82,27 @@ class Pictures:
         if not bool((mask == 1).any()):
             raise InputError(f"{example.key}: the mask has no foreground.")
         return mask
+
+    @cached_property
+    def objects(self) -> list[Objects | str]:
+        """What can be seen in each picture, or why that cannot be said; the same for every method."""
+        loaded, logits = self.opened.loaded, self.logits.cpu()
+        known = voc_classes(loaded.class_names, loaded.classes)
+        return [self._tried(find_objects, number, logits[number], known) for number in range(len(self.examples))]
+
+    @cached_property
+    def boxes(self) -> list[Boxes | str]:
+        """The boxes of each picture, or why it has none."""
+        return [self._tried(find_boxes, number) for number in range(len(self.examples))]
+
+    def _tried(self, find: Callable[..., Any], number: int, *more: Any) -> Any:  # noqa: ANN401
+        height, width = self.images.shape[2:]
+        if self.view != "squash":
+            return "masks and boxes fit pictures that are squashed, not cropped or stitched."
+        try:
+            return find(self.examples[number], (height, width), *more)
+        except InputError as error:
+            return str(error)
 
     def take(self, rows: Sequence[int]) -> "Pictures":
         """Some of the pictures."""

@@ -49,11 +49,13 @@ class Trial:
     Args:
         options: may hold `preset`.
         subset: measured on so many examples only, for methods that run the model very often.
+        named: False where it is one of `all` or `usual`, and left out where it does not apply.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     subset: int | None = None
+    named: bool = True
 
     def resolved(self, preset: str, kind: str) -> dict[str, Any]:
         """Every option with its value, and the preset they started from."""

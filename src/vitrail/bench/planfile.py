@@ -1,7 +1,7 @@
 """Plans as users write them: `NAME=PATH` on a command line, or a YAML file."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from vitrail.methods import METHODS
 
 SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
 SWITCHES = {"true": True, "false": False}
-EVERY, USUAL = "all", "usual"
 
 
 def parse_data(text: str) -> DataSpec:
@@ -34,33 +33,26 @@ def parse_data(text: str) -> DataSpec:
     return DataSpec(match[1], match[3] or "", options)
 
 
-def parse_trials(
-    texts: Sequence[str], preset: str, subset: int | None = None, *, data: Sequence[DataSpec] = ()
-) -> tuple[Trial, ...]:
-    """Methods by name and options; `usual` for all that need one pass only, `all` for every one.
+def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial, ...]:
+    """Methods by name and options; `usual` for all that need one pass only, `all` for every one that applies.
 
     Args:
         subset: how many examples methods that run the model again are measured on.
-        data: what `usual` and `all` have to explain; anything if none is named.
     """
     from vitrail.cli.specs import parse_spec
 
-    found: list[tuple[str, Mapping[str, Any]]] = []
+    found: list[tuple[str, Mapping[str, Any], bool]] = []
     for text in texts:
-        found += [(name, {}) for name in _several(text, preset, data)] if text in (EVERY, USUAL) else [parse_spec(text)]
-    return tuple(Trial(name, options, subset if METHODS[name].kind == "rerun" else None) for name, options in found)
+        found += [(name, {}, False) for name in SEVERAL[text]()] if text in SEVERAL else [(*parse_spec(text), True)]
+    return tuple(
+        Trial(name, options, subset if METHODS[name].kind == "rerun" else None, named) for name, options, named in found
+    )
 
 
-def _several(which: str, preset: str, data: Sequence[DataSpec]) -> list[str]:
-    kinds = {"image" if find_entry(spec.name).kind == "image" else "text" for spec in data} or {"image", "text"}
-    return [
-        name
-        for name, entry in METHODS.items()
-        if entry.models is None
-        and kinds & set(entry.inputs)
-        and preset in {"recommended", *entry.presets}
-        and (which == EVERY or entry.kind == "recording")
-    ]
+SEVERAL: dict[str, Callable[[], list[str]]] = {
+    "all": lambda: list(METHODS),
+    "usual": lambda: [name for name, entry in METHODS.items() if entry.kind == "recording"],
+}
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -70,13 +62,12 @@ def read_plan(path: str | Path) -> Plan:
     for name in content:
         if name not in known:
             raise OptionError(f"{path}: a plan has no entry {name!r}. {suggest(name, known)}")
-    preset = str(content.get("preset", "recommended"))
     rest = {name: x for name, x in content.items() if name not in {"models", "data", "methods", "protocols", "metrics"}}
     metrics = content.get("metrics")
     return Plan(
         models=tuple(_model(x) for x in _list(content, "models", path)),
         data=tuple(_data(x) for x in _list(content, "data", path)),
-        trials=tuple(t for x in _list(content, "methods", path) for t in _trial(x, preset)),
+        trials=tuple(t for x in _methods(content, path) for t in _trial(x)),
         protocols=tuple(_protocol(x) for x in _list(content, "protocols", path)),
         metrics=None if metrics is None else tuple(metrics),
         **rest,
@@ -104,6 +95,12 @@ def _list(content: Mapping[str, Any], name: str, path: str | Path) -> list[Any]:
     return found
 
 
+def _methods(content: Mapping[str, Any], path: str | Path) -> list[Any]:
+    """The methods; `all` and `usual` are lists by themselves."""
+    found = content.get("methods", [])
+    return [found] if isinstance(found, str) and found in SEVERAL else _list(content, "methods", path)
+
+
 def _model(given: Any) -> ModelSpec:  # noqa: ANN401
     return ModelSpec(given) if isinstance(given, str) else ModelSpec(**_only(given, ("name", "arch"), "a model"))
 
@@ -114,9 +111,9 @@ def _data(given: Any) -> DataSpec:  # noqa: ANN401
     return DataSpec(**_only(given, ("name", "path", "options", "limit"), "a data set"))
 
 
-def _trial(given: Any, preset: str) -> tuple[Trial, ...]:  # noqa: ANN401
+def _trial(given: Any) -> tuple[Trial, ...]:  # noqa: ANN401
     if isinstance(given, str):
-        return parse_trials([given], preset)
+        return parse_trials([given])
     return (Trial(**_only(given, ("name", "options", "subset"), "a method")),)
 
 

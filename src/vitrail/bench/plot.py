@@ -1,6 +1,6 @@
 """Perturbation curves: what becomes of accuracy and probability while pixels or tokens are removed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ def _entry(metric: str, entry: str) -> Callable[[Group, Method], Series | None]:
     """The mean over examples of a stored curve of pictures."""
 
     def read(group: Group, method: Method) -> Series | None:
-        rows = [row[metric][entry] for row in method.results.values() if metric in row]
-        return (np.array(group.protocol.levels), np.mean(rows, axis=0)) if rows else None
+        mean = _mean(row[entry] for row in group.values(method, metric))
+        return None if mean is None else (np.array(group.protocol.levels), mean)
 
     return read
 
@@ -32,18 +32,29 @@ def _texts(metric: str) -> Callable[[Group, Method], Series | None]:
     """The mean over texts of the probability, level by level, the clean one first."""
 
     def read(group: Group, method: Method) -> Series | None:
-        rows = [[row[metric]["p"], *row[metric]["p_k"]] for row in method.results.values() if metric in row]
-        return (np.linspace(0, 1, len(rows[0])), np.mean(rows, axis=0)) if rows else None
+        mean = _mean([row["p"], *row["p_k"]] for row in group.values(method, metric))
+        return None if mean is None else (np.linspace(0, 1, len(mean)), mean)
 
     return read
 
 
 def _f1(group: Group, method: Method) -> Series | None:
-    rows = [row["token_f1"] for row in method.results.values() if "token_f1" in row]
-    if not rows:
-        return None
-    sizes = [2 * np.array(r["hits"]) / np.maximum(np.array(r["chosen"]) + r["gold"], 1) for r in rows]
-    return np.array(group.protocol.ks), np.mean(sizes, axis=0)
+    rows = group.values(method, "token_f1")
+    mean = _mean(2 * np.array(r["hits"]) / np.maximum(np.array(r["chosen"]) + r["gold"], 1) for r in rows)
+    return None if mean is None else (np.array(group.protocol.ks), mean)
+
+
+def _cascade(group: Group, method: Method) -> Series | None:
+    mean = _mean([1.0, *np.abs(row["correlation"])] for row in group.values(method, "randomisation"))
+    return None if mean is None else (np.arange(len(mean)), mean)
+
+
+def _mean(rows: Iterable[Sequence[float] | np.ndarray]) -> np.ndarray | None:
+    """The mean of curves that are read one after the other."""
+    total, count = np.zeros(1), 0
+    for row in rows:
+        total, count = total + np.asarray(row, dtype=np.float64), count + 1
+    return total / count if count else None
 
 
 PANELS: dict[str, tuple[str, str, Callable[[Group, Method], Series | None]]] = {
@@ -54,6 +65,7 @@ PANELS: dict[str, tuple[str, str, Callable[[Group, Method], Series | None]]] = {
     "tokens deleted": ("level", "probability", _texts("text_deletion")),
     "tokens padded": ("level", "probability", _texts("text_padding")),
     "token F1": ("k", "F1", _f1),
+    "weights randomised": ("parts, from the output down", "|rank correlation|", _cascade),
 }
 
 
@@ -65,7 +77,7 @@ def curves(path: str | Path) -> "Figure":
         rows = [(group.title, _panels(group)) for group in read_groups(store)]
     rows = [(title, panels) for title, panels in rows if panels]
     if not rows:
-        raise InputError(f"{path} holds no curves: run a protocol that perturbs, such as chefer or vitrail.")
+        raise InputError(f"{path} holds no curves: run a protocol that perturbs, such as chefer or vitrail, or sanity.")
     width = max(len(panels) for _, panels in rows)
     figure = Figure(figsize=(4.2 * width, 3.6 * len(rows)), layout="constrained")
     axes: Any = figure.subplots(len(rows), width, squeeze=False)

@@ -4,11 +4,17 @@
 `vtranm`: Wu et al. (TokenTM), CVPR 2024, arXiv:2403.14552; its area rule is open, here a trapezoid over 0..1.
 `gradtoken`: Cheng et al., Neural Networks 2024; the best of ten thresholds for each method.
 `attcat`: Qiang et al., NeurIPS 2022, as the released code measures: |p - p_k|, nine levels, class of the data set.
-`cui`: Cui, Fan and Chen, arXiv:2605.11392; whole patches, class of the data set. Their stitched zebra is left out.
+`cui`: Cui, Fan and Chen, arXiv:2605.11392; whole patches, class of the data set, a guide of another class beside each
+picture. Theirs is a zebra, ours a golf ball unless `guide` names a file.
 `vitrail`: ours, small and without labels, for `bench recommend` and first looks.
+`sanity`: does the map depend on the weights (Adebayo et al., NeurIPS 2018, arXiv:1810.03292) and on the class?
+`agreement`: how like each other are the maps of two methods?
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from vitrail.errors import OptionError, suggest
@@ -40,6 +46,8 @@ class Protocol:
         ks: of token F1.
         k: of Precision@K.
         text_target: the explained class of texts.
+        guide: a picture beside each, by its name in the package (`golf_ball`, `temple`) or its path; pictures of the
+            class that the model sees in it are left out. Empty for none.
     """
 
     name: str
@@ -59,6 +67,7 @@ class Protocol:
     ks: tuple[int, ...] = tuple(range(5, 85, 5))
     k: int = 20
     text_target: str = "label"
+    guide: str = ""
 
     def __post_init__(self) -> None:
         for name, table in CHOICES.items():
@@ -72,7 +81,17 @@ class Protocol:
 
     def table(self) -> dict[str, Any]:
         """The conventions as plain data; what is measured decides no number, so it is not among them."""
-        return {name: x for name, x in asdict(self).items() if name != "metrics"}
+        known = {name: x for name, x in asdict(self).items() if name not in ("metrics", "guide")}
+        if not self.guide:
+            return known
+        from vitrail.bench.stitched import guide_identity
+
+        return {**known, "guide": guide_identity(self.guide)}
+
+    @property
+    def sight(self) -> str:
+        """What tells apart how pictures are shown."""
+        return f"{self.view} beside {self.guide}" if self.guide else self.view
 
     def measuring(self, metrics: tuple[str, ...]) -> "Protocol":
         """The same conventions for other metrics."""
@@ -90,7 +109,7 @@ class Protocol:
                 raise OptionError(f"a protocol has no convention {name!r}. {suggest(name, known)}")
         tuples = {name: tuple(x) if isinstance(x, list) else x for name, x in changes.items()}
         real = {name: x for name, x in tuples.items() if getattr(self, name) != x}
-        listed = ", ".join(f"{name}={_brief(x)}" for name, x in real.items())
+        listed = ", ".join(f"{name}={_brief(Path(str(x)).name if name == 'guide' else x)}" for name, x in real.items())
         return replace(self, **real, name=f"{self.name}({listed})") if real else self
 
 
@@ -111,6 +130,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kendall": ("scores", "attcat"),
 }
 
+SHAPE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
+SWITCHES = {"true": True, "false": False}
+READERS: dict[type, Callable[[str], Any]] = {str: str, int: int, bool: lambda text: SWITCHES[text.lower()]}
 _CURVES = ("positive", "negative")
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
@@ -118,23 +140,37 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol("chefer", ("segmentation", *_CURVES, "token_f1")),
         Protocol("vtranm", ("segmentation", *_CURVES), levels=TWENTIETHS, area="unit", drops=True),
         Protocol(
-            "gradtoken", ("segmentation", *_CURVES, "token_f1"), threshold="best", ks=tuple(range(10, 90, 10)),
+            "gradtoken", ("segmentation", "voc", *_CURVES, "token_f1"), threshold="best", ks=tuple(range(10, 90, 10)),
         ),
         Protocol(
             "attcat", ("text_deletion", "text_padding", "kendall", "precision_at_k"), target="label",
             text_mode="attcat", absolute=True, kendall="attcat",
         ),
-        Protocol("cui", _CURVES, target="label", units="patches"),
+        Protocol("cui", _CURVES, target="label", units="patches", guide="golf_ball"),
         Protocol(
             "vitrail", (*_CURVES, "text_deletion", "text_padding"), judged="predicted", text_target="predicted",
             levels=(0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), area="mean",
         ),
+        Protocol("sanity", ("randomisation", "class_sensitivity"), judged="predicted", text_target="predicted"),
+        Protocol("agreement", ("ranks",), judged="predicted", text_target="predicted"),
     )
 }  # fmt: skip
 
 
-def find_protocol(name: str) -> Protocol:
-    """The protocol of this name."""
+def find_protocol(text: str) -> Protocol:
+    """The protocol of this name, with conventions changed in brackets: `cui(guide=zebra.png)`."""
+    match = SHAPE.fullmatch(text.strip())
+    name, inside = (match[1], match[2] or "") if match else (text, "")
     if name not in PROTOCOLS:
         raise OptionError(f"there is no protocol {name!r}. {suggest(name, PROTOCOLS)}")
-    return PROTOCOLS[name]
+    parts = [part.partition("=") for part in inside.split(",") if part.strip()]
+    return PROTOCOLS[name].with_(**{key.strip(): _value(key.strip(), value.strip(), text) for key, _, value in parts})
+
+
+def _value(convention: str, text: str, whole: str) -> Any:  # noqa: ANN401
+    """The value of a convention as the type of its default asks for."""
+    usual = {field.name: type(field.default) for field in fields(Protocol)}.get(convention, str)
+    try:
+        return READERS[usual](text)
+    except (KeyError, ValueError) as error:
+        raise OptionError(f"{convention}={text!r} in {whole!r} cannot be read: write it in a plan file.") from error

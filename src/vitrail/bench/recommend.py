@@ -58,26 +58,44 @@ def recommend(
         engine: who does the units.
         watch: is told after every unit.
     """
+    return ranking(measure(plan, path, engine=engine, watch=watch)[0])
+
+
+def measure(
+    plan: Plan,
+    path: str | Path | None = None,
+    *,
+    engine: Engine = local,
+    watch: Watch = lambda progress: None,
+) -> list[Table]:
+    """Run a plan of one model, data set and protocol, and give its tables.
+
+    Args:
+        plan: what to run.
+        path: a results file to keep and to go on with; by default none is kept.
+        engine: who does the units.
+        watch: is told after every unit.
+    """
     if path is None:
         with TemporaryDirectory() as folder:
-            return recommend(plan, Path(folder) / "results.db", engine=engine, watch=watch)
+            return measure(plan, Path(folder) / "results.db", engine=engine, watch=watch)
     run(plan, path, engine=engine, watch=watch)
-    return ranking(_own_table(plan, tables(path, seed=plan.seed)))
+    return _own_tables(plan, tables(path, seed=plan.seed))
 
 
-def _own_table(plan: Plan, made: list[Table]) -> Table:
-    """The table of this plan, in a file that may hold others."""
+def _own_tables(plan: Plan, made: list[Table]) -> list[Table]:
+    """The tables of this plan, in a file that may hold others."""
     weights = fingerprint(open_model(plan.models[0], plan.device).loaded.model)
     content = content_hash(open_data(plan.data[0]))
     protocol = plan.measured()[0].name
-    return next(
+    return [
         table
         for table in made
         if table.about["model"]["hash"] == weights
         and table.about["data"]["content"] == content
         and table.about["protocol"]["name"] == protocol
         and table.about["versions"] == versions()
-    )
+    ]
 
 
 def ranking(table: Table) -> Recommendation:

@@ -9,6 +9,8 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,41 @@ class Store:
         """Every run with what it is, in an order that does not depend on when it was made."""
         found = self.connection.execute("SELECT id, about FROM runs")
         return dict(sorted((name, json.loads(about)) for name, about in found))
+
+    def metrics(self, run: str) -> set[str]:
+        """What was measured or skipped."""
+        return {
+            name for (name,) in self.connection.execute("SELECT DISTINCT metric FROM results WHERE run = ?", (run,))
+        }
+
+    def examples(self, run: str, *, skipped: bool = False) -> set[str]:
+        """The examples that have a result, or that lack one."""
+        column = "skipped" if skipped else "value"
+        found = self.connection.execute(
+            f"SELECT DISTINCT example FROM results WHERE run = ? AND {column} IS NOT NULL", (run,)
+        )
+        return {example for (example,) in found}
+
+    def reasons(self, run: str) -> dict[str, int]:
+        """Why results are missing, and how many."""
+        return dict(
+            self.connection.execute(
+                "SELECT skipped, COUNT(*) FROM results WHERE run = ? AND skipped IS NOT NULL GROUP BY skipped", (run,)
+            )
+        )
+
+    def values(self, run: str, metrics: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """By example, the values of these metrics, of examples that have them all; read as they are asked for."""
+        marks = ",".join("?" * len(metrics))
+        found = self.connection.execute(
+            f"SELECT example, metric, value FROM results WHERE run = ? AND metric IN ({marks}) AND value IS NOT NULL "
+            "ORDER BY example",
+            (run, *metrics),
+        )
+        for example, rows in groupby(found, key=itemgetter(0)):
+            by_metric = {metric: value for _, metric, value in rows}
+            if len(by_metric) == len(metrics):
+                yield example, tuple(json.loads(by_metric[metric]) for metric in metrics)
 
     def results(self, run: str) -> Iterator[tuple[str, str, Any, str | None]]:
         """Example, metric, value and reason for being skipped, by example."""

@@ -34,6 +34,13 @@ def _find(loaded: Loaded, text: str) -> int | None:
     return find_class(text, loaded.class_names, loaded.classes)
 
 
+def class_index(loaded: Loaded, text: str) -> int | None:
+    """The class or next token of this name or index; None for what the model predicts."""
+    if loaded.task == "question":
+        raise TargetError(f"{loaded.name} answers questions, so it has no classes to contrast: use vitrail explain.")
+    return _find(loaded, text)
+
+
 def title(loaded: Loaded, target: Target) -> str:
     """What is explained, in the names of the model's classes."""
     if target.first is None:

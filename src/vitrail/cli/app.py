@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli import benching, options
+from vitrail.cli import auditing, benching, detailing, guiding, options, rewriting, rewriting_words, transferring
 from vitrail.cli.catalogue import show_methods
 from vitrail.cli.demonstrating import run_demo
 from vitrail.cli.examining import run_doctor
@@ -60,6 +60,11 @@ def _explaining(default: Sequence[Spec] | None) -> Callable[..., None]:
 
 app.command("explain", help=EXPLAIN)(_explaining([(DEFAULT_METHOD, {})]))
 app.command("compare", help=COMPARE)(_explaining(None))
+app.command("guide", help=guiding.HELP)(guiding.command)
+app.command("detail", help=detailing.HELP)(detailing.command)
+app.command("audit", help=auditing.HELP)(auditing.command)
+app.command("transfer", help=transferring.HELP)(transferring.command)
+app.command("rewrite", help=rewriting_words.HELP)(rewriting.command)
 
 
 @app.command("demo")

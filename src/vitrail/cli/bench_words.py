@@ -17,6 +17,8 @@ numbers of two protocols cannot be compared.
 
   vitrail bench run --quick              two embedded models, three minutes
   vitrail bench recommend photo photos/  rank the methods on your pictures
+  vitrail bench sanity photo photos/     do maps depend on weights and class?
+  vitrail bench agreement photo photos/  which methods show the same?
   vitrail bench run -m photo -d imagenette=val.zip --protocol chefer
       --limit 500 -o results.db
   vitrail bench table results.db
@@ -33,10 +35,12 @@ numbers of two protocols cannot be compared.
 
   chefer      mean threshold; 10 % steps, pixels, black; token-F1
   vtranm      5 % steps, area over 0..1; also AOPC and LOdds
-  gradtoken   best of ten thresholds; token-F1 for k = 10, ..., 80
+  gradtoken   best of ten thresholds; VOC's classes; token-F1, k = 10, ..., 80
   attcat      text: AOPC, LOdds, Kendall as its code; Precision@20
-  cui         whole patches, the class of the data set
+  cui         a guide beside each picture, whole patches, the label
   vitrail     ours: small, no labels needed
+  sanity      weights randomised from the output down; another class
+  agreement   rank correlation between methods
 
 [bold]Breaking off and going on[/]
 
@@ -49,7 +53,7 @@ RUN = """Run models on data sets by methods and protocols, and keep the results.
 
 Without --method: all that need one forward and one backward pass.
 [bold]--method all[/] adds those that run the model again; --subset N gives them
-N examples only.
+N examples only. One line says which do not apply to the data and are left out.
 
 [bold]Examples[/]
 
@@ -62,6 +66,25 @@ N examples only.
       --protocol vtranm
   vitrail bench run --plan plan.yaml -o results.db
 """
+
+RECOMMEND = """Rank the methods on your own model and inputs by how faithful they are.
+
+Pictures: pixels are removed, highest-scored first and lowest-scored first;
+the further the two curves of the predicted class lie apart, the better
+(ABPC). Texts: the drop of its probability when the highest-scored tokens are
+deleted (AOPC). No labels are needed.
+"""
+
+SANITY = """Test whether the maps depend on what the model has learned, and on the class.
+
+The weights are randomised part by part from the output down, and the maps
+compared with those of the trained model by the size of their rank
+correlation: a map that stays the same explains something else. Class
+sensitivity is the rank correlation of the maps of the predicted class and of
+the likeliest other one: near 1, the class plays no part.
+"""
+
+AGREEMENT = """Show how far the methods agree: rank correlations of their maps, mean over the inputs."""
 
 WHAT, HOW, KEEP = "What to measure", "How to run", "Result"
 RESULTS = Path("results.db")

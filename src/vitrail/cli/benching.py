@@ -1,23 +1,18 @@
-"""The commands `bench run`, `table`, `plot` and `recommend`."""
+"""The commands `bench run`, `table` and `plot`; those on one's own inputs are in `bench_own`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from vitrail import bench
-from vitrail.bench.driver import Watch
 from vitrail.cli import bench_words as words
 from vitrail.cli import options
+from vitrail.cli.bench_bar import bar
+from vitrail.cli.bench_own import COMMANDS, specs_of, tell_left_out
 from vitrail.cli.opening import silent
-from vitrail.cli.reporting import note, out, reported
+from vitrail.cli.reporting import note, reported
 from vitrail.errors import OptionError
 from vitrail.storage import save_figure, write_bytes
 
@@ -78,17 +73,17 @@ def _run(  # noqa: PLR0913  (one parameter for each option of the command line)
         made = changed(quick_plan() if quick else bench.read_plan(plan or ""), settings)
     else:
         chosen = method if method is not None else ([] if ablation else ["usual"])
-        specs = tuple(bench.parse_data(text) for text in data or [])
         made = bench.Plan(
-            models=_models(model or [], arch),
-            data=specs,
-            trials=bench.parse_trials(chosen, preset, subset, data=specs),
+            models=specs_of(model or [], arch),
+            data=tuple(bench.parse_data(text) for text in data or []),
+            trials=bench.parse_trials(chosen, subset),
             protocols=bench.protocols_of(tuple(protocol or ["vitrail"])),
             ablation=ablation,
             metrics=tuple(metric) if metric else None,
             **settings,
         )
-    with silent(), _bar() as watch:
+    tell_left_out(made)
+    with silent(), bar() as watch:
         found = bench.run(made, output, engine=worker, watch=watch)
     old = found.done - found.fresh
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
@@ -113,10 +108,6 @@ def quick_plan() -> bench.Plan:
         trials=tuple(bench.Trial(name) for name in QUICK_METHODS),
         protocols=bench.protocols_of(("vitrail",)),
     )
-
-
-def _models(names: list[str], arch: str | None) -> tuple[bench.ModelSpec, ...]:
-    return tuple(bench.ModelSpec(name, arch if name.endswith(".safetensors") else None) for name in names)
 
 
 @app.command("table")
@@ -150,85 +141,5 @@ def _plot(
     note(f"wrote {save_figure(bench.curves(results), output)}")
 
 
-@app.command("recommend")
-@reported
-def _recommend(  # noqa: PLR0913  (one parameter for each option of the command line)
-    model: options.ModelArgument,
-    data: Annotated[str, typer.Argument(help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False)],
-    arch: options.Arch = None,
-    method: words.Methods = None,
-    limit: Annotated[int, typer.Option(help="So many of the inputs, at even distances.", min=2)] = 32,
-    device: options.Device = "cpu",
-    batch: words.Size = 16,
-    seed: words.Seed = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the results in this file.")] = None,
-    debug: options.Debug = False,  # noqa: FBT002
-) -> None:
-    """Rank the methods on your own model and some of your inputs by how faithful they are.
-
-    Pictures: pixels are removed, highest-scored first and lowest-scored first; the further the two curves of the
-    predicted class lie apart, the better (ABPC). Texts: the drop of its probability when the highest-scored tokens are
-    deleted (AOPC). No labels are needed.
-    """
-    plan = bench.Plan(
-        models=_models([model], arch),
-        data=(bench.parse_data(data),),
-        trials=bench.parse_trials(method or ["usual"], "recommended"),
-        protocols=bench.protocols_of(("vitrail",)),
-        limit=limit,
-        batch=batch,
-        device=device,
-        seed=seed,
-    )
-    with silent(), _bar() as watch:
-        found = bench.recommend(plan, output, watch=watch)
-    show_ranking(found)
-
-
-def show_ranking(found: bench.Recommendation) -> None:
-    """Print the methods from best to worst."""
-    table = Table("", "method", f"{found.measure} ↑", "95 % interval", "inputs", "")
-    for place, rank in enumerate(found.ranks, 1):
-        e = rank.estimate
-        verdict = "best" if e.best else ("not told from the best" if rank.as_good else "")
-        table.add_row(
-            f"{place}.", Text(rank.method), f"{e.value:.3f}", f"{e.low:.3f} to {e.high:.3f}", str(e.count), verdict
-        )
-    out().print(table)
-    for line in found.table.notes:
-        out().print(Text(line), style="dim")
-
-
-class _Throughput(ProgressColumn):
-    """Examples a second, of those that were really computed."""
-
-    def render(self, task: Task) -> Text:
-        """The speed so far."""
-        fresh, elapsed = task.fields.get("fresh", 0), task.elapsed or 0.0
-        return Text(f"{fresh / elapsed:.2g} examples/s" if fresh and elapsed else "", style="progress.data.speed")
-
-
-@contextmanager
-def _bar() -> Iterator[Watch]:
-    """A bar on the terminal with throughput and time left."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Throughput(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    screen = Console(stderr=True)
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("loading", total=None)
-
-        def watch(progress: bench.Progress) -> None:
-            bar.update(
-                task,
-                total=progress.total,
-                completed=progress.done,
-                description=progress.what or "reading results",
-                fresh=progress.fresh,
-            )
-
-        yield watch
+for _name, (_help, _command) in COMMANDS.items():
+    app.command(_name, help=_help)(_command)

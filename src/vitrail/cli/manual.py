@@ -15,6 +15,12 @@ MANUAL = """See what a Transformer looked at, in an image or a text.
   --target 281                          a class by its index
   --target none                         what the model predicts (the default)
 
+[bold]Contrasts[/]
+
+  vitrail guide cat.png -m photo        beside a picture of another class
+  vitrail detail cat.png -m photo       the first class against the second
+  vitrail audit photos/ -m photo        labels that the model doubts
+
 [bold]Choosing how[/]
 
   vitrail methods                       every method, with its paper

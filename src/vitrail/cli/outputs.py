@@ -24,7 +24,7 @@ def check_file(path: Path) -> None:
         raise OutputError(f"{path} is a folder: name a file in it, ending in {', '.join(WRITERS)}.")
     if path.suffix.lower() not in WRITERS:
         raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
-    _check_writable(path)
+    check_writable(path)
 
 
 def check_folder(path: Path | None) -> Path:
@@ -35,11 +35,12 @@ def check_folder(path: Path | None) -> Path:
         raise OutputError(f"{path} is a file, but a folder of images needs a folder for the pictures.")
     if not path.exists() and path.suffix.lower() in WRITERS:
         raise OutputError(f"{path} names a file, but a folder of images needs a folder for the pictures.")
-    _check_writable(path)
+    check_writable(path)
     return path
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Raise unless a file can be written here."""
     parent = path.absolute().parent
     if not parent.is_dir():
         raise OutputError(f"{path} cannot be written: there is no folder {parent}.")

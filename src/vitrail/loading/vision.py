@@ -1,12 +1,15 @@
 """timm models: by name with published weights, or an architecture with weights from a file."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from vitrail.errors import MissingExtraError, ModelError, suggest
 from vitrail.loading.loaded import Loaded
+
+if TYPE_CHECKING:
+    from vitrail.loading.images import View
 
 HUB = "hf-hub:"
 
@@ -113,10 +116,18 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path, arch: str) -
 
 
 def _loaded(model: nn.Module, name: str) -> Loaded:
+    view, classes = view_of(model), int(getattr(model, "num_classes", 0))
+    return Loaded(
+        model.eval(), name, "image", "image", classes, class_names(model), preprocess=view, image_size=view.size
+    )
+
+
+def view_of(model: nn.Module) -> "View":
+    """How a timm model is shown a picture."""
     from vitrail.loading.images import View
 
     config = _timm().data.resolve_model_data_config(model)
-    view = View(
+    return View(
         size=(config["input_size"][1], config["input_size"][2]),
         crop_pct=config["crop_pct"],
         crop_mode=config["crop_mode"],
@@ -124,13 +135,9 @@ def _loaded(model: nn.Module, name: str) -> Loaded:
         mean=config["mean"],
         std=config["std"],
     )
-    classes = int(getattr(model, "num_classes", 0))
-    return Loaded(
-        model.eval(), name, "image", "image", classes, _class_names(model), preprocess=view, image_size=view.size
-    )
 
 
-def _class_names(model: nn.Module) -> tuple[str, ...] | None:
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
     """ImageNet's names where the number of classes says that it is ImageNet."""
     data = _timm().data
     subset = data.infer_imagenet_subset(model)

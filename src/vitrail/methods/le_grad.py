@@ -18,8 +18,8 @@ from vitrail.errors import OptionError, suggest
 from vitrail.inputs import Inputs
 from vitrail.methods.checks import check_blocks
 from vitrail.methods.options import ROWS, check_choice
-from vitrail.recording import Layer, Probs, widen
-from vitrail.relevance import Result, Walk, gradient, pull
+from vitrail.recording import Layer, widen
+from vitrail.relevance import Result, Walk, positive_gradient, pull
 from vitrail.relevance.walk import plain
 from vitrail.subject import Procedure, Subject
 from vitrail.tail import Tokens, behind, leaving
@@ -40,11 +40,6 @@ def as_they_are(tokens: Tokens, valid: Bool[Tensor, "b t"]) -> Tokens:
 
 READS: dict[str, Callable[[Tokens, Bool[Tensor, "b t"]], Tokens]] = {"mean": mean_everywhere, "readout": as_they_are}
 """What the head is given of a block's tokens."""
-
-
-def positive_gradient(layer: Layer) -> Probs:
-    """[G]^+, where a query may see the key."""
-    return gradient(layer).clamp(min=0)
 
 
 def sensitivity(subject: Subject, index: int, read: Callable[[Tokens, Tensor], Tokens]) -> Tokens:

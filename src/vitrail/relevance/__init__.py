@@ -7,7 +7,15 @@ inside the backward pass.
 
 from vitrail.relevance.backends import BACKENDS, choose_backend, pull, push, tiles
 from vitrail.relevance.walk import Result, Walk, walk
-from vitrail.relevance.weights import attention, complete, gradient, magnitude, positive, score_gradient
+from vitrail.relevance.weights import (
+    attention,
+    complete,
+    gradient,
+    magnitude,
+    positive,
+    positive_gradient,
+    score_gradient,
+)
 
 __all__ = [
     "BACKENDS",
@@ -19,6 +27,7 @@ __all__ = [
     "gradient",
     "magnitude",
     "positive",
+    "positive_gradient",
     "pull",
     "push",
     "score_gradient",

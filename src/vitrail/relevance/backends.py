@@ -8,19 +8,35 @@ from torch import Tensor
 
 from vitrail.errors import OptionError, suggest
 from vitrail.recording import Layer
-from vitrail.relevance import chunked, dense
+from vitrail.relevance import chunked, dense, fused
 from vitrail.relevance.dense import Weigh
 
-BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked}
+BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked, "fused": fused}
 
 
-def choose_backend(name: str, *, entries: int, device: str = "cpu") -> str:
-    """The backend asked for; `auto` takes whole maps of as many entries as one block would have."""
-    if name == "auto":
-        return "dense" if entries <= chunked.BUDGET.get(device, chunked.LARGE_BUDGET) else "chunked"
-    if name not in BACKENDS:
+def check_backend(name: str) -> None:
+    """Raise if there is no such backend."""
+    if name != "auto" and name not in BACKENDS:
         raise OptionError(f"unknown backend {name!r}. {suggest(name, ['auto', *BACKENDS])}")
-    return name
+
+
+def choose_backend(name: str, *, entries: int, device: str, refusal: str | None, shared: bool) -> str:
+    """The backend asked for, or the fastest.
+
+    Args:
+        entries: of one layer's maps. Small maps are taken whole: on a CPU, and where several methods share them.
+        refusal: why fused kernels cannot be used, if they cannot.
+        shared: whether several methods read each layer.
+    """
+    if name == "fused" and refusal is not None:
+        fused.say_once(refusal)
+        return "chunked"
+    if name != "auto":
+        return name
+    small = entries <= chunked.BUDGET.get(device, chunked.LARGE_BUDGET)
+    if refusal is None and device == "cuda" and not (shared and small):
+        return "fused"
+    return "dense" if small else "chunked"
 
 
 def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:

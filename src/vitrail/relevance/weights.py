@@ -19,9 +19,14 @@ def gradient(layer: Layer) -> Probs:
     return layer.probs_grad.masked_fill(~layer.visible, 0)
 
 
+def positive_gradient(layer: Layer) -> Probs:
+    """[G]^+, where a query may see the key."""
+    return gradient(layer).clamp(min=0)
+
+
 def positive(layer: Layer) -> Probs:
     """Eq. 4: A where more of it would raise the scalar, weighted by how much."""
-    return layer.probs_grad.clamp(min=0) * layer.probs
+    return layer.probs_grad.clamp(min=0).mul_(layer.probs)
 
 
 def complete(layer: Layer) -> Probs:
@@ -31,7 +36,7 @@ def complete(layer: Layer) -> Probs:
 
 def magnitude(layer: Layer) -> Probs:
     """Eq. 6: A weighted by the size of its gradient."""
-    return layer.probs_grad.abs() * layer.probs
+    return layer.probs_grad.abs().mul_(layer.probs)
 
 
 def score_gradient(layer: Layer) -> Probs:

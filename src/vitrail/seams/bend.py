@@ -22,11 +22,13 @@ class Bend:
         weights: takes the block's index and its map after the softmax, gives the map that is used instead.
         values: the same for the values; None leaves them as they are.
         scores: the same for the scores before the softmax, scaled and masked.
+        exact: take the output of the model's own kernel where a map turns out to be unchanged, bit for bit.
     """
 
     weights: Callable[[int, Tensor], Tensor] = lambda block, weights: weights
     values: Callable[[int, Tensor], Tensor] | None = None
     scores: Callable[[int, Tensor], Tensor] | None = None
+    exact: bool = False
 
 
 class _InPlace(torch.autograd.Function):
@@ -46,21 +48,46 @@ def in_place_of(old: Tensor, new: Tensor) -> Tensor:
     return cast(Tensor, _InPlace.apply(old, new.to(old.dtype).reshape_as(old)))
 
 
+class _OnTop(torch.autograd.Function):
+    """One tensor's values in the place of another, to which the gradient goes on."""
+
+    @staticmethod
+    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:
+        return new.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def on_top_of(old: Tensor, new: Tensor) -> Tensor:
+    """The new tensor where the graph had the old one: its gradient goes on to whatever made the old."""
+    return cast(Tensor, _OnTop.apply(old, new.detach().to(old.dtype).reshape_as(old)))
+
+
 BLIND = Bend(weights=lambda block, weights: in_place_of(weights, weights), values=lambda block, values: values.detach())
 """Attention as it is, that passes no gradient on to the tokens it read."""
 
 
-def bent_call(call: AttentionCall, bend: Bend, block: int) -> AttentionCall:
-    """The fused call again, with its map changed."""
+def bent_call(call: AttentionCall, bend: Bend, block: int, fused: Callable[[], Tensor]) -> AttentionCall:
+    """The fused call again, with its map changed.
+
+    Args:
+        fused: the call as the model made it.
+    """
     assert call.query is not None
     assert call.key is not None
     assert call.value is not None
     groups = call.query.shape[-3] // call.key.shape[-3]
     key, value = (x.repeat_interleave(groups, dim=-3) if groups > 1 else x for x in (call.key, call.value))
     change = None if bend.scores is None else partial(bend.scores, block)
-    weights = bend.weights(block, softmax(call, key, change))
+    own = softmax(call, key, change)
+    weights = bend.weights(block, own)
     value = value if bend.values is None else bend.values(block, value)
-    return replace(call, key=key, value=value, weights=weights, output=weights @ value)
+    output = weights @ value
+    if bend.exact and bend.values is None and change is None and torch.equal(weights, own):
+        output = on_top_of(output, fused())
+    return replace(call, key=key, value=value, weights=weights, output=output)
 
 
 def softmax(call: AttentionCall, key: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:

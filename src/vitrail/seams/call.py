@@ -25,6 +25,7 @@ class AttentionCall:
     mask: Tensor | None = None
     causal: bool = False
     scale: float = 1.0
+    logsumexp: Tensor | None = None  # of the scaled scores `[b, h, q]`, where the kernel that ran has kept it
     owner: str = ""  # the name of the module that made the call
 
 
@@ -48,13 +49,33 @@ def read_sdpa(  # noqa: PLR0913  (the signature is torch's)
         mask=attn_mask,
         causal=is_causal,
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        logsumexp=None if output is None else kept_logsumexp(output, query),
     )
 
 
-def allowed_keys(mask: Tensor | None, *, causal: bool, queries: int, keys: int, device: torch.device) -> Tensor | None:
-    """Which key each query may see, as booleans that broadcast to `[b, h, q, k]`; None if all."""
+def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
+    """What a fused kernel kept for its backward pass: the logarithm of the softmax's denominator, `[b, h, q]`."""
+    names = ("_saved_logsumexp", "_saved_log_sumexp")
+    kept = next((x for name in names if (x := getattr(output.grad_fn, name, None)) is not None), None)
+    if kept is None or query.ndim != 4 or kept.dtype is not torch.float32:
+        return None
+    kept = kept.detach()
+    if kept.ndim == 4 and kept.shape[-1] == 1:  # cuDNN keeps a last axis
+        kept = kept.squeeze(-1)
+    kept = kept[..., : query.shape[-2]]  # memory-efficient attention rounds the length up
+    return kept if kept.shape == query.shape[:-1] else None
+
+
+def allowed_keys(
+    mask: Tensor | None, *, causal: bool, queries: int, keys: int, device: torch.device, first_row: int = 0
+) -> Tensor | None:
+    """Which key each query may see, as booleans that broadcast to `[b, h, q, k]`; None if all.
+
+    Args:
+        first_row: the place of the first of these queries.
+    """
     if causal:
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(first_row)
     if mask is None:
         return None
     if mask.dtype is torch.bool:

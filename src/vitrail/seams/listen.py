@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ class _Listen(TorchFunctionMode):
             out = F.scaled_dot_product_attention(*args, **kwargs)
             self.emit(read_sdpa(out, *args, **kwargs))
         else:
-            call = bent_call(read_sdpa(None, *args, **kwargs), self.bend, block)
+            fused = partial(F.scaled_dot_product_attention, *args, **kwargs)
+            call = bent_call(read_sdpa(None, *args, **kwargs), self.bend, block, fused)
             out = call.output
             self.emit(call)
         self.follower.forget()

@@ -1,0 +1,243 @@
+"""What an explanation costs beside one plain forward and backward pass of the same model, on one device, in one run.
+
+The floor is a frozen model, one forward pass and `autograd.grad` of the predicted logit with respect to the input of
+the first block. Today's practice keeps every attention map and its gradient and multiplies n x n matrices. `lxt` and
+Captum's integrated gradients are measured where they are installed. Weights are random: cost does not depend on them.
+
+    python benchmarks/flash.py [--case "ViT-B/16 224, batch 64"] [--repeats 9] [--markdown FILE] [--plot FILE]
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import vitrail
+
+METHODS = ("gae", "absolute_gradient", "complete_gradient", "tokentm", "attcat", "gradtoken")
+LONGEST = 3.0
+"""Seconds after which nothing is repeated any more."""
+PRACTICE = "materialised maps, full rollout"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model and one batch, and how much more than the floor an explanation may take."""
+
+    build: Callable[[str], nn.Module]
+    inputs: Callable[[str], dict[str, Tensor]]
+    time: float
+    memory: float
+
+
+def _vit(size: int, patch: int, width: int, depth: int, attention: str) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        image_size=size, patch_size=patch, hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 64,
+        intermediate_size=4 * width, num_labels=1000, attn_implementation=attention,
+    )  # fmt: skip
+    return ViTForImageClassification(config)
+
+
+def _bert(length: int, attention: str) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=1000, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        max_position_embeddings=length, attn_implementation=attention,
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def _pictures(batch: int, size: int) -> Callable[[str], dict[str, Tensor]]:
+    return lambda device: {"pixel_values": torch.randn(batch, 3, size, size, device=device)}
+
+
+def _words(length: int) -> Callable[[str], dict[str, Tensor]]:
+    return lambda device: {"input_ids": torch.randint(1000, (1, length), device=device)}
+
+
+CASES = {
+    "ViT-B/16 224, batch 64": Case(lambda a: _vit(224, 16, 768, 12, a), _pictures(64, 224), 1.10, 1.05),
+    "ViT-L/14 518, batch 8": Case(lambda a: _vit(518, 14, 1024, 24, a), _pictures(8, 518), 1.15, 1.05),
+    "24 layers, 4,096 tokens": Case(lambda a: _bert(4096, a), _words(4096), 1.25, 1.05),
+    "24 layers, 16,384 tokens": Case(lambda a: _bert(16384, a), _words(16384), 1.30, 1.10),
+    "24 layers, 65,536 tokens": Case(lambda a: _bert(65536, a), _words(65536), 1.35, 1.10),
+}
+SECOND_PASS = {"attcat": 0.15, "gradtoken": 0.15}
+"""Methods that read the attention of lower layers once more may take so much more."""
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The blocks of either model."""
+    return next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+
+
+def floor(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """One forward pass, one gradient down to the first block."""
+    roots: list[Tensor] = []
+
+    def cut(module: nn.Module, args: tuple) -> tuple:
+        roots.append(args[0].detach().requires_grad_())
+        return (roots[0], *args[1:])
+
+    handle = blocks(model)[0].register_forward_pre_hook(cut)
+    logits = model(**inputs).logits
+    handle.remove()
+    torch.autograd.grad(logits.amax(dim=1).sum(), roots)
+
+
+def practice(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """Every map and its gradient at once, then products of n x n matrices, as released code does."""
+    floor_inputs = {n: x.requires_grad_() if x.is_floating_point() else x for n, x in inputs.items()}
+    table = model.get_input_embeddings()
+    keep = [] if "pixel_values" in inputs else [table.register_forward_hook(lambda m, a, out: out.requires_grad_())]
+    output = model(**floor_inputs, output_attentions=True)
+    for handle in keep:
+        handle.remove()
+    gradients = torch.autograd.grad(output.logits.amax(dim=1).sum(), output.attentions)
+    tokens = output.attentions[0].shape[-1]
+    total = torch.eye(tokens, device=output.logits.device).expand(len(output.logits), -1, -1)
+    for attention, gradient in zip(output.attentions, gradients, strict=True):
+        mixing = (attention.detach().float() * gradient.float()).clamp(min=0).mean(dim=1)
+        total = total + mixing @ total
+    return total[:, 0]
+
+
+def integrated(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Captum's integrated gradients, 20 steps, one after the other."""
+    from captum.attr import IntegratedGradients
+
+    (x,) = inputs.values()
+    IntegratedGradients(lambda pixels: model(pixels).logits.amax(dim=1)).attribute(
+        x, n_steps=20, internal_batch_size=len(x)
+    )
+
+
+def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """What is measured, by name; the floor first."""
+    torch.manual_seed(0)
+    model, inputs = _ready(case.build("sdpa"), device, dtype), case.inputs(device)
+    inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in inputs.items()}
+    found: dict[str, Callable[[], object]] = {"floor": lambda: floor(model, inputs)}
+    for method in METHODS:
+        found[method] = lambda method=method: vitrail.explain(model, inputs, method)
+    eager = _ready(case.build("eager"), device, dtype)
+    found[PRACTICE] = lambda: practice(eager, inputs)
+    if find_spec("captum") is not None and "pixel_values" in inputs:
+        found["integrated gradients, 20 steps (captum)"] = lambda: integrated(model, inputs)
+    return found
+
+
+def _ready(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    return model.eval().requires_grad_(requires_grad=False).to(device, dtype)
+
+
+def measure(run: Callable[[], object], repeats: int) -> tuple[float, int] | None:
+    """The median of some runs in seconds, and the peak of memory in bytes; None where memory ran out."""
+    try:
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        seconds = []
+        while len(seconds) < repeats and sum(seconds) < LONGEST:
+            started = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds), torch.cuda.max_memory_allocated()
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        torch.cuda.empty_cache()
+
+
+def compare(name: str, repeats: int) -> dict[str, dict[str, float] | None]:
+    """Seconds and bytes of everything in one case."""
+    found: dict[str, dict[str, float] | None] = {}
+    for what, run in tasks(CASES[name], "cuda", torch.bfloat16).items():
+        measured = measure(run, 1 if what == PRACTICE else repeats)
+        found[what] = None if measured is None else {"seconds": measured[0], "bytes": measured[1]}
+        print(f"{name} | {what} | {measured}", flush=True)
+    return found
+
+
+def table(results: dict[str, dict]) -> str:
+    """The Markdown table: ratios to the floor, with the limit beside them."""
+    lines = [
+        "| case | what | time | ratio | limit | peak memory | ratio | limit |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, found in results.items():
+        base, case = found["floor"], CASES[name]
+        for what, one in found.items():
+            limits = (case.time + SECOND_PASS.get(what, 0), case.memory) if what in METHODS else None
+            lines.append(_line(name, what, one, base, limits))
+    return "\n".join(lines)
+
+
+def _line(name: str, what: str, one: dict | None, base: dict, limits: tuple[float, float] | None) -> str:
+    if one is None:
+        return f"| {name} | {what} | out of memory | | | | | |"
+    ratios = one["seconds"] / base["seconds"], one["bytes"] / base["bytes"]
+    shown = [f"{limit:.2f}" for limit in limits] if limits else ["", ""]
+    return (
+        f"| {name} | {what} | {1e3 * one['seconds']:.1f} ms | {ratios[0]:.2f} | {shown[0]} "
+        f"| {one['bytes'] / 2**30:.2f} GiB | {ratios[1]:.2f} | {shown[1]} |"
+    )
+
+
+def plot(results: dict[str, dict], path: Path) -> None:
+    """Bars of time over the floor, one group a case."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = ("gae", "tokentm", "gradtoken", PRACTICE)
+    figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    for place, what in enumerate(shown):
+        ratios = [
+            found[what]["seconds"] / found["floor"]["seconds"] if found.get(what) else 0.0 for found in results.values()
+        ]
+        bars = axes.bar([i + 0.2 * place for i in range(len(results))], ratios, width=0.19, label=what)
+        axes.bar_label(bars, [f"{x:.2f}" if x else "out of\nmemory" for x in ratios], fontsize=6)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks([i + 0.3 for i in range(len(results))], [name.replace(", ", "\n") for name in results], fontsize=7)
+    axes.set_ylabel("time / forward + backward")
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    """Run the cases and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="keep the raw numbers here")
+    parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--plot", type=Path, help="draw the bars here")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "this machine has no CUDA device; for the CPU: python benchmarks/explain.py\n")
+    results = {name: compare(name, given.repeats) for name in given.case or CASES}
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {time.strftime('%d %B %Y')}\n")
+    print(table(results))
+    if given.json:
+        given.json.write_text(json.dumps(results))
+    if given.markdown:
+        given.markdown.write_text(table(results) + "\n")
+    if given.plot:
+        plot(results, given.plot)
+
+
+if __name__ == "__main__":
+    main()

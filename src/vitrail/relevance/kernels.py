@@ -1,0 +1,204 @@
+"""Triton kernels for the sums of the relevance algebra: no map is ever written to memory.
+
+A tile of A comes from q, k and the logarithm of the softmax's denominator, a tile of G = ds/dA from the output's
+gradient and v. `pull` tiles maps transposed, `[k, q]`, so that its sums over queries stay inside a warp. All
+accumulation is float32. In the names of arguments `q_b` is the stride of q along the batch, and so on; `WEIGH` says
+what an entry is worth, by the names of `vitrail.relevance.weights`. A name keeps its shape through a loop.
+"""
+
+# ruff: noqa: ANN001, ANN202, ANN201, C901, PLR0913, RET505  (the compiler reads these functions, not Python)
+
+import inspect
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+SCAN = tl.constexpr(1024)  # rows looked at together by `_span`
+
+
+def _jit(function):
+    """The compiled function; whoever checks annotations may have wrapped it, and the compiler needs its own names."""
+    return triton.jit(inspect.unwrap(function))
+
+
+@_jit
+def _seen(scores, scale, mask, offs_q, offs_k, mask_q, mask_k, lowest, queries, keys, MASK: tl.constexpr,
+          CAUSAL: tl.constexpr):  # fmt: skip
+    """Scores in units of log2, mask added, and which entries may be seen; offsets broadcast to the tile."""
+    scores = scores * (scale * LOG2E)
+    seen = (offs_k < keys) & (offs_q < queries)
+    if CAUSAL:
+        seen = seen & (offs_k <= offs_q)
+    if MASK != "none":
+        given = tl.load(mask + offs_q.to(tl.int64) * mask_q + offs_k.to(tl.int64) * mask_k, mask=seen, other=0)
+        if MASK == "bool":
+            seen = seen & (given != 0)
+        else:
+            given = given.to(tl.float32)
+            # Frameworks write "masked" as -inf or as a number near the lowest the dtype holds.
+            seen = seen & (given > lowest)
+            scores = scores + tl.where(seen, given, 0.0) * LOG2E
+    return scores, seen
+
+
+@_jit
+def _worth(probs, gradient, shift, WEIGH: tl.constexpr):
+    """What entries are worth by A and G; `shift` is each row's sum of A * G."""
+    if WEIGH == "positive":
+        return probs * tl.maximum(gradient, 0.0)
+    elif WEIGH == "complete":
+        return probs * gradient
+    elif WEIGH == "magnitude":
+        return probs * tl.abs(gradient)
+    elif WEIGH == "score_gradient":
+        return probs * (gradient - shift)
+    elif WEIGH == "positive_gradient":
+        return tl.maximum(gradient, 0.0)
+    else:
+        return gradient
+
+
+@_jit
+def _span(rows, queries):
+    """The first and the last row that count, where most may be zero."""
+    first, last = queries, 0
+    for start in range(0, queries, SCAN):
+        offs = start + tl.arange(0, SCAN)
+        counts = tl.load(rows + offs, mask=offs < queries, other=0.0) != 0
+        first = tl.minimum(first, tl.min(tl.where(counts, offs, queries)))
+        last = tl.maximum(last, tl.max(tl.where(counts, offs + 1, 0)))
+    return first, last
+
+
+@_jit
+def pull(q, k, v, dz, lse, delta, rows, mask, out, q_b, q_h, q_t, k_b, k_g, k_t, v_b, v_g, v_t, z_b, z_h, z_t, l_b, l_h,
+         mask_b, mask_h, mask_q, mask_k, scale, lowest, heads, groups, queries, keys, d, e, WEIGH: tl.constexpr,
+         MASK: tl.constexpr, CAUSAL: tl.constexpr, SPARSE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr,
+         BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):  # fmt: skip
+    """One block of keys of `out[b, h, k] = sum_q rows[b, q] * w[b, h, q, k]`."""
+    HAS_A: tl.constexpr = (WEIGH != "gradient") and (WEIGH != "positive_gradient")
+    HAS_G: tl.constexpr = WEIGH != "attention"
+    block, head = tl.program_id(0), tl.program_id(1) % heads
+    b, h = (tl.program_id(1) // heads).to(tl.int64), head.to(tl.int64)
+    g = (head // groups).to(tl.int64)
+    offs_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    offs_d, offs_e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    real_k = (offs_k < keys)[:, None]
+    key, value = 0.0, 0.0
+    if HAS_A:
+        key_at = k + b * k_b + g * k_g + offs_k[:, None] * k_t + offs_d[None, :]
+        key = tl.load(key_at, mask=real_k & (offs_d < d)[None, :], other=0.0)
+    if HAS_G:
+        value_at = v + b * v_b + g * v_g + offs_k[:, None] * v_t + offs_e[None, :]
+        value = tl.load(value_at, mask=real_k & (offs_e < e)[None, :], other=0.0)
+    q += b * q_b + h * q_h
+    dz += b * z_b + h * z_h
+    lse += b * l_b + h * l_h
+    delta += (b * heads + h) * queries
+    rows += b * queries
+    mask += b * mask_b + h * mask_h
+    first, last = 0, queries
+    if SPARSE:
+        first, last = _span(rows, queries)
+    if CAUSAL:
+        first = tl.maximum(first, block * BLOCK_K)
+    total = tl.zeros([BLOCK_K], dtype=tl.float32)
+    for start in range(first // BLOCK_Q * BLOCK_Q, last, BLOCK_Q):
+        offs_q = start + tl.arange(0, BLOCK_Q)
+        real_q = offs_q < queries
+        row = tl.load(rows + offs_q, mask=real_q, other=0.0)
+        worth = tl.zeros([BLOCK_K, BLOCK_Q], dtype=tl.float32)
+        if HAS_A:
+            query_at = q + offs_q[None, :] * q_t + offs_d[:, None]
+            query = tl.load(query_at, mask=real_q[None, :] & (offs_d < d)[:, None], other=0.0)
+            worth = tl.dot(key, query, input_precision=PRECISION)
+        worth, seen = _seen(
+            worth, scale, mask, offs_q[None, :], offs_k[:, None], mask_q, mask_k, lowest, queries, keys, MASK, CAUSAL
+        )
+        if HAS_A:
+            worth = tl.exp2(worth - tl.load(lse + offs_q, mask=real_q, other=0.0)[None, :] * LOG2E)
+        if HAS_G:
+            upstream_at = dz + offs_q[None, :] * z_t + offs_e[:, None]
+            upstream = tl.load(upstream_at, mask=real_q[None, :] & (offs_e < e)[:, None], other=0.0)
+            gradient = tl.dot(value, upstream, input_precision=PRECISION)
+            shift = tl.zeros([BLOCK_Q], dtype=tl.float32)
+            if WEIGH == "score_gradient":
+                shift = tl.load(delta + offs_q, mask=real_q, other=0.0)
+            worth = _worth(worth, gradient, shift[None, :], WEIGH)
+        if CAUSAL or MASK != "none":  # else what is out of reach has row zero or is not stored
+            worth = tl.where(seen, worth, 0.0)
+        total += tl.sum(worth * row[None, :], axis=1)
+    tl.store(out + (b * heads + h) * keys + offs_k, total, mask=offs_k < keys)
+
+
+@_jit
+def logsumexp(q, k, mask, out, q_b, q_h, q_t, k_b, k_g, k_t, mask_b, mask_h, mask_q, mask_k, scale, lowest, heads,
+              groups, queries, keys, d, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+              BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """One block of queries of the logarithm of the softmax's denominator, `[b, h, q]`."""
+    block, head = tl.program_id(0), tl.program_id(1) % heads
+    b, h, g = (tl.program_id(1) // heads).to(tl.int64), head.to(tl.int64), (head // groups).to(tl.int64)
+    offs_q, offs_d = block * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
+    real_q = offs_q < queries
+    query_at = q + b * q_b + h * q_h + offs_q[:, None] * q_t + offs_d[None, :]
+    query = tl.load(query_at, mask=real_q[:, None] & (offs_d < d)[None, :], other=0.0)
+    k += b * k_b + g * k_g
+    mask += b * mask_b + h * mask_h
+    highest = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_Q], dtype=tl.float32)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, (block + 1) * BLOCK_Q)
+    for start in range(0, end, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        key_at = k + offs_k[None, :] * k_t + offs_d[:, None]
+        key = tl.load(key_at, mask=(offs_k < keys)[None, :] & (offs_d < d)[:, None], other=0.0)
+        scores = tl.dot(query, key, input_precision=PRECISION)
+        scores, seen = _seen(
+            scores, scale, mask, offs_q[:, None], offs_k[None, :], mask_q, mask_k, lowest, queries, keys, MASK, CAUSAL
+        )
+        scores = tl.where(seen, scores, float("-inf"))
+        raised = tl.maximum(highest, tl.max(scores, axis=1))
+        base = tl.where(raised == float("-inf"), 0.0, raised)  # a row that has seen nothing yet
+        total = total * tl.exp2(highest - base) + tl.sum(tl.exp2(scores - base[:, None]), axis=1)
+        highest = raised
+    # Whoever may see nothing has no map: with +inf here its row of A is zero.
+    found = tl.where(total > 0, (highest + tl.log2(tl.where(total > 0, total, 1.0))) / LOG2E, float("inf"))
+    tl.store(out + (b * heads + h) * queries + offs_q, found, mask=real_q)
+
+
+@_jit
+def push(q, k, columns, lse, mask, out, q_b, q_h, q_t, k_b, k_g, k_t, l_b, l_h, mask_b, mask_h, mask_q, mask_k, scale,
+         lowest, heads, groups, queries, keys, d, c, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+         BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+    """One block of queries of `out[b, h] = A[b, h] @ columns[b]`, `[b, h, q, c]`."""
+    block, head = tl.program_id(0), tl.program_id(1) % heads
+    b, h, g = (tl.program_id(1) // heads).to(tl.int64), head.to(tl.int64), (head // groups).to(tl.int64)
+    offs_q, offs_d, offs_c = block * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_C)
+    real_q = offs_q < queries
+    query_at = q + b * q_b + h * q_h + offs_q[:, None] * q_t + offs_d[None, :]
+    query = tl.load(query_at, mask=real_q[:, None] & (offs_d < d)[None, :], other=0.0)
+    normaliser = tl.load(lse + b * l_b + h * l_h + offs_q, mask=real_q, other=0.0) * LOG2E
+    k += b * k_b + g * k_g
+    columns += b * keys * c
+    mask += b * mask_b + h * mask_h
+    total = tl.zeros([BLOCK_Q, BLOCK_C], dtype=tl.float32)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, (block + 1) * BLOCK_Q)
+    for start in range(0, end, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        real_k = offs_k < keys
+        key_at = k + offs_k[None, :] * k_t + offs_d[:, None]
+        key = tl.load(key_at, mask=real_k[None, :] & (offs_d < d)[:, None], other=0.0)
+        scores = tl.dot(query, key, input_precision=PRECISION)
+        scores, seen = _seen(
+            scores, scale, mask, offs_q[:, None], offs_k[None, :], mask_q, mask_k, lowest, queries, keys, MASK, CAUSAL
+        )
+        probs = tl.where(seen, tl.exp2(scores - normaliser[:, None]), 0.0)
+        pushed_at = columns + offs_k[:, None] * c + offs_c[None, :]
+        pushed = tl.load(pushed_at, mask=real_k[:, None] & (offs_c < c)[None, :], other=0.0)
+        total += tl.dot(probs, pushed, input_precision="tf32x3")
+    out_at = out + (b * heads + h) * queries * c + offs_q[:, None] * c + offs_c[None, :]
+    tl.store(out_at, total, mask=real_q[:, None] & (offs_c < c)[None, :])
