@@ -125,35 +125,42 @@ def integrated(model: nn.Module, inputs: dict[str, Tensor]) -> None:
 def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """What is measured, by name; the floor first."""
     torch.manual_seed(0)
-    model, inputs = _ready(case.build("sdpa"), device, dtype), case.inputs(device)
+    model, inputs = _ready(case.build, "sdpa", device, dtype), case.inputs(device)
     inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in inputs.items()}
     found: dict[str, Callable[[], object]] = {"floor": lambda: floor(model, inputs)}
     for method in METHODS:
         found[method] = lambda method=method: vitrail.explain(model, inputs, method)
-    eager = _ready(case.build("eager"), device, dtype)
+    eager = _ready(case.build, "eager", device, dtype)
     found[PRACTICE] = lambda: practice(eager, inputs)
     if find_spec("captum") is not None and "pixel_values" in inputs:
         found["integrated gradients, 20 steps (captum)"] = lambda: integrated(model, inputs)
     return found
 
 
-def _ready(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
-    return model.eval().requires_grad_(requires_grad=False).to(device, dtype)
+def _ready(build: Callable[[str], nn.Module], attention: str, device: str, dtype: torch.dtype) -> nn.Module:
+    with torch.device(device):
+        return build(attention).eval().requires_grad_(requires_grad=False).to(dtype)
 
 
-def measure(run: Callable[[], object], repeats: int) -> tuple[float, int] | None:
-    """The median of some runs in seconds, and the peak of memory in bytes; None where memory ran out."""
+@dataclass(frozen=True)
+class Measured:
+    """Seconds by the clock, and the peak of memory in bytes."""
+
+    seconds: float
+    bytes: int
+
+
+def measure(run: Callable[[], object], repeats: int) -> Measured | None:
+    """The median of some runs, without the first if there are more; None where memory ran out."""
+    seconds: list[float] = []
     try:
-        run()
-        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        seconds = []
-        while len(seconds) < repeats and sum(seconds) < LONGEST:
+        while len(seconds) <= repeats and sum(seconds) < LONGEST:
             started = time.perf_counter()
             run()
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds), torch.cuda.max_memory_allocated()
+        return Measured(statistics.median(seconds[1:] or seconds), torch.cuda.max_memory_allocated())
     except torch.OutOfMemoryError:
         return None
     finally:
@@ -165,7 +172,7 @@ def compare(name: str, repeats: int) -> dict[str, dict[str, float] | None]:
     found: dict[str, dict[str, float] | None] = {}
     for what, run in tasks(CASES[name], "cuda", torch.bfloat16).items():
         measured = measure(run, 1 if what == PRACTICE else repeats)
-        found[what] = None if measured is None else {"seconds": measured[0], "bytes": measured[1]}
+        found[what] = None if measured is None else vars(measured)
         print(f"{name} | {what} | {measured}", flush=True)
     return found
 
@@ -187,11 +194,11 @@ def table(results: dict[str, dict]) -> str:
 def _line(name: str, what: str, one: dict | None, base: dict, limits: tuple[float, float] | None) -> str:
     if one is None:
         return f"| {name} | {what} | out of memory | | | | | |"
-    ratios = one["seconds"] / base["seconds"], one["bytes"] / base["bytes"]
+    clock, memory = (one[name] / base[name] for name in ("seconds", "bytes"))
     shown = [f"{limit:.2f}" for limit in limits] if limits else ["", ""]
     return (
-        f"| {name} | {what} | {1e3 * one['seconds']:.1f} ms | {ratios[0]:.2f} | {shown[0]} "
-        f"| {one['bytes'] / 2**30:.2f} GiB | {ratios[1]:.2f} | {shown[1]} |"
+        f"| {name} | {what} | {1e3 * one['seconds']:.1f} ms | {clock:.2f} | {shown[0]} "
+        f"| {one['bytes'] / 2**30:.2f} GiB | {memory:.2f} | {shown[1]} |"
     )
 
 
@@ -228,11 +235,13 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(2, "this machine has no CUDA device; for the CPU: python benchmarks/explain.py\n")
-    results = {name: compare(name, given.repeats) for name in given.case or CASES}
+    results: dict[str, dict] = {}
+    for name in given.case or CASES:
+        results[name] = compare(name, given.repeats)
+        if given.json:  # after every case, so that a run that is cut short leaves something
+            given.json.write_text(json.dumps(results))
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {time.strftime('%d %B %Y')}\n")
     print(table(results))
-    if given.json:
-        given.json.write_text(json.dumps(results))
     if given.markdown:
         given.markdown.write_text(table(results) + "\n")
     if given.plot:

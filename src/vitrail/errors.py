@@ -11,6 +11,7 @@ VitrailError
 ├── MissingTensorError (LookupError) a method reads what was not recorded
 ├── MissingExtraError (ImportError)  an optional dependency is absent
 ├── ModelError (ValueError)          a model that cannot be loaded
+├── OutOfMemoryError (MemoryError)   attention maps that do not fit
 ├── EngineError (RuntimeError)       a cluster or its workers failed
 └── OutputError (OSError)            a result that cannot be written or read
 """
@@ -65,6 +66,10 @@ class MissingExtraError(VitrailError, ImportError):
 
 class ModelError(VitrailError, ValueError):
     """A model could not be loaded."""
+
+
+class OutOfMemoryError(VitrailError, MemoryError):
+    """The attention maps of a layer do not fit into memory as they were asked for."""
 
 
 class EngineError(VitrailError, RuntimeError):

@@ -121,7 +121,7 @@ def test_the_quantised_picture_stays_within_the_budget(budget):
 
 @pytest.mark.parametrize("sizes", [{"l2": 0.0}, {"l2": -1.0}, {"linf": math.inf}, {"linf": 0.5 / 255}])
 def test_a_budget_in_which_nothing_fits_is_refused(sizes):
-    with pytest.raises(OptionError, match="budget is a size above 0|nothing fits"):
+    with pytest.raises(OptionError, match=r"budget is a size above 0|nothing fits"):
         Budget(**sizes)
 
 
@@ -142,7 +142,7 @@ def test_a_preprocessing_that_moves_pixels_is_refused():
     def crops(image):
         return prepare(image.resize((SHAPE[1] + 2, SHAPE[0] + 2)).crop((1, 1, SHAPE[1] + 1, SHAPE[0] + 1)))
 
-    with pytest.raises(OptionError, match="13 x 12 pixels.*Leave resizing"):
+    with pytest.raises(OptionError, match=r"13 x 12 pixels.*Leave resizing"):
         vitrail.rewrite(Linear(), picture(), 1, preprocess=crops)
 
 
@@ -231,7 +231,7 @@ def test_everything_says_that_it_is_an_audit(tmp_path):
         about = json.loads(image.text["Description"])
     assert about["notice"] == json.loads(made.save(tmp_path / "new.json").read_text())["notice"] == NOTICE
     assert any(NOTICE in text.get_text() for text in made.plot().texts)
-    with pytest.raises(OutputError, match="does not end in .png"):
+    with pytest.raises(OutputError, match=r"does not end in \.png"):
         made.save(tmp_path / "new.jpg")
 
 
@@ -298,7 +298,7 @@ def test_an_audit_names_what_it_leaves_out_and_is_written_as_a_table(tmp_path):
     assert len(lines) == 1 + len(found.rows)
     assert all(NOTICE in line for line in lines[1:])
     seen = (other() - 1) % 5
-    with pytest.raises(InputError, match="a.png: the model already sees"):
+    with pytest.raises(InputError, match=r"a\.png: the model already sees"):
         robustness(Linear(), pictures, seen, preprocess=prepare)
     with pytest.raises(OptionError, match="no budget"):
         robustness(Linear(), pictures, budgets=[], preprocess=prepare)

@@ -58,6 +58,15 @@ def test_at_native_size_no_pixel_of_the_original_changes():
     assert torch.equal(whole[:, :, 12:], images)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_pictures_of_any_precision_are_fitted(dtype):
+    whole = stitch(
+        torch.ones(1, 3, 12, 21, dtype=dtype), [torch.ones(1, 3, 5, 5)], canvas_of("beside", "left", "resize")
+    )
+    assert whole.dtype == dtype
+    assert_close(whole, torch.ones_like(whole))
+
+
 def test_guides_fill_the_free_cells_in_order_and_again_from_the_first():
     canvas = canvas_of("mosaic", "top_right", "native")
     guides = [torch.full((1, 3, 12, 21), value) for value in (2.0, 3.0)]

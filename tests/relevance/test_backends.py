@@ -7,8 +7,9 @@ import torch
 from layers import B, H, T, layer, random, run, stack
 from torch.testing import assert_close
 
+from vitrail.errors import OutOfMemoryError
 from vitrail.methods import gae
-from vitrail.relevance import attention, chunked, complete, dense, gradient, magnitude, positive, score_gradient
+from vitrail.relevance import attention, chunked, complete, dense, gradient, magnitude, positive, pull, score_gradient
 
 WEIGHTS = [attention, gradient, positive, complete, magnitude, score_gradient]
 
@@ -99,3 +100,26 @@ def test_a_walk_never_forms_a_product_of_two_maps(monkeypatch):
     run(gae.build(), layers)
     assert seen
     assert all(left[-2] == 1 for left, _ in seen)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[enforce fail] can't allocate memory")]
+)
+def test_where_memory_runs_out_a_size_that_fits_is_named(monkeypatch, error):
+    def fail(*given):
+        raise error
+
+    one = replace(layer(), backend="dense")
+    monkeypatch.setattr(dense, "pull", fail)
+    with pytest.raises(OutOfMemoryError, match=f"layer 0 .*backend 'dense'.* chunk_rows={T} would fit"):
+        pull(one, random(B, T), positive)
+    assert isinstance(OutOfMemoryError("x"), MemoryError)
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    def fail(*given):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(dense, "pull", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        pull(layer(), random(B, T), positive)

@@ -34,8 +34,8 @@ class Budget:
 
     def typical(self, count: int) -> float:
         """The change of each of so many values that just fills the budget; 0 where there is none."""
-        sizes = [] if self.l2 is None else [self.l2 / math.sqrt(count)]
-        return min([*sizes, *([] if self.linf is None else [self.linf])], default=0.0)
+        sizes = [self.l2 and self.l2 / math.sqrt(count), self.linf]
+        return min([size for size in sizes if size is not None], default=0.0)
 
     def project(self, change: Tensor) -> Tensor:
         """The nearest change within the budget."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FIRST_STEP = 0.1 / 255
 """Without a step size of one's own: the root mean square of the first step, a tenth of a level, but not less than a
 quarter of the budget, which raw gradients fill slowly."""
-STEPS, PROBABILITY = 200, 0.9
+STEPS, PROBABILITY = 400, 0.9
 
 
 def strongest(logits: Tensor, target: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -128,7 +129,9 @@ def fitted(images: Images, size: Size) -> Images:
     """The pictures at exactly this size; their proportions may change."""
     if tuple(images.shape[2:]) == size:
         return images
-    return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)
+    # The smoothing kernel knows no half precision.
+    wide = images.to(torch.promote_types(images.dtype, torch.float32))
+    return F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True).to(images.dtype)
 
 
 def stitch(images: Images, guides: Sequence[Images], canvas: Canvas) -> Images:

@@ -1,12 +1,14 @@
 """Which code computes the sums of a layer: the same three functions, looked up by the layer's backend."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import OptionError, OutOfMemoryError, suggest
 from vitrail.recording import Layer
 from vitrail.relevance import chunked, dense, fused
 from vitrail.relevance.dense import Weigh
@@ -41,14 +43,31 @@ def choose_backend(name: str, *, entries: int, device: str, refusal: str | None,
 
 def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:
     """Per head, the rows of the weighed map, summed with these weights: `sum_q rows[q] * w[h, q, k]`."""
-    return BACKENDS[layer.backend].pull(layer, rows, weigh)
+    with advising(layer):
+        return BACKENDS[layer.backend].pull(layer, rows, weigh)
 
 
 def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"]:
     """The head mean of A applied to columns: `E_h A[h] @ columns`."""
-    return BACKENDS[layer.backend].push(layer, columns)
+    with advising(layer):
+        return BACKENDS[layer.backend].push(layer, columns)
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     """Blocks of queries that together make the layer, for reductions over whole maps."""
     return BACKENDS[layer.backend].tiles(layer)
+
+
+@contextmanager
+def advising(layer: Layer) -> Iterator[None]:
+    """Where memory runs out over a layer's maps, say how many rows at a time would fit."""
+    try:
+        yield
+    except RuntimeError as error:  # a GPU's has a type of its own, a CPU's only its words
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        rows = chunked.fitting_rows(layer)
+        raise OutOfMemoryError(
+            f"memory ran out over the attention maps of layer {layer.index} (backend {layer.backend!r}). "
+            f"backend='chunked', chunk_rows={rows} would fit, or a smaller batch."
+        ) from error

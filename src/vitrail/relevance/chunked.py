@@ -19,6 +19,8 @@ LEAST_ROWS = 4
 SHARED_LIMIT = 2**23
 """Entries of A up to which the blocks of a layer that several methods read are kept while they do: 32 MB, and as much
 again for G."""
+BYTES_PER_ENTRY = 20
+"""Of a block: A, G, what is made of them and what is made on the way, each in float32."""
 TILES = "tiles of a shared layer"
 
 
@@ -33,6 +35,16 @@ def rows_per_tile(layer: Layer) -> int:
 def _entries(layer: Layer) -> int:
     heads = (layer.query if layer.query is not None else layer.get("weights")).shape[1]
     return layer.valid.numel() * heads * layer.queries_valid.shape[1]
+
+
+def fitting_rows(layer: Layer) -> int:
+    """How many rows at a time would fit: into half of what a GPU has free, or into a CPU's cache."""
+    device, queries = layer.valid.device, layer.queries_valid.shape[1]
+    if device.type != "cuda":
+        return min(queries, rows_per_tile(replace(layer, chunk_rows=None)))
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + cached
+    return max(1, min(queries, free // 2 // (_entries(layer) // queries * BYTES_PER_ENTRY)))
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:

@@ -28,6 +28,8 @@ SCALINGS: dict[Callable[..., Any], Callable[[float, float], float]] = {
     **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__), truediv),
 }
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+FOLLOWED = SOFTMAX | SAME_ENTRIES | set(SCALINGS) | PRODUCTS | {torch.einsum}
+"""All that may be part of attention written by hand; most functions are not."""
 
 
 @dataclass

@@ -12,8 +12,10 @@ from torch.overrides import TorchFunctionMode
 from vitrail.errors import SeamError
 from vitrail.seams.bend import Bend, bent_call
 from vitrail.seams.call import AttentionCall, read_sdpa
-from vitrail.seams.eager import PRODUCTS, SOFTMAX, Follower, is_attention
+from vitrail.seams.eager import FOLLOWED, PRODUCTS, SOFTMAX, Follower, is_attention
 from vitrail.seams.multihead import transparent_multihead
+
+HEARD = FOLLOWED | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
 
 class _Listen(TorchFunctionMode):
@@ -36,6 +38,8 @@ class _Listen(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; note it if it is, or is part of, an attention call."""
         kwargs = kwargs or {}
+        if func not in HEARD:  # first, because nearly all functions end here
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             # The mode is off while a torch function runs: enter it again for what happens inside.
             with self:
