@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import vitrail
 
@@ -50,3 +51,25 @@ def test_maps_of_the_cat_and_of_the_dog_lie_on_the_cat_and_on_the_dog(name):
     for cat, dog in zip(cats, dogs, strict=True):
         assert share(cat) > share(dog) + 0.1, cat.label
     assert share(cats["gae"]) > 0.5 > share(dogs["gae"])
+
+
+# The interpreter takes fifteen seconds for a picture, so without a GPU one case has to do.
+FUSED = ["gae", "absolute_gradient", "complete_gradient", "tokentm", "attcat", "gradtoken"]
+CASES = (
+    [(name, method) for name in MODELS for method in FUSED]
+    if torch.cuda.is_available()
+    else [("vit_tiny_patch16_224", "gae")]
+)
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_kernels_rank_the_patches_as_whole_maps_do(name, method):
+    """In bfloat16 on a GPU; elsewhere Triton's interpreter, which has no bfloat16, runs the kernels in float32."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    model, image = load(name)
+    if torch.cuda.is_available():
+        model, image = model.cuda().bfloat16(), image.cuda().bfloat16()
+    kernels, maps = (vitrail.explain(model, image, method, CAT, backend=b) for b in ("fused", "dense"))
+    assert kernels.provenance["backend"].startswith("fused")
+    found = stats.spearmanr(kernels.scores[0].cpu(), maps.scores[0].cpu()).statistic
+    assert found > 0.999

@@ -192,6 +192,14 @@ class Layer:
             self, readout=self.readout[:, cut], first_row=self.first_row + start, logsumexp=normaliser, **rows
         )
 
+    def samples(self, start: int, stop: int) -> "Layer":
+        """The same attention of some samples only; the residual stream does not come along."""
+        cut = slice(start, stop)
+        tensors = {name: x for name, x in vars(self).items() if name in PER_SAMPLE and x is not None}
+        # A mask may have one entry that stands for all.
+        held = {name: x if name == "mask" and x.shape[0] == 1 else x[cut] for name, x in tensors.items()}
+        return replace(self, stream=Stream(), **held)
+
     def _scores(self) -> Tensor:
         scores = (widen(self.get("query")) * self.scale) @ self.keys.transpose(-1, -2)
         if self.mask is not None and self.mask.is_floating_point():
@@ -208,6 +216,10 @@ class Layer:
         if self.grad_scale is None:
             return widen(gradient)
         return widen(gradient) * self.grad_scale.view(-1, *[1] * (gradient.ndim - 1))
+
+
+OPERANDS = ("query", "query_grad", "key", "value", "output", "output_grad", "weights", "weights_grad", "softmax_input")
+PER_SAMPLE = (*OPERANDS, "valid", "readout", "mask", "logsumexp", "grad_scale")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,16 @@ def test_blocks_of_any_size_give_the_whole_sum(rows, causal):
     assert_close(chunked.push(one, columns), dense.push(one, columns))
 
 
+@pytest.mark.parametrize("budget", [H * T * T, 2 * H * T * T, H * T * T - 1])
+@pytest.mark.parametrize("causal", [True, False])
+def test_samples_taken_one_after_the_other_give_the_whole_sum(monkeypatch, budget, causal):
+    monkeypatch.setitem(chunked.BUDGET, "cpu", budget)
+    one, weights = replace(masked(causal=causal), grad_scale=random(B).abs()), random(B, T)
+    assert chunked.samples_per_tile(one) == budget // (H * T * T)
+    for weigh in WEIGHTS:
+        assert_close(chunked.pull(one, weights, weigh), dense.pull(one, weights, weigh))
+
+
 def test_a_block_holds_no_more_rows_than_asked_for():
     one = replace(masked(), chunk_rows=2)
     sizes = [tile.probs.shape for _, tile in chunked.tiles(one)]

@@ -67,8 +67,20 @@ def _cut(layer: Layer) -> Iterator[tuple[slice, Layer]]:
         yield slice(start, stop), layer.rows(start, stop)
 
 
+def samples_per_tile(layer: Layer) -> int:
+    """How many samples' whole maps make a block; zero where one is too large, or rows are asked for or shared."""
+    if layer.shared or layer.chunk_rows is not None:
+        return 0
+    budget = BUDGET.get(layer.valid.device.type, LARGE_BUDGET)
+    return budget * layer.valid.shape[0] // _entries(layer)
+
+
 def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:
     """Per head, the rows of the weighed map, summed with these weights."""
+    some = samples_per_tile(layer)
+    if some:  # larger matrices at a time than some rows of every sample, so faster
+        cuts = [(start, start + some) for start in range(0, len(rows), some)]
+        return torch.cat([dense.pull(layer.samples(*cut), rows[slice(*cut)], weigh) for cut in cuts])
     total: Tensor | None = None
     for cut, tile in tiles(layer):
         part = dense.pull(tile, rows[:, cut], weigh)
