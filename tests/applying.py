@@ -9,7 +9,7 @@ from vitrail.requests import read_request
 from vitrail.subject import Procedure
 from vitrail.targets import as_target
 
-WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("paper", {}, "image")), Walk)]
+WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("recommended", {}, "image")), Walk)]
 """Methods that read one recording, which all of them share."""
 CHEAP = {
     "vit_cx": {"threshold": 0.7},

@@ -112,5 +112,6 @@ def test_chunked_gives_what_dense_gives(name):
     dense = vitrail.compare(model, inputs, methods, 1, backend="dense")
     chunked = vitrail.compare(model, inputs, methods, 1, backend="chunked", chunk_rows=3)
     for a, b in zip(dense, chunked, strict=True):
-        assert (a.provenance["backend"], b.provenance["backend"]) == ("dense", "chunked")
+        used = (a.provenance["backend"], b.provenance["backend"])
+        assert used in (("dense", "chunked"), ("none", "none"))  # some methods read no maps
         assert_close(a.scores, b.scores, atol=1e-11, rtol=1e-9, msg=lambda m, a=a: f"{a.method}: {m}")

@@ -34,10 +34,12 @@ class Attribution:
         readout: for text, the position the prediction is read from, -1 where it is not a single one. Its own entry
             says how much a token keeps of itself; it can dwarf the others, so pictures leave it out.
         pixels: a map of the image's own size, for methods that work on pixels.
-        layers: one map per layer, first to last, where the method has them.
+        layers: one map per layer, first to last, where the method has them; for `consensus` one per part, by the
+            names in `provenance["parts"]`.
         heads: one map per head, where the method has them.
         provenance: model, its fingerprint, library versions, backend and seconds; `residual`, for methods whose scores
-            should add up, is what their sum lacks in each sample.
+            should add up, is what their sum lacks in each sample; `parts` and `disagreement`, of methods that add up
+            others; `default`, why the best method did not apply where none was named.
     """
 
     scores: Float[Tensor, "b n"]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from vitrail.anatomy import Anatomy, Body
 from vitrail.attribution import Attribution
 from vitrail.comparison import Comparison
-from vitrail.errors import MethodError, suggest
+from vitrail.defaults import DEFAULT_METHOD, instead, read_spec, settled
+from vitrail.errors import MethodError, OptionError, RuleError, suggest
 from vitrail.inputs import read_inputs
 from vitrail.labelling import attribution_of
 from vitrail.methods import METHODS
@@ -22,11 +23,9 @@ from vitrail.record import find_body, forward
 from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
-from vitrail.requests import MethodSpec, Request, by_target, check_scalar, read_request, wanted_by
+from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
 from vitrail.subject import Procedure, Subject
 from vitrail.targets import AnyTarget, as_target
-
-DEFAULT_METHOD = "gae"
 
 
 def explain(
@@ -46,7 +45,7 @@ def explain(
     Args:
         model: any module that returns logits. It is not changed.
         inputs: a preprocessed image batch `[b, 3, h, w]`, or a mapping passed on as keywords.
-        method: a name of `vitrail.METHODS`.
+        method: a name of `vitrail.METHODS`; `auto` is `consensus` where it applies, else `gae`.
         target: None (the predicted class), an int, one int per sample, a `vitrail.targets` object, or a function of
             the logits that gives one value per sample.
         preset: `paper`, `official` (the authors' released code) or `recommended`.
@@ -84,7 +83,8 @@ def compare(
     Args:
         model: any module that returns logits. It is not changed.
         inputs: as for `explain`.
-        methods: names, or pairs of a name and options; an option `preset` overrides the common one.
+        methods: names, or pairs of a name and options; an option `preset` overrides the common one. `auto` is
+            `consensus` where it applies, else `gae`.
         target: as for `explain`.
         preset: the preset of methods that name none.
         anatomy: where the model's parts are, if it is of no known family.
@@ -97,16 +97,17 @@ def compare(
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
     read = read_inputs(inputs)
-    requests = [read_request(spec, preset, read, as_target(target)) for spec in methods]
+    requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     body = find_body(model, anatomy)
     made: dict[int, Attribution] = {}
     identity: str | None = None
-    for request in requests:
-        if isinstance(request.plan, Procedure):
-            request.plan.check(model, body, request.inputs)
+    requests = [settled(request, model, body) for request in requests]
     for i, request in enumerate(requests):
         if isinstance(request.plan, Procedure):
-            made[i] = _follow(model, body, request, request.plan, settings)
+            try:
+                made[i] = _follow(model, body, request, request.plan, settings)
+            except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
+                requests[i] = instead(request, error)
     order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
     for _, group in groupby(order, key=lambda i: id(requests[i].inputs)):
         indices = list(group)
@@ -130,6 +131,7 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
     with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Part, Result]]] = {request: [] for request in requests}
+        ran: dict[Request, set[str]] = {request: set() for request in requests}
         for job, (part, group) in enumerate(jobs):
             for request in group:
                 check_scalar(request, part.target)
@@ -143,8 +145,13 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
             for request, walker in zip(group, walkers, strict=True):
                 assert walker.result is not None
                 found[request].append((part, walker.result))
+                ran[request] |= walker.ran
         identity = fingerprint(model)
-        return identity, [attribution_of(request, found[request], run) for request in requests]
+        made = []
+        for request in requests:
+            run.ran = ran[request]
+            made.append(attribution_of(request, found[request], run))
+        return identity, made
 
 
 def _follow(model: nn.Module, body: Body, request: Request, procedure: Procedure, settings: Settings) -> Attribution:

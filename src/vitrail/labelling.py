@@ -62,8 +62,22 @@ def attribution_of(
         pixels=pixels,
         layers=content("layers"),
         heads=content("heads"),
-        provenance={"backend": run.worked, **({} if residual is None else {"residual": residual.tolist()})},
+        provenance={
+            "backend": run.worked,
+            **({} if residual is None else {"residual": residual.tolist()}),
+            **({} if request.reason is None else {"default": request.reason}),
+            **_parts_of([result for _, result in results]),
+        },
     )
+
+
+def _parts_of(results: list[Result]) -> dict[str, Any]:
+    """Which parts a method added up, and how little they agree in each sample; nothing where it has none."""
+    apart = [result.disagreement for result in results if result.disagreement is not None]
+    return {
+        **({"parts": list(results[0].parts)} if results[0].parts else {}),
+        **({"disagreement": torch.stack(apart).mean(dim=0).tolist()} if apart else {}),
+    }
 
 
 def _said(value: object) -> object:

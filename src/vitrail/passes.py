@@ -67,15 +67,22 @@ class Pass:
         device = self.valid.device.type
         refusals = (fused_refusal(heard.calls[0], device) for heard in self.heard)
         refusal = next((why for why in refusals if why), None)
-        self.choose = partial(choose_backend, settings.backend, entries=entries(first), device=device, refusal=refusal)
+        self.choose = partial(
+            choose_backend,
+            settings.backend,
+            entries=entries(first),
+            device=device,
+            refusal=refusal,
+            bounded=settings.chunk_rows is not None,
+        )
         self.backend = self.choose(shared=False)
         self.ran: set[str] = set()
         self.measured: Tensor | None = None
 
     @property
     def worked(self) -> str:
-        """The backend that did the sums; fused kernels may leave some to blocks."""
-        return ", ".join(sorted(self.ran, reverse=True)) or self.backend
+        """The backends that did the sums over maps; fused kernels may leave some to blocks, and some methods need none."""
+        return ", ".join(sorted(self.ran, reverse=True)) or "none"
 
     def parts(self, target: AnyTarget) -> tuple[Part, ...]:
         """The scalars of a target on this pass's output."""
@@ -198,9 +205,9 @@ class Pass:
             weights=self._heads(call.weights),
             weights_grad=self._heads(gradients.get("output_grad")) if call.weights is not None else None,
             softmax_input=self._heads(call.softmax_input),
-            mask=None if call.mask is None else call.mask.detach()[(None,) * (4 - call.mask.ndim)],
+            mask=self._mask(call.mask),
             causal=call.causal,
-            logsumexp=call.logsumexp,
+            logsumexp=None if call.logsumexp is None else call.logsumexp.expand(self.inputs.batch, -1, -1),
             scale=call.scale,
             grad_scale=scale,
             **({} if block is None else _weights(block)),
@@ -210,6 +217,17 @@ class Pass:
             shared=self.shared,
             ran=self.ran,
         )
+
+    def _mask(self, mask: Tensor | None) -> Tensor | None:
+        """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
+        if mask is None:
+            return None
+        mask = mask.detach()
+        if (
+            mask.ndim == 3 and mask.shape[0] > 1 and mask.shape[0] % self.inputs.batch == 0
+        ):  # samples and heads together
+            return mask.view(self.inputs.batch, -1, *mask.shape[1:])
+        return mask[(None,) * (4 - mask.ndim)]
 
     def _heads(self, x: Tensor | None) -> Tensor | None:
         """An operand as `[b, h, t, d]`, without the graph."""

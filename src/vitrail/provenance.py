@@ -4,7 +4,6 @@ import hashlib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,27 +19,15 @@ def fingerprint(model: nn.Module) -> str:
     proof against someone who alters single weights on purpose.
     """
     # A module may keep more than tensors in its state.
-    state = {name: x for name, x in model.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
-    places = tuple((name, x.data_ptr(), x.shape, x.dtype) for name, x in state.items())
-    if model not in _samples or _samples[model][0] != places:
-        _samples[model] = (places, _sample(state))
+    state = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
     digest = hashlib.sha256("".join(f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state.items()).encode())
-    for some in _samples[model][1]:  # one copy from a device, not one for each tensor
+    samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for x in state.values():
+        flat = x.reshape(-1)
+        samples.setdefault((x.device, x.dtype), []).append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES])
+    for some in samples.values():  # one copy from a device, not one for each tensor
         digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-_samples: "WeakKeyDictionary[nn.Module, tuple[object, list[list[Tensor]]]]" = WeakKeyDictionary()
-"""Views of the values that are hashed, by the places where the weights lie; the values are read anew every time."""
-
-
-def _sample(state: dict[str, Tensor]) -> list[list[Tensor]]:
-    """Some values of every tensor, those on the same device and of the same dtype together."""
-    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for x in state.values():
-        flat = x.detach().reshape(-1)
-        found.setdefault((x.device, x.dtype), []).append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES])
-    return list(found.values())
 
 
 @cache

@@ -39,6 +39,9 @@ def fused_refusal(call: AttentionCall, device: str) -> str | None:
     """Why the sums over a call's maps cannot be computed by a fused kernel, or None if they can."""
     if call.weights is not None or call.query is None or call.value is None:
         return "the model computes its attention maps itself"
+    dtypes = {x.dtype for x in (call.query, call.key, call.value, call.output) if x is not None}
+    if len(dtypes) > 1:  # as under autocast, which casts what the call is given after it is heard
+        return "the operands of attention have different dtypes"
     widths = (call.query.shape[-1], call.value.shape[-1])
     return fused.refusal(device=device, dtype=call.query.dtype, widths=widths)
 

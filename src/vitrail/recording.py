@@ -189,7 +189,12 @@ class Layer:
         rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
         normaliser = None if self.logsumexp is None else self.logsumexp[:, :, cut]
         return replace(
-            self, readout=self.readout[:, cut], first_row=self.first_row + start, logsumexp=normaliser, **rows
+            self,
+            readout=self.readout[:, cut],
+            first_row=self.first_row + start,
+            logsumexp=normaliser,
+            backend="dense",
+            **rows,
         )
 
     def samples(self, start: int, stop: int) -> "Layer":

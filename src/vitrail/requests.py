@@ -19,7 +19,12 @@ MethodSpec = str | tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One method with all its options, on inputs prepared for it."""
+    """One method with all its options, on inputs prepared for it.
+
+    Args:
+        otherwise: what stands in for it where it does not apply; None where the user asked for it by name.
+        reason: why it stands in for another one, if it does.
+    """
 
     entry: Method
     preset: str
@@ -28,6 +33,8 @@ class Request:
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
     scalar_given: bool = False
+    otherwise: "Request | None" = None
+    reason: str | None = None
 
     @property
     def differentiates(self) -> bool:

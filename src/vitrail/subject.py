@@ -90,6 +90,19 @@ class Subject:
         with self.again(needs, how, inputs=inputs, copies=copies) as (run, part):
             return _layers(run, part, Wanted.of(needs, last_only=last_only), again=False)
 
+    def follow(self, method: "Procedure") -> Result:
+        """The result of another procedure on the same inputs and the same scalar, in a pass as it asks for."""
+        if method.how == PLAIN and not method.needs:  # it makes its own
+            return method.explain(self)
+        with self.again(method.needs, method.how) as (run, part):
+            return method.explain(replace(self, run=run, part=part))
+
+    @contextmanager
+    def looking_at(self, inputs: Inputs, needs: frozenset[str] = frozenset()) -> Iterator["Subject"]:
+        """The same model and the same scalar with other inputs of the same samples, in a plain pass."""
+        with self.again(needs, inputs=inputs) as (run, part):
+            yield replace(self, inputs=inputs, run=run, part=part)
+
     def gradient(self) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient of the pass ends, with the gradient of the scalar there."""
         return self.run.at_roots(self.part)

@@ -116,6 +116,13 @@ def answer_span(*, absolute: bool = False) -> Target:
     return Target("answer_span", absolute=absolute)
 
 
+def only(classes: Classes) -> int:
+    """The class of a batch of one."""
+    index = classes[0] if isinstance(classes, tuple) else classes
+    assert index is not None
+    return index
+
+
 def _classes(c: Any) -> Classes:  # noqa: ANN401
     if c is None:
         return None

@@ -290,6 +290,16 @@ def test_a_larger_budget_never_fools_less():
     assert found.to_dict()["notice"] == NOTICE
 
 
+@pytest.mark.parametrize("second", [Budget(linf=1 / 255), Budget(l2=0.05)])
+def test_nothing_counts_within_a_budget_that_it_exceeds(second):
+    budgets = [Budget(linf=40 / 255), second]
+    found = robustness(Linear(), [("a.png", picture())], budgets=budgets, preprocess=prepare, steps=15)
+    first, other_one = found.pictures[0]["within"]
+    assert first["fooled"]
+    assert not second.holds(l2=first["l2"], linf=first["linf"])
+    assert second.holds(l2=other_one["l2"], linf=other_one["linf"])
+
+
 def test_an_audit_names_what_it_leaves_out_and_is_written_as_a_table(tmp_path):
     pictures = [("a.png", picture())]
     found = robustness(Linear(), [*pictures, ("b.png", picture(5))], other(), preprocess=prepare, steps=5)

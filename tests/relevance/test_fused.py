@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.reading import fused_refusal
 from vitrail.recording import Layer
 from vitrail.relevance import attention, chunked, dense, fused, gradient, positive
 from vitrail.relevance.backends import choose_backend
@@ -132,6 +133,8 @@ MASKS = {
     "a row that sees nothing": lambda b, h, q, k: (torch.arange(q) != 3)[None, None, :, None].expand(b, 1, q, k),
     "bias": lambda b, h, q, k: torch.randn(1, h, q, k),
     "lowest number": lambda b, h, q, k: torch.zeros(b, 1, q, k).masked_fill(torch.rand(b, 1, q, k) > 0.6, -3e38),
+    "one key for all": lambda b, h, q, k: torch.rand(b, 1, q, 1) > 0.3,
+    "one number for all keys": lambda b, h, q, k: torch.randn(b, h, q, 1),
     "minus infinity": lambda b, h, q, k: torch.zeros(b, 1, 1, k).masked_fill(torch.arange(k) > 30, -torch.inf),
 }
 
@@ -210,6 +213,26 @@ def test_maps_of_a_model_are_the_same_by_kernel_and_by_blocks(name):
         assert_close(here.scores, there.scores, rtol=0, atol=1e-3 * float(there.scores.abs().max()))
 
 
+def test_what_ran_is_said_of_each_method():
+    model = copy.deepcopy(tiny("hf_vit")).float().to(DEVICE)
+    inputs = {n: x.float().to(DEVICE) for n, x in MODELS["hf_vit"].inputs().items()}
+    made = vitrail.compare(model, inputs, ["gae", "cat", "agcam"], 1, backend="fused")
+    assert [one.provenance["backend"] for one in made] == ["fused", "none", "chunked"]
+
+
+def test_operands_of_two_dtypes_are_left_to_blocks():
+    call = read_sdpa(None, *(torch.zeros(1, 1, 3, 16, dtype=d) for d in (torch.float32, torch.float16, torch.float16)))
+    assert "different dtypes" in fused_refusal(call, DEVICE)
+
+
+def test_a_denominator_of_other_numbers_is_not_used():
+    q = torch.randn(2, 3, 5, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = F.scaled_dot_product_attention(q, q, q)
+    assert z.dtype is torch.bfloat16
+    assert read_sdpa(z, q, q, q).logsumexp is None
+
+
 def test_what_no_kernel_can_do_is_done_in_blocks_and_said_once(caplog):
     one, rows = layer(), torch.randn(2, 37, device=DEVICE)
 
@@ -243,3 +266,14 @@ def test_auto_takes_kernels_on_a_gpu_unless_methods_share_small_maps():
     assert choose_backend("auto", entries=2**40, shared=True, **choose) == "fused"
     assert choose_backend("auto", entries=2**40, shared=False, device="cuda", refusal="no") == "chunked"
     assert choose_backend("fused", entries=1, shared=False, device="cpu", refusal="no") == "chunked"
+    assert choose_backend("auto", entries=1, shared=False, device="cpu", refusal="no", bounded=True) == "chunked"
+
+
+def test_auto_says_why_a_gpu_goes_without_kernels(caplog):
+    fused.say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for device in ("cpu", "cuda", "cuda"):
+            choose_backend("auto", entries=2**40, shared=False, device=device, refusal="there is no kernel for float64")
+    assert [record.message for record in caplog.records] == [
+        "computing in blocks instead of by a fused kernel: there is no kernel for float64"
+    ]

@@ -12,11 +12,13 @@ from vitrail.bench.table import SIGNIFICANT, Table
 from vitrail.errors import OptionError, suggest
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As tables print it."""
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def _close(estimate: Estimate) -> str:
+def close(estimate: Estimate) -> str:
+    """The mark of what cannot be told from the best."""
     return "~" if estimate.p is not None and estimate.p >= SIGNIFICANT else ""
 
 
@@ -24,12 +26,12 @@ def _markdown(table: Table) -> str:
     def cell(estimate: Estimate | None) -> str:
         if estimate is None:
             return "–"
-        value = f"**{_number(estimate.value)}**" if estimate.best else f"{_number(estimate.value)}{_close(estimate)}"
-        return f"{value} [{_number(estimate.low)}, {_number(estimate.high)}]"
+        value = f"**{number(estimate.value)}**" if estimate.best else f"{number(estimate.value)}{close(estimate)}"
+        return f"{value} [{number(estimate.low)}, {number(estimate.high)}]"
 
     head = ["method", "n", *(column.title for column in table.columns)]
     lines = [f"### {table.title}", "", _piped(head), _piped(["---", *["---:"] * (len(head) - 1)])]
-    lines += [_piped([f"`{name}`", _count(row), *map(cell, row)]) for name, row in table.rows]
+    lines += [_piped([f"`{name}`", count(row), *map(cell, row)]) for name, row in table.rows]
     return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]).rstrip() + "\n"
 
 
@@ -37,7 +39,8 @@ def _piped(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _count(row: Sequence[Estimate | None]) -> str:
+def count(row: Sequence[Estimate | None]) -> str:
+    """How many examples a method was measured on."""
     return str(max((e.count for e in row if e is not None), default=0))
 
 
@@ -48,13 +51,13 @@ def _latex(table: Table) -> str:
     def cell(estimate: Estimate | None) -> str:
         if estimate is None:
             return "--"
-        value = rf"\textbf{{{_number(estimate.value)}}}" if estimate.best else _number(estimate.value)
-        close = r"\textsuperscript{$\sim$}" if _close(estimate) else ""
-        return rf"{value}{close} \scriptsize[{_number(estimate.low)}, {_number(estimate.high)}]"
+        value = rf"\textbf{{{number(estimate.value)}}}" if estimate.best else number(estimate.value)
+        mark = r"\textsuperscript{$\sim$}" if close(estimate) else ""
+        return rf"{value}{mark} \scriptsize[{number(estimate.low)}, {number(estimate.high)}]"
 
     arrows = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
     head = [f"{column.name.translate(ESCAPES)}{arrows[column.higher]}" for column in table.columns]
-    body = [" & ".join([name.translate(ESCAPES), _count(row), *map(cell, row)]) + r" \\" for name, row in table.rows]
+    body = [" & ".join([name.translate(ESCAPES), count(row), *map(cell, row)]) + r" \\" for name, row in table.rows]
     caption = " ".join([f"{table.title}.", *table.notes]).translate(ESCAPES)
     return "\n".join(
         [

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = tuple[np.ndarray, np.ndarray]
+Panels = dict[str, list[tuple[str, Series]]]
+"""Kind of curve -> methods and their curves."""
 LEFT_OUT = "removed fraction"
 
 
@@ -73,9 +75,7 @@ def curves(path: str | Path) -> "Figure":
     """A figure with a row for each model, data set and protocol, and a panel for each kind of curve."""
     from matplotlib.figure import Figure
 
-    with reading(Path(path)) as store:
-        rows = [(group.title, _panels(group)) for group in read_groups(store)]
-    rows = [(title, panels) for title, panels in rows if panels]
+    rows = panels_of(path)
     if not rows:
         raise InputError(f"{path} holds no curves: run a protocol that perturbs, such as chefer or vitrail, or sanity.")
     width = max(len(panels) for _, panels in rows)
@@ -91,7 +91,14 @@ def curves(path: str | Path) -> "Figure":
     return figure
 
 
-def _panels(group: Group) -> dict[str, list[tuple[str, Series]]]:
+def panels_of(path: str | Path) -> list[tuple[str, Panels]]:
+    """The curves of every model, data set and protocol that has some."""
+    with reading(Path(path)) as store:
+        rows = [(group.title, _panels(group)) for group in read_groups(store)]
+    return [(title, panels) for title, panels in rows if panels]
+
+
+def _panels(group: Group) -> Panels:
     found = {
         name: [(m.label, series) for m in group.methods if (series := read(group, m)) is not None]
         for name, (_, _, read) in PANELS.items()

@@ -54,9 +54,14 @@ def shown_beside(batch: Pictures, guide: str) -> dict[str, str]:
     return {key: f"{key}: it is of the guide's class, {name}." for key, label in pairs if label == own}
 
 
-@lru_cache(maxsize=4)
 def _read(opened: Opened, guide: str) -> tuple[Tensor, int]:
     """The guide in 0..1 as the model sees it squashed, and the class the model sees in it."""
+    return _reading(opened, guide, guide_identity(guide))
+
+
+@lru_cache(maxsize=1)  # it holds the model: no more than the one at work
+def _reading(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]:
+    """The same, kept for the next batch as long as the guide's content is the same."""
     seen = opened.loaded.image(_open(guide), squash=True)
     pixels = torch.from_numpy(np.array(seen.picture)).permute(2, 0, 1)[None].to(opened.device) / 255
     weight = next(opened.loaded.model.parameters())

@@ -6,7 +6,7 @@ from vitrail import targets
 from vitrail.errors import TargetError
 from vitrail.loading import Loaded
 from vitrail.loading.names import find_class, find_token
-from vitrail.targets import Classes, Target
+from vitrail.targets import Target
 
 PREDICTED = "none"
 
@@ -43,13 +43,4 @@ def class_index(loaded: Loaded, text: str) -> int | None:
 
 def title(loaded: Loaded, target: Target) -> str:
     """What is explained, in the names of the model's classes."""
-    if target.first is None:
-        return str(target)
-    first = loaded.class_name(_one(target.first))
-    return first if target.second is None else f"{first} rather than {loaded.class_name(_one(target.second))}"
-
-
-def _one(classes: Classes) -> int:
-    index = classes[0] if isinstance(classes, tuple) else classes
-    assert index is not None
-    return index
+    return loaded.target_name(target)

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli import auditing, benching, detailing, guiding, options, rewriting, rewriting_words, transferring
+from vitrail.cli import (
+    auditing,
+    benching,
+    detailing,
+    guiding,
+    options,
+    reports,
+    rewriting,
+    rewriting_words,
+    serving,
+    transferring,
+)
 from vitrail.cli.catalogue import show_methods
 from vitrail.cli.demonstrating import run_demo
 from vitrail.cli.examining import run_doctor
@@ -63,8 +74,10 @@ app.command("compare", help=COMPARE)(_explaining(None))
 app.command("guide", help=guiding.HELP)(guiding.command)
 app.command("detail", help=detailing.HELP)(detailing.command)
 app.command("audit", help=auditing.HELP)(auditing.command)
+app.command("report", help=reports.HELP)(reports.command)
 app.command("transfer", help=transferring.HELP)(transferring.command)
 app.command("rewrite", help=rewriting_words.HELP)(rewriting.command)
+app.command("app", help=serving.HELP)(serving.command)
 
 
 @app.command("demo")

@@ -60,7 +60,7 @@ def _check_early(request: Request) -> None:
     """Find a missing input, a wrong preset or option value before the model is loaded."""
     check_source(request.source)
     for spec in request.specs or ():
-        check_specs([spec], request.preset, kind=METHODS[spec[0]].inputs[0])
+        check_specs([spec], request.preset, kind=METHODS[spec[0]].inputs[0] if spec[0] in METHODS else "image")
 
 
 def _plan(request: Request, loaded: Loaded) -> Plan:

@@ -78,15 +78,16 @@ def _figure(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
 
 def _page(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
     """One page with every picture or sentence under the name of its target."""
-    from vitrail.plots.page import PAGE, to_html
+    from vitrail.plots.document import document
+    from vitrail.plots.page import to_html
+    from vitrail.storage import write_bytes
 
     body: list[str] = []
     for row in rows:
         body.append(f"<h2>{escape(row.title)}</h2>")
         body += [to_html(attribution, sample.picture, index=0) for attribution in row.attributions]
     title = ", ".join(row.title for row in rows)
-    path.write_text(PAGE.format(title=escape(title), body="\n".join(body)), encoding="utf-8")
-    return [path]
+    return [write_bytes(path, document(title, "\n".join(body)).encode())]
 
 
 def _data(path: Path, rows: list[Row], sample: Sample) -> list[Path]:

@@ -111,12 +111,6 @@ def _checked(text: str, where: str) -> str:
 
 def images_in(folder: Path) -> list[Path]:
     """The images right inside a folder, by name; other files and hidden ones are passed over."""
-    from PIL import Image
+    from vitrail.loading.images import images_in as listed
 
-    known = Image.registered_extensions()
-    found = sorted(
-        p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in known and not p.name.startswith(".")
-    )
-    if not found:
-        raise InputError(f"there are no images in {folder}.")
-    return found
+    return listed(folder)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vitrail.defaults import DEFAULT_METHOD
 from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.methods import METHODS
 
@@ -59,6 +60,8 @@ def _value(method: str, option: str, text: str) -> Any:  # noqa: ANN401
 def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
     """Raise if a method cannot be built for this kind of input, before the model runs."""
     for name, given in specs:
+        if name == DEFAULT_METHOD:  # which one that is depends on the model
+            continue
         entry, options = METHODS[name], dict(given)
         if kind not in entry.inputs:
             raise MethodError(f"{name} explains {' and '.join(entry.inputs)}, but the input is {kind}.")
@@ -77,4 +80,4 @@ def applicable(preset: str, kind: str) -> list[Spec]:
     return found
 
 
-PRESETS = ("recommended", "paper", "official", "lxt")
+PRESETS = ("recommended", "fine", "paper", "official", "lxt")

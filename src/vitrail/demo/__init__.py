@@ -1,6 +1,5 @@
 """Real explanations of real models two minutes after cloning: two pictures, three sentences, no download."""
 
-from base64 import b64encode
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -15,7 +14,8 @@ from vitrail.errors import OutputError
 from vitrail.explain import compare
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
-from vitrail.plots.page import PAGE, to_html
+from vitrail.plots.document import document, image
+from vitrail.plots.page import to_html
 from vitrail.storage import write_bytes
 
 if TYPE_CHECKING:
@@ -130,10 +130,9 @@ def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[E
     for (name, data), explained in zip(sheets.items(), (pictures, sentences), strict=True):
         methods = ", ".join(a.label for a in explained[0].attributions)
         alt = f"{name}: {methods} for {'; '.join(e.title for e in explained)}"
-        source = b64encode(data).decode()
-        blocks.append(f'<p><img style="max-width:100%" alt="{escape(alt)}" src="data:image/png;base64,{source}"></p>')
+        blocks.append(f"<p>{image(data, alt, look='max-width:100%')}</p>")
     for one in sentences:
         blocks.append(f"<h2>{escape(one.title)}</h2>")
         blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
     style = "font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em"
-    return PAGE.format(title="Vitrail demo", body=f'<main style="{style}">{"".join(blocks)}</main>')
+    return document("Vitrail demo", f'<main style="{style}">{"".join(blocks)}</main>')

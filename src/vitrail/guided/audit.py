@@ -22,8 +22,8 @@ from vitrail.guided.findings import Audit, Finding, distance
 from vitrail.guided.folders import names_of, read_folders
 from vitrail.guided.guides import Preprocess, find_preprocess
 from vitrail.guided.looking import look
-from vitrail.guided.thumbnails import signed_thumbnail, thumbnail
 from vitrail.plots.picture import Picture, as_picture
+from vitrail.plots.thumbnails import signed_thumbnail, thumbnail
 
 CLOSE = 0.25
 """A rival of this probability is looked at even where the label is predicted."""

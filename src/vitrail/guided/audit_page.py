@@ -1,12 +1,12 @@
 """An audit as one HTML page that needs nothing beside it. Every name is escaped: a file may be called `<script>`."""
 
-from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
 from vitrail.guided.guides import RECOGNISED
-from vitrail.plots.page import PAGE, SMALL
+from vitrail.plots.document import document, image
+from vitrail.plots.page import SMALL
 
 if TYPE_CHECKING:
     from vitrail.guided.findings import Audit, Finding, Pair
@@ -40,7 +40,7 @@ def to_page(audit: "Audit", *, most: int) -> str:
         _left_out("Folders named after no class", audit.left_out),
         _left_out("Files that could not be read", audit.broken),
     ]
-    return PAGE.format(title="Audit of labels", body=f'<main style="{MAIN}">{"".join(blocks)}</main>')
+    return document("Audit of labels", f'<main style="{MAIN}">{"".join(blocks)}</main>')
 
 
 def _counted(shown: int, total: int) -> str:
@@ -83,8 +83,7 @@ def _card(audit: "Audit", found: "Finding") -> str:
 
 
 def _image(data: bytes, alt: str) -> str:
-    source = b64encode(data).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/jpeg;base64,{source}" style="width:160px;margin-right:6px">'
+    return image(data, alt, look="width:160px;margin-right:6px")
 
 
 def _left_out(title: str, reasons: Mapping[str, str]) -> str:

@@ -32,6 +32,11 @@ class Budget:
         if self.linf is not None and self.linf < (1 - ROUNDING) / 255:
             raise OptionError(f"linf={self.linf} is less than one of the 255 steps of an 8-bit picture: nothing fits.")
 
+    def holds(self, *, l2: float, linf: float) -> bool:
+        """Whether a change of this size is within the budget."""
+        pairs = ((self.l2, l2), (self.linf, linf))
+        return all(limit is None or size <= limit + ROUNDING for limit, size in pairs)
+
     def typical(self, count: int) -> float:
         """The change of each of so many values that just fills the budget; 0 where there is none."""
         sizes = [self.l2 and self.l2 / math.sqrt(count), self.linf]

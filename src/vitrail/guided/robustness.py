@@ -97,8 +97,8 @@ def robustness(  # noqa: PLR0913  (each is a choice of its own)
         model: as for `rewrite`.
         images: pairs of a name and a PIL image.
         target: the class all shall be rewritten to; None is the second class the model thinks of, for each.
-        budgets: smallest first. A picture that reached the target within one is not tried again with a larger one,
-            which it would meet as well.
+        budgets: best smallest first: a rewriting that reached the target and meets another budget as well is not
+            made again.
         eta: as for `rewrite`, and so are all the others.
     """
     if not budgets:
@@ -129,10 +129,11 @@ def _escalate(lens: Lens, original: Levels, target: int, budgets: Sequence[Budge
     """The best rewriting within each budget."""
     found: list[Rewriting] = []
     for budget in budgets:
-        done = bool(found) and found[-1].reached
-        tried = found[-1] if done else rewrite_levels(lens, original, target, None, budget, way)
-        worse = bool(found) and found[-1].fooled and not tried.fooled
-        found.append(found[-1] if worse else tried)
+        fitting = [one for one in found if budget.holds(l2=one.l2, linf=one.linf)]
+        done = next((one for one in fitting if one.reached), None)
+        tried = done or rewrite_levels(lens, original, target, None, budget, way)
+        fooled = next((one for one in fitting if one.fooled and not tried.fooled), None)
+        found.append(fooled or tried)
     return found
 
 

@@ -12,13 +12,14 @@ from vitrail.loading.vision import is_timm_name, load_timm, load_weights
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".tar"}
 
 
-def load(name: str, *, arch: str | None = None) -> Loaded:
+def load(name: str, *, arch: str | None = None, pickles: bool = False) -> Loaded:
     """A model that is ready to be explained, in evaluation mode on the CPU.
 
     Args:
         name: `photo` or `sentiment` (the models inside the package), a timm name, a Hugging Face id or folder, or a
             `.safetensors` file.
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
+        pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
     """
     path = Path(name)
     if path.suffix in PICKLES:
@@ -34,7 +35,7 @@ def load(name: str, *, arch: str | None = None) -> Loaded:
         return load_embedded(name)
     if is_timm_name(name):
         return load_timm(name)
-    return load_huggingface(name)
+    return load_huggingface(name, pickles=pickles)
 
 
 __all__ = ["Loaded", "Sample", "load"]

@@ -24,12 +24,12 @@ TASKS: dict[str, tuple[str, str]] = {
 """Endings of class names in `config.architectures` -> the auto class that loads them, and what they do."""
 
 
-def load_huggingface(name: str) -> Loaded:
+def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
     """A model for images, sequences, questions or next tokens, with its processor or tokenizer."""
     transformers = _transformers(name)
     config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     auto, task = _task(name, config)
-    model = _model(name, getattr(transformers, auto))
+    model = _model(name, getattr(transformers, auto), pickles=pickles)
     if task == "image":
         return _image_model(name, model, transformers)
     tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
@@ -73,10 +73,13 @@ def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401
     )
 
 
-def _model(name: str, auto: Any) -> nn.Module:  # noqa: ANN401
+def _model(name: str, auto: Any, *, pickles: bool) -> nn.Module:  # noqa: ANN401
+    safe = None if pickles else True
     model, info = _fetch(
         name,
-        lambda: auto.from_pretrained(name, trust_remote_code=False, use_safetensors=True, output_loading_info=True),
+        lambda: auto.from_pretrained(
+            name, trust_remote_code=False, use_safetensors=safe, weights_only=True, output_loading_info=True
+        ),
     )
     if missing := sorted(info["missing_keys"]):
         # transformers would fill them with random numbers and explain those.

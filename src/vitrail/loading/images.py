@@ -44,6 +44,17 @@ def open_image(path: Path) -> Image.Image:
         raise InputError(f"{path} cannot be read as an image: {error}") from error
 
 
+def images_in(folder: Path) -> list[Path]:
+    """The images right inside a folder, by name; other files and hidden ones are passed over."""
+    known = Image.registered_extensions()
+    found = sorted(
+        p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in known and not p.name.startswith(".")
+    )
+    if not found:
+        raise InputError(f"there are no images in {folder}.")
+    return found
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """The picture with three channels of eight bits."""
     if image.mode.startswith("I") or image.mode == "F":

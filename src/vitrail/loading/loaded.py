@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError
+from vitrail.targets import Target, only
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -99,3 +100,10 @@ class Loaded:
         if self.task == "causal":
             return repr(self.tokenizer.decode([index]))
         return self.class_names[index].split(",")[0] if self.class_names else f"class {index}"
+
+    def target_name(self, target: Target) -> str:
+        """What is explained of one sample, in the names of the classes."""
+        if target.first is None:
+            return str(target)
+        first = self.class_name(only(target.first))
+        return first if target.second is None else f"{first} rather than {self.class_name(only(target.second))}"

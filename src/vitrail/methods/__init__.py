@@ -8,6 +8,7 @@ from vitrail.methods import (
     attention_gradients,
     attn_lrp,
     bi,
+    consensus,
     conservative_lrp,
     dix,
     feature_grad_cam,
@@ -38,10 +39,20 @@ _FORWARD = "1 forward"
 _EMBEDS = ByKind(image="embedding_output", text="inputs_embeds")
 _PATH = "steps forward, each with a backward of the last block"
 _LEVEL: Preset = {"level": ByKind(image="pixels", text="embedding_output")}
+_BEST: Preset = {
+    "parts": ByKind(image="gae+attn_lrp+le_grad", text="attn_lrp+integrated_gradients"),
+    "power": ByKind(image=0.5, text=1.0),
+    "negative": ByKind(image="drop", text="keep"),
+}
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        Method(
+            "consensus", consensus.build, "our own: gae, attn_lrp and le_grad together, see docs/CONSENSUS.md",
+            {"paper": _BEST, "fine": {**_BEST, "detail": "pixels"}}, signed_by={"negative": "keep"}, kind="rules",
+            cost="3 forward + 3 backward (text: 5 + 4); pixels: 4 times that",
+        ),
         Method(
             "raw_attention", raw_attention.build, "last layer's attention, no paper of its own",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, class_specific=False, cost=_FORWARD,

@@ -28,7 +28,7 @@ def layer_heatmap(attribution: Attribution, *, index: int = 0) -> "Figure":
             "a heat map of layers x tokens is for text. For an image, use layer_maps(attribution, image)."
         )
     summed = bool((layers.sum(dim=1) - attribution.scores).abs().max() <= 1e-4 * attribution.scores.abs().max())
-    names = [*(f"L{number}" for number in range(layers.shape[1])), "Sum" if summed else "Scores"]
+    names = [*_names(attribution, layers), "Sum" if summed else "Scores"]
     return token_heatmap(attribution, layers[index], names, index, signed=attribution.signed)
 
 
@@ -45,11 +45,18 @@ def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -
     maps = maps_of(attribution, layers[index], map_size(attribution, picture))
     scale = symmetric if attribution.signed else stretched
     panels: list[Panel | None] = [] if picture is None else [Panel("input")]
-    panels += [Panel(f"L{number}", scale(one), signed=attribution.signed) for number, one in enumerate(maps)]
-    heading = f"{attribution.label}, layer by layer\n{sample_target(attribution, index)}"
+    names = _names(attribution, layers)
+    panels += [Panel(name, scale(one), signed=attribution.signed) for name, one in zip(names, maps, strict=True)]
+    what = "part by part" if "parts" in attribution.provenance else "layer by layer"
+    heading = f"{attribution.label}, {what}\n{sample_target(attribution, index)}"
     lines = -(-len(panels) // (COLUMNS + 1))
     length = -(-len(panels) // lines)
     return panel_figure([panels[i : i + length] for i in range(0, len(panels), length)], picture, heading=heading)
+
+
+def _names(attribution: Attribution, layers: Float[Tensor, "b l n"]) -> list[str]:
+    """What each map is: a layer, or a part that the method names."""
+    return list(attribution.provenance.get("parts") or (f"L{number}" for number in range(layers.shape[1])))
 
 
 def _layers(attribution: Attribution) -> Float[Tensor, "b l n"]:

@@ -1,6 +1,5 @@
 """An attribution as HTML that needs nothing beside it. Every word of it is escaped: a token may say `<script>`."""
 
-from base64 import b64encode
 from html import escape
 from typing import Any
 
@@ -8,20 +7,14 @@ from vitrail.attribution import Attribution
 from vitrail.plots.canvas import rendered
 from vitrail.plots.captions import check_index, sample_target
 from vitrail.plots.colours import ink, shade
+from vitrail.plots.document import document
+from vitrail.plots.document import image as embedded
 from vitrail.plots.overlay import overlay
 from vitrail.plots.pieces import Piece, pieces
 
 BOX = "background:#fff;color:#1c1c1c;font-family:system-ui,sans-serif;max-width:56em;padding:.8em 1em"
 SMALL = "color:#6b6b6b;font-size:.85em;margin:.2em 0"
 TOKEN = "padding:.1em .18em;border-radius:.2em"
-PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title></head>
-<body style="margin:0;background:#fff">
-{body}
-</body>
-</html>
-"""
 
 
 def to_html(
@@ -50,7 +43,7 @@ def to_html(
 def to_page(attribution: Attribution, *, index: int | None = None) -> str:
     """A whole HTML document of the attribution."""
     title = f"{attribution.label}: {attribution.target}"
-    return PAGE.format(title=escape(title), body=to_html(attribution, index=index))
+    return document(title, to_html(attribution, index=index))
 
 
 def origin(attribution: Attribution) -> str:
@@ -74,12 +67,9 @@ def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool) ->
         found = pieces(attribution, index, merge=merge)
         words = "".join(("" if i == 0 or piece.glued else " ") + _token(piece) for i, piece in enumerate(found))
         return f'<p style="{SMALL}">{target}</p>\n<p style="line-height:1.9;margin:.2em 0">{words}</p>'
-    data = b64encode(rendered(overlay(attribution, image, index=index, title=""))).decode()
-    alt = escape(f"Map of {attribution.label} for the {sample_target(attribution, index)}, sample {index}")
-    return (
-        f'<p style="{SMALL}">{target}</p>\n'
-        f'<img alt="{alt}" src="data:image/png;base64,{data}" style="width:24em;max-width:100%">'
-    )
+    data = rendered(overlay(attribution, image, index=index, title=""))
+    alt = f"Map of {attribution.label} for the {sample_target(attribution, index)}, sample {index}"
+    return f'<p style="{SMALL}">{target}</p>\n{embedded(data, alt, look="width:24em;max-width:100%")}'
 
 
 def _token(piece: Piece) -> str:

@@ -92,7 +92,7 @@ def fall_back(layer: Layer, why: str) -> None:
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     """Blocks of queries, for sums no kernel knows."""
-    layer.ran.add("chunked")
+    fall_back(layer, "a method reads whole rows")
     return chunked.tiles(layer)
 
 
@@ -138,7 +138,9 @@ class Operands:
         # Kernels that read no gradient are handed something that is never looked at.
         self.value = _rows_in_order(layer.get("value")) if gradient else self.key
         self.upstream = _rows_in_order(layer.get("output_grad")) if gradient else self.query
-        self.mask = self.query if layer.mask is None else layer.mask.expand(self.batch, self.heads, self.queries, -1)
+        self.mask = (
+            self.query if layer.mask is None else layer.mask.expand(self.batch, self.heads, self.queries, self.keys)
+        )
         self.kind = "none" if layer.mask is None else "float" if layer.mask.is_floating_point() else "bool"
         self.lowest = torch.finfo(self.mask.dtype).min / 2 if self.kind == "float" else 0.0
         self.precision = "tf32" if self._is_half() else "tf32x3"
@@ -151,7 +153,7 @@ class Operands:
             return kept
         tiling = self._tiling_of_rows()
         out = torch.empty(self.batch, self.heads, self.queries, device=self.query.device)
-        grid = (_blocks(self.queries, tiling.queries), self.batch * self.heads)
+        grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
         _kernels().logsumexp[grid](
             self.query, self.key, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
             *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width, MASK=self.kind,
@@ -170,7 +172,7 @@ class Operands:
         tiling = (half if self._is_half() else WIDE)[padded(max(self.width, self.value.shape[3]))]
         lse = self.logsumexp if kernel not in ("gradient", "positive_gradient") else rows
         delta = self._delta() if kernel == "score_gradient" else rows
-        grid = (_blocks(self.keys, tiling.keys), self.batch * self.heads)
+        grid = (_blocks(self.keys, tiling.keys) * self.batch * self.heads,)
         _kernels().pull[grid](
             self.query, self.key, self.value, self.upstream, lse, delta, rows, self.mask, out,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], *self.upstream.stride()[:3],
@@ -183,7 +185,7 @@ class Operands:
     def push(self, columns: Tensor, out: Tensor) -> None:
         """Fill `out[b, h, q, c]` with the maps applied to columns."""
         tiling, lse = self._tiling_of_rows(), self.logsumexp
-        grid = (_blocks(self.queries, tiling.queries), self.batch * self.heads)
+        grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
         _kernels().push[grid](
             self.query, self.key, columns, lse, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
             *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,

@@ -23,6 +23,15 @@ def _jit(function):
 
 
 @_jit
+def _place(blocks, heads, groups):
+    """Which block, sample, head and key head a program works on; neighbours share a head, and so a cache."""
+    program = tl.program_id(0)
+    head = (program // blocks) % heads
+    sample = (program // blocks // heads).to(tl.int64)
+    return program % blocks, sample, head.to(tl.int64), (head // groups).to(tl.int64)
+
+
+@_jit
 def _seen(scores, scale, mask, offs_q, offs_k, mask_q, mask_k, lowest, queries, keys, MASK: tl.constexpr,
           CAUSAL: tl.constexpr):  # fmt: skip
     """Scores in units of log2, mask added, and which entries may be seen; offsets broadcast to the tile."""
@@ -79,9 +88,7 @@ def pull(q, k, v, dz, lse, delta, rows, mask, out, q_b, q_h, q_t, k_b, k_g, k_t,
     """One block of keys of `out[b, h, k] = sum_q rows[b, q] * w[b, h, q, k]`."""
     HAS_A: tl.constexpr = (WEIGH != "gradient") and (WEIGH != "positive_gradient")
     HAS_G: tl.constexpr = WEIGH != "attention"
-    block, head = tl.program_id(0), tl.program_id(1) % heads
-    b, h = (tl.program_id(1) // heads).to(tl.int64), head.to(tl.int64)
-    g = (head // groups).to(tl.int64)
+    block, b, h, g = _place(tl.cdiv(keys, BLOCK_K), heads, groups)
     offs_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     offs_d, offs_e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     real_k = (offs_k < keys)[:, None]
@@ -137,8 +144,7 @@ def logsumexp(q, k, mask, out, q_b, q_h, q_t, k_b, k_g, k_t, mask_b, mask_h, mas
               groups, queries, keys, d, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
               BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """One block of queries of the logarithm of the softmax's denominator, `[b, h, q]`."""
-    block, head = tl.program_id(0), tl.program_id(1) % heads
-    b, h, g = (tl.program_id(1) // heads).to(tl.int64), head.to(tl.int64), (head // groups).to(tl.int64)
+    block, b, h, g = _place(tl.cdiv(queries, BLOCK_Q), heads, groups)
     offs_q, offs_d = block * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
     real_q = offs_q < queries
     query_at = q + b * q_b + h * q_h + offs_q[:, None] * q_t + offs_d[None, :]
@@ -173,8 +179,7 @@ def push(q, k, columns, lse, mask, out, q_b, q_h, q_t, k_b, k_g, k_t, l_b, l_h, 
          lowest, heads, groups, queries, keys, d, c, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
          BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     """One block of queries of `out[b, h] = A[b, h] @ columns[b]`, `[b, h, q, c]`."""
-    block, head = tl.program_id(0), tl.program_id(1) % heads
-    b, h, g = (tl.program_id(1) // heads).to(tl.int64), head.to(tl.int64), (head // groups).to(tl.int64)
+    block, b, h, g = _place(tl.cdiv(queries, BLOCK_Q), heads, groups)
     offs_q, offs_d, offs_c = block * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_C)
     real_q = offs_q < queries
     query_at = q + b * q_b + h * q_h + offs_q[:, None] * q_t + offs_d[None, :]

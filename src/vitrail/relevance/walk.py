@@ -16,7 +16,8 @@ class Result:
 
     `own` is what each token's score holds for being read itself, carried down by the skip connections. A method that
     works on pixels gives `pixels` alone; its scores are the sums over patches. `residual` is what the sum of all scores
-    lacks of what it should be, for methods whose scores should add up.
+    lacks of what it should be, for methods whose scores should add up. `parts` names what `layers` holds where that is
+    not one map per layer, and `disagreement` says how little those parts agree.
     """
 
     scores: Float[Tensor, "b t"] | None = None
@@ -25,6 +26,8 @@ class Result:
     heads: Float[Tensor, "b h t"] | None = None
     pixels: Float[Tensor, "b y x"] | None = None
     residual: Float[Tensor, " b"] | None = None
+    parts: tuple[str, ...] = ()
+    disagreement: Float[Tensor, " b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,17 @@ class Walker:
         self.method = method
         self.state: Any = None
         self.result: Result | None = None
+        self.ran: set[str] = set()  # the backends that worked for it
 
     def see(self, layer: Layer) -> None:
         """Take one layer; they come last to first."""
+        layer.ran.clear()
         if layer.is_last:
             self.state = self.method.start(layer)
         self.state = self.method.step(self.state, layer)
         if layer.index == 0:
             self.result = self.method.finish(self.state, layer)
+        self.ran |= layer.ran
 
 
 def walk(method: Walk, recording: Recording) -> Result:

@@ -1,0 +1,154 @@
+"""What a visitor can do, as plain functions: no browser and no Gradio is needed to call them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import vitrail
+from vitrail.app import downloads, explaining, removing, views
+from vitrail.app.drawing import Look
+from vitrail.app.jobs import Tell, running, silent
+from vitrail.app.limits import Limits, read_picture, read_text
+from vitrail.app.rooms import Case, Given, Room, Rooms
+from vitrail.app.shelf import Shelf
+from vitrail.app.words import percent
+from vitrail.attribution import Attribution
+from vitrail.errors import InputError
+
+
+@dataclass(frozen=True)
+class House:
+    """What all visitors share: the models, the limits, and a room for each of them."""
+
+    shelf: Shelf
+    rooms: Rooms
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the controls of the page say.
+
+    Args:
+        target: a class, or None for the one the model finds likeliest.
+    """
+
+    kind: str
+    model: str
+    target: int | None
+    methods: Sequence[str]
+    preset: str
+    look: Look = Look()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the page shows of an explanation.
+
+    Args:
+        choices: the likeliest classes as they are offered, with their numbers.
+    """
+
+    answer: str
+    maps: str
+    choices: list[tuple[str, str]]
+    target: str
+
+
+def take_picture(house: House, room: Room, path: str | Path) -> None:
+    """Put an uploaded picture into the room, after checking it; the file is deleted."""
+    place = Path(path)
+    if place.stat().st_size > house.limits.upload:
+        place.unlink()
+        raise InputError(f"the file is larger than {house.limits.upload / 2**20:.0f} MB. Make it smaller.")
+    data = place.read_bytes()
+    place.unlink()
+    read_picture(data, house.limits)
+    room.given["image"] = Given("image", data)
+
+
+def take_text(house: House, room: Room, text: str) -> None:
+    """Put a text into the room, after checking it."""
+    room.given["text"] = Given("text", read_text(text, house.limits))
+
+
+def situation(house: House, room: Room, asked: Asked) -> tuple[Case, int]:
+    """The case that the controls describe, and the class to explain: the likeliest where that is not among the offered."""
+    case = explaining.case_of(room, house.shelf, house.limits, asked.kind, asked.model)
+    known = [index for index, _ in case.classes]
+    return case, asked.target if asked.target in known else known[0]
+
+
+def explained(house: House, room: Room, asked: Asked, tell: Tell = silent) -> Iterator[Shown]:
+    """The explanation as far as it is known, again after each method that takes longer."""
+    room.stop.clear()
+    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
+    case, target = situation(house, room, asked)
+    choices = [(f"{case.name(index)} · {percent(likely)}", str(index)) for index, likely in case.classes]
+    for found in explaining.explain(room, case, target, methods, asked.preset, tell):
+        yield Shown(views.answer(case, target), views.maps(case, target, found, asked.look), choices, str(target))
+
+
+def known_maps(house: House, room: Room, asked: Asked) -> tuple[Case, int, list[Attribution | str]]:
+    """The case, the class and all maps, computed where they are not known."""
+    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
+    case, target = situation(house, room, asked)
+    return case, target, list(explaining.explain(room, case, target, methods, asked.preset))[-1]
+
+
+def redrawn(house: House, room: Room, asked: Asked) -> str:
+    """The same maps in other colours."""
+    case, target, found = known_maps(house, room, asked)
+    return views.maps(case, target, found, asked.look)
+
+
+def layer(house: House, room: Room, asked: Asked, method: str, number: int) -> tuple[str, int]:
+    """One layer's part of a method's map, and how many layers there are."""
+    case, target = situation(house, room, asked)
+    found = explaining.map_of(room, case, target, method, asked.preset)
+    return views.layer(case, found, number, asked.look), views.depth(found)
+
+
+def heads(house: House, room: Room, asked: Asked, method: str) -> str:
+    """Every head's part of a method's map."""
+    case, target = situation(house, room, asked)
+    return views.heads(case, explaining.map_of(room, case, target, method, asked.preset), asked.look)
+
+
+def remove(house: House, room: Room, asked: Asked, method: str, fill: str, percents: float, tell: Tell = silent) -> str:
+    """The input without its most important parts, and what the model then says; computed once, then looked up."""
+    room.stop.clear()
+    case, target = situation(house, room, asked)
+    found = explaining.map_of(room, case, target, method, asked.preset, tell)
+    return views.removal(case, target, found, removing.removal(room, case, target, found, fill, tell), percents)
+
+
+def between(house: House, room: Room, asked: Asked, first: int, second: int) -> str:
+    """What speaks for one class rather than another."""
+    case, _ = situation(house, room, asked)
+    known = [index for index, _ in case.classes]
+    first = first if first in known else known[0]
+    second = second if second in known and second != first else next((i for i in known if i != first), first)
+    key = (case.key, first, second)
+    found = room.curves.get(key)
+    if not isinstance(found, Attribution):
+        room.stop.clear()
+        with running(case.opened, room, silent, "comparing two classes"):
+            found = vitrail.detail(case.opened.loaded.model, case.sample.inputs, first, second)
+        room.curves.put(key, found)
+    return views.detail(case, found, first, second, asked.look)
+
+
+def agreement(house: House, room: Room, asked: Asked) -> str:
+    """How much the chosen methods agree."""
+    return views.agreement(known_maps(house, room, asked)[2])
+
+
+def download(house: House, room: Room, asked: Asked, form: str) -> dict[str, str]:
+    """A file of all that is shown: its name and its content."""
+    return downloads.file_of(form, *known_maps(house, room, asked))
+
+
+def stop(room: Room) -> None:
+    """Ask the visitor's running job to stop at the next pass of the model."""
+    room.stop.set()

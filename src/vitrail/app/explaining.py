@@ -1,0 +1,131 @@
+"""A visitor's input as a case, and its maps: every quick method from one recording, slow ones when asked for."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import vitrail
+from vitrail import targets
+from vitrail.app.jobs import Tell, running, silent
+from vitrail.app.limits import Limits, read_picture, read_text
+from vitrail.app.rooms import Case, Given, MapKey, Room
+from vitrail.app.shelf import Opened, Shelf
+from vitrail.attribution import Attribution
+from vitrail.errors import OptionError, VitrailError
+from vitrail.guided.looking import look
+from vitrail.loading import Sample
+from vitrail.methods import METHODS
+from vitrail.relevance import Walk
+
+TOP = 6
+"""Classes offered."""
+PRESETS = ("recommended", "paper", "official")
+CHOSEN = {"image": ("consensus", "gae", "complete_gradient"), "text": ("attcat", "consensus", "gae")}
+"""Shown at first."""
+
+
+def offered(kind: str) -> list[str]:
+    """The methods for this kind of input, the quick ones first."""
+    fitting = [name for name, entry in METHODS.items() if kind in entry.inputs and entry.models is None]
+    return sorted(fitting, key=lambda name: not is_quick(name))
+
+
+@cache
+def is_quick(name: str) -> bool:
+    """Whether it only walks over layers that were recorded once for all such methods."""
+    entry = METHODS[name]
+    return isinstance(entry.build(**entry.resolve("recommended", {}, entry.inputs[0])), Walk)
+
+
+def preset_of(method: str, preset: str) -> str:
+    """The preset if the method has it, else the recommended one."""
+    if preset not in PRESETS:
+        raise OptionError(f"there is no preset {preset!r}. Known: {', '.join(PRESETS)}.")
+    return preset if preset in METHODS[method].presets else "recommended"
+
+
+def case_of(room: Room, shelf: Shelf, limits: Limits, kind: str, model: str) -> Case:
+    """The visitor's picture or text before a model, looked at once."""
+    given, opened = room.given[kind], shelf.open(model, kind)
+    key = (given.key, model)
+    found = room.cases.get(key)
+    return found if found is not None else room.cases.put(key, _look(key, given, opened, limits))
+
+
+def _look(key: tuple[str, str], given: Given, opened: Opened, limits: Limits) -> Case:
+    sample = _sample(given, opened, limits)
+    with opened.lock:
+        likely = look(opened.loaded.model, sample.inputs).logits[0].softmax(dim=0)
+    best = likely.topk(min(TOP, len(likely)))
+    return Case(key, opened, sample, tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+
+
+def _sample(given: Given, opened: Opened, limits: Limits) -> Sample:
+    if isinstance(given.data, bytes):
+        return opened.loaded.image(read_picture(given.data, limits))
+    return opened.loaded.text(read_text(given.data, limits))
+
+
+def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str]:
+    """The methods that are asked for, each once."""
+    wanted, known = list(dict.fromkeys(methods)), offered(kind)
+    wrong = [name for name in wanted if name not in known]
+    if wrong:
+        raise OptionError(f"there is no method {wrong[0]!r} for {kind} inputs.")
+    if not wanted:
+        raise OptionError("no method is chosen: choose at least one way to explain.")
+    if len(wanted) > limits.methods:
+        raise OptionError(f"{len(wanted)} methods are chosen, but at most {limits.methods} are shown at once.")
+    return wanted
+
+
+def explain(
+    room: Room, case: Case, target: int, methods: Sequence[str], preset: str, tell: Tell = silent
+) -> Iterator[list[Attribution | str]]:
+    """The maps that are known so far, again after each slow one; why there is none in place of one that failed."""
+    keys = [_key(case, target, name, preset) for name in methods]
+    if any(key not in room.maps and is_quick(key[2]) for key in keys):
+        _record(room, case, target, preset, tell)
+    for key in keys:
+        if key not in room.maps:
+            if known := _known(room, keys):
+                yield known
+            with running(case.opened.twin, room, tell, f"computing {key[2]}"):
+                room.maps.put(key, _one(case, case.opened.twin, target, key))
+    yield _known(room, keys)
+
+
+def _key(case: Case, target: int, method: str, preset: str) -> MapKey:
+    return (case.key, target, method, preset_of(method, preset))
+
+
+def _known(room: Room, keys: Sequence[MapKey]) -> list[Attribution | str]:
+    return [found for key in keys if (found := room.maps.get(key)) is not None]
+
+
+def _record(room: Room, case: Case, target: int, preset: str, tell: Tell) -> None:
+    """Every quick method at once: they share the forward pass, and a backward pass for each scalar."""
+    quick = [name for name in offered(case.opened.loaded.kind) if is_quick(name)]
+    keys = [key for name in quick if (key := _key(case, target, name, preset)) not in room.maps]
+    specs = [(method, {"preset": own}) for _, _, method, own in keys]
+    with running(case.opened, room, tell, "looking inside the model"):
+        try:
+            found = vitrail.compare(case.opened.loaded.model, case.sample.inputs, specs, targets.logit(target))
+        except VitrailError:  # one of them does not fit this model: find out which
+            found = [_one(case, case.opened, target, key) for key in keys]
+    for key, one in zip(keys, found, strict=True):
+        room.maps.put(key, one)
+
+
+def _one(case: Case, opened: Opened, target: int, key: MapKey) -> Attribution | str:
+    try:
+        return vitrail.explain(opened.loaded.model, case.sample.inputs, key[2], targets.logit(target), preset=key[3])
+    except VitrailError as error:
+        return f"{key[2]} was left out: {error}"
+
+
+def map_of(room: Room, case: Case, target: int, method: str, preset: str, tell: Tell = silent) -> Attribution:
+    """One map, computed if it is not known."""
+    (found,) = list(explain(room, case, target, [method], preset, tell))[-1]
+    if isinstance(found, str):
+        raise OptionError(found)
+    return found

@@ -1,0 +1,82 @@
+"""The models a page may open: the embedded ones, those on its allow-list, or any where the person who starts it says so."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from vitrail.bench.opened import affine
+from vitrail.errors import ModelError
+from vitrail.loading import EMBEDDED, Loaded, load
+
+OPEN = 3
+"""Models that stay loaded beside the embedded ones."""
+KIND_OF = {"photo": "image", "sentiment": "text"}
+READS = {"image": "pictures", "text": "text"}
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model that one job at a time uses, and how pictures in 0..1 become its inputs."""
+
+    loaded: Loaded
+    scaling: tuple[Tensor, Tensor] | None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @cached_property
+    def twin(self) -> "Opened":
+        """A second copy for long jobs, so that nobody's quick one waits for them."""
+        return Opened(replace(self.loaded, model=deepcopy(self.loaded.model)), self.scaling)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What the model says of pictures in 0..1."""
+        assert self.scaling is not None
+        shift, scale = (x.to(images) for x in self.scaling)
+        found = self.loaded.model(shift + scale * images)
+        return found if isinstance(found, Tensor) else found.logits
+
+
+class Shelf:
+    """Models by name, loaded when first asked for; only a few stay loaded."""
+
+    def __init__(self, allowed: Sequence[str] = (), *, any_model: bool = False, pickles: bool = False) -> None:
+        self.allowed, self.any_model, self.pickles = tuple(allowed), any_model, pickles
+        self._open: OrderedDict[str, Opened] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def names(self, kind: str) -> list[str]:
+        """The models offered for pictures or for text; what a listed one reads is known only once it is open."""
+        own = [name for name in EMBEDDED if KIND_OF[name] == kind]
+        known = {name: opened.loaded.kind for name, opened in self._open.items()}
+        return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]
+
+    def open(self, name: str, kind: str) -> Opened:
+        """The model of this name, if the page may open it and it reads this kind of input."""
+        if name not in (*EMBEDDED, *self.allowed) and not self.any_model:
+            raise ModelError(
+                f"this page may not open {name!r}. Whoever starts it can allow that: vitrail app --allow {name}"
+            )
+        with self._lock:  # two visitors who ask for the same model wait for one load
+            opened = self._open.get(name) or self._load(name)
+            self._open[name] = opened
+            self._open.move_to_end(name)
+            self._forget()
+        if opened.loaded.kind != kind:
+            raise ModelError(f"{name} reads {READS[opened.loaded.kind]}, not {READS[kind]}: use the other tab.")
+        return opened
+
+    def _load(self, name: str) -> Opened:
+        loaded = load(name, pickles=self.pickles)
+        if loaded.task == "question":
+            raise ModelError(f"{name} answers questions, which the page has no place for: use vitrail explain.")
+        loaded.model.requires_grad_(requires_grad=False)
+        return Opened(loaded, affine(loaded) if loaded.kind == "image" else None)
+
+    def _forget(self) -> None:
+        others = [name for name in self._open if name not in EMBEDDED]
+        for name in others[:-OPEN]:
+            del self._open[name]

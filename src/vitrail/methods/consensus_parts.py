@@ -1,0 +1,46 @@
+"""The explanations that `consensus` adds up."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from vitrail.circumstances import How
+from vitrail.methods import attn_lrp, gae, le_grad
+from vitrail.methods.integrated_gradients import attributed
+from vitrail.methods.levels import check_level
+from vitrail.methods.paths import copies_summed, midpoints, path_sum, scaled
+from vitrail.relevance import Result, Walk
+from vitrail.subject import Procedure, Subject
+
+WORDS, STEPS = "inputs_embeds", 3
+
+
+def word_gradients() -> Procedure:
+    """`integrated_gradients` at the word embeddings in few steps, without the passes that measure its completeness."""
+
+    def explain(subject: Subject) -> Result:
+        words: list[Tensor] = []
+
+        def some(points: list[float]) -> Tensor:
+            def at_root(x: Tensor) -> Tensor:
+                words.append(x)
+                return scaled(x, points, axis=0)
+
+            with subject.again(how=How(level=WORDS, at_root=at_root), copies=len(points)) as (run, part):
+                ((_, gradient),) = run.at_roots(part)
+            return copies_summed(gradient, len(points), axis=0)
+
+        gradients = path_sum(some, midpoints(STEPS), batch=1)
+        assert gradients is not None
+        return Result(attributed(words[0].to(gradients.dtype), gradients, STEPS).sum(dim=2))
+
+    return Procedure(explain, check=check_level(WORDS))
+
+
+PARTS: dict[str, Callable[[str], Walk | Procedure]] = {
+    "gae": lambda precision: gae.build(),
+    "attn_lrp": lambda precision: attn_lrp.build(precision=precision),
+    "le_grad": lambda precision: le_grad.build(tokens="readout"),
+    "integrated_gradients": lambda precision: word_gradients(),
+}
+"""By name, the explanation that takes part, in a given precision where it is computed by rules."""

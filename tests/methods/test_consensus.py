@@ -1,0 +1,209 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from tiny_models import MODELS, tiny
+from torch import nn
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import metrics
+from vitrail.errors import MethodError, OptionError
+from vitrail.methods import consensus
+
+PUBLISHED = [("gae", {}), ("attn_lrp", {}), ("le_grad", {"tokens": "readout"})]
+
+
+def scaled(values, power, negative):
+    """One image's scores from zero to one, or to the largest magnitude, to a power."""
+    if negative == "drop":
+        values = [max(v, 0.0) for v in values]
+        low, high = min(values), max(values)
+        return [((v - low) / (high - low)) ** power for v in values]
+    largest = max(abs(v) for v in values)
+    return [(1 if v > 0 else -1) * (abs(v) / largest) ** power for v in values]
+
+
+def by_hand(name, target, *, power=0.5, negative="drop", methods=PUBLISHED):
+    """The sum, from the published methods asked one by one."""
+    found = vitrail.compare(tiny(name), MODELS[name].inputs(), methods, target)
+    scores = [a.scores if a.own is None else a.scores - a.own for a in found]
+    # Patches come without the class token; a text keeps it, at zero.
+    before = MODELS[name].prefix if MODELS[name].kind == "text" else 0
+    rows = [
+        [[0.0] * before + scaled(part[i, before:].tolist(), power, negative) for part in scores]
+        for i in range(len(found[0]))
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "timm_vit_avg", "hf_bert", "hf_gpt2"])
+@pytest.mark.parametrize(("power", "negative"), [(0.5, "drop"), (1.0, "keep")])
+def test_it_is_the_sum_of_the_published_methods_brought_to_scale(name, power, negative):
+    model, inputs = tiny(name), MODELS[name].inputs()
+    parts = "gae+attn_lrp+le_grad"
+    found = vitrail.explain(model, inputs, "consensus", 1, parts=parts, power=power, negative=negative)
+    expected = by_hand(name, 1, power=power, negative=negative)
+    assert_close(found.layers, expected)
+    assert_close(found.scores, expected.sum(dim=1))
+    assert found.provenance["parts"] == ["gae", "attn_lrp", "le_grad"]
+    assert found.signed == (negative == "keep")
+
+
+def test_a_part_alone_tells_no_disagreement():
+    found = vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", 1, parts="gae")
+    assert found.provenance["parts"] == ["gae"]
+    assert "disagreement" not in found.provenance
+
+
+def test_parts_can_be_left_out():
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    found = vitrail.explain(model, inputs, "consensus", 1, parts="attn_lrp+gae")
+    assert_close(found.layers, by_hand("hf_vit", 1, methods=[("attn_lrp", {}), ("gae", {})]))
+    assert found.provenance["parts"] == ["attn_lrp", "gae"]
+
+
+def test_on_text_it_is_attn_lrp_and_integrated_gradients_signs_kept():
+    model, inputs = tiny("hf_roberta"), MODELS["hf_roberta"].inputs()
+    found = vitrail.explain(model, inputs, "consensus", 1)
+    words = ("integrated_gradients", {"level": "inputs_embeds", "steps": 3})
+    expected = by_hand("hf_roberta", 1, power=1.0, negative="keep", methods=[("attn_lrp", {}), words])
+    assert_close(found.layers, expected)
+    assert_close(found.scores, expected.sum(dim=1))
+    assert found.signed
+    assert found.provenance["parts"] == ["attn_lrp", "integrated_gradients"]
+
+
+def test_integrated_gradients_take_part_in_text_only():
+    with pytest.raises(MethodError, match=r"its part integrated_gradients does not.*text"):
+        vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", parts="integrated_gradients")
+
+
+def test_disagreement_is_one_minus_the_mean_spearman_correlation_of_the_parts():
+    found = vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", 1)
+    for parts, said in zip(found.layers.numpy(), found.provenance["disagreement"], strict=True):
+        pairs = [spearmanr(a, b)[0] for a, b in combinations(parts, 2)]
+        assert said == pytest.approx(1 - np.mean(pairs), abs=1e-12)
+
+
+def test_parts_that_say_the_same_do_not_disagree_and_one_part_never_does():
+    parts, content = torch.rand(2, 1, 7, dtype=torch.float64), torch.ones(2, 7, dtype=torch.bool)
+    same = torch.cat([parts, parts.sqrt(), parts**2], dim=1)
+    assert_close(consensus.disagreement(same, content), torch.zeros(2, dtype=torch.float64))
+    opposite = torch.cat([parts, -parts], dim=1)
+    assert_close(consensus.disagreement(opposite, content), torch.full((2,), 2.0, dtype=torch.float64))
+    assert consensus.disagreement(parts, content) is None
+
+
+def test_what_is_not_content_takes_no_part_in_scaling_and_in_ranks():
+    scores = torch.tensor([[9.0, 1.0, 3.0, 2.0, -7.0]], dtype=torch.float64)
+    content = torch.tensor([[False, True, True, True, False]])
+    assert_close(consensus.unit(scores, content), torch.tensor([[0.0, 0.0, 1.0, 0.5, 0.0]], dtype=torch.float64))
+    signed = consensus.signed_unit(scores, content, 1.0)
+    assert_close(signed, torch.tensor([[0.0, 1 / 3, 1.0, 2 / 3, 0.0]], dtype=torch.float64))
+    both = torch.stack([scores, scores * torch.tensor([[1.0, 1, 1, 1, -1]])], dim=1)
+    assert_close(consensus.disagreement(both, content), torch.zeros(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", consensus.SCALES.values())
+def test_a_constant_part_gives_no_nan_and_agrees_with_none(scale):
+    content = torch.ones(1, 5, dtype=torch.bool)
+    flat, other = torch.zeros(1, 5, dtype=torch.float64), torch.rand(1, 5, dtype=torch.float64)
+    parts = torch.stack([scale(flat, content, 0.5), scale(other, content, 0.5)], dim=1)
+    assert bool(torch.isfinite(parts).all())
+    assert_close(parts[:, 0], flat)
+    assert_close(consensus.disagreement(parts, content), torch.ones(1, dtype=torch.float64))
+
+
+def test_another_class_changes_the_map():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    one, other = (vitrail.explain(model, inputs, "consensus", c).scores for c in (0, 3))
+    assert np.mean([spearmanr(a, b)[0] for a, b in zip(one, other, strict=True)]) < 0.6
+
+
+def test_randomised_weights_destroy_it():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    *_, (_, copy) = metrics.randomised(model, seed=0)
+    real, random = (vitrail.explain(m, inputs, "consensus", 0).scores for m in (model, copy))
+    assert np.mean([spearmanr(a, b)[0] for a, b in zip(real, random, strict=True)]) < 0.5
+
+
+class OneWord(nn.Module):
+    """Attends to one word and answers by how much it saw of it; all other words are alike to it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 8)
+        layer = nn.TransformerEncoderLayer(8, 1, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 2)
+        with torch.no_grad():
+            self.embed.weight[:] = 0.3 * torch.randn(20, 8)
+            self.embed.weight[:, 0] = -1.0
+            self.embed.weight[7, 0] = 6.0
+            attention = self.encoder.layers[0].self_attn
+            attention.in_proj_weight[:] = 0.05 * attention.in_proj_weight
+            attention.in_proj_weight[16:] = torch.eye(8)  # values are what they read
+            attention.out_proj.weight[:] = torch.eye(8)
+            self.head.weight[0], self.head.weight[1] = 0.0, 0.0
+            self.head.weight[1, 0] = 2.0
+
+    def forward(self, input_ids):
+        return self.head(self.encoder(self.embed(input_ids))[:, 0])
+
+
+@pytest.mark.parametrize("place", [2, 4, 5])
+def test_the_word_that_decides_is_found(place):
+    model = OneWord().double().eval()
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    ids[0, place] = 7
+    anatomy = vitrail.Anatomy(blocks="encoder.layers", readout="cls")
+    for parts in ("gae+attn_lrp+le_grad", "attn_lrp+integrated_gradients"):
+        found = vitrail.explain(model, {"input_ids": ids}, "consensus", 1, anatomy=anatomy, parts=parts)
+        assert int(found.scores.argmax()) == place
+
+
+def test_a_model_that_a_part_does_not_apply_to_is_refused_by_the_parts_name():
+    with pytest.raises(MethodError, match=r"its part attn_lrp does not.*cosine"):
+        vitrail.explain(tiny("hf_clip"), MODELS["hf_clip"].inputs(), "consensus")
+    assert vitrail.explain(tiny("hf_clip"), MODELS["hf_clip"].inputs(), "consensus", parts="gae").layers is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"parts": "gae+attnlrp"}, "attn_lrp"),
+        ({"parts": "gae+gae"}, "twice"),
+        ({"power": 0.0}, "above zero"),
+        ({"negative": "flip"}, "drop"),
+        ({"detail": "pixel"}, "pixels"),
+        ({"calibration": "otto"}, "otsu"),
+        ({"shift": -1}, "below zero"),
+        ({"radius": 0}, "at least 1"),
+    ],
+)
+def test_options_that_name_nothing_are_refused(options, words):
+    with pytest.raises(OptionError, match=words):
+        consensus.build(**options)
+
+
+def test_pixels_are_for_images():
+    with pytest.raises(OptionError, match="for images"):
+        vitrail.explain(tiny("hf_bert"), MODELS["hf_bert"].inputs(), "consensus", preset="fine")
+
+
+def test_half_precision_is_explained_in_single():
+    model = tiny("hf_vit").to(torch.bfloat16)
+    inputs = MODELS["hf_vit"].inputs(dtype=torch.bfloat16)
+    found = vitrail.explain(model, inputs, "consensus", 1).scores
+    tiny("hf_vit").double()
+    assert found.dtype == torch.float32
+    assert bool(torch.isfinite(found).all())
+
+
+def test_content_is_what_stands_behind_the_prefix():
+    valid = torch.tensor([[True, True, True, False]])
+    assert consensus.content_of(valid, 1).tolist() == [[False, True, True, False]]

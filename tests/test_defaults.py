@@ -1,0 +1,62 @@
+"""What explains when nobody names a method."""
+
+import logging
+
+import pytest
+from tiny_models import MODELS, tiny
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.errors import MethodError, OptionError, RuleError
+from vitrail.methods import consensus
+
+
+def explain(name, **given):
+    return vitrail.explain(tiny(name), MODELS[name].inputs(), target=1, **given)
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert"])
+def test_it_is_consensus_where_that_applies(name, caplog):
+    found = explain(name)
+    assert found.method == "consensus"
+    assert "default" not in found.provenance
+    assert caplog.text == ""
+    assert_close(found.scores, explain(name, method="consensus").scores)
+
+
+def test_it_is_gae_where_consensus_does_not_apply_and_says_why(caplog):
+    with caplog.at_level(logging.WARNING, "vitrail"):
+        found = explain("hf_clip")
+    assert found.method == "gae"
+    assert "attn_lrp" in found.provenance["default"]
+    assert caplog.text.count("gae explains") == 1
+    assert_close(found.scores, explain("hf_clip", method="gae").scores)
+
+
+def test_a_missing_rule_is_met_on_the_way_and_gae_stands_in(monkeypatch):
+    def nowhere(subject, name):
+        raise RuleError("no rule for this operation")
+
+    monkeypatch.setattr(consensus, "explain_part", nowhere)
+    found = explain("hf_vit")
+    assert (found.method, found.provenance["default"]) == ("gae", "no rule for this operation")
+    with pytest.raises(RuleError, match="no rule for this"):
+        explain("hf_vit", method="consensus")
+
+
+def test_a_preset_that_only_gae_has_is_gaes():
+    assert explain("hf_vit", preset="official").method == "gae"
+    assert explain("hf_vit", preset="fine", radius=2).pixels is not None
+
+
+def test_options_are_those_of_consensus_so_nothing_can_stand_in():
+    assert explain("hf_vit", power=1.0).options["power"] == 1.0
+    with pytest.raises(OptionError, match="consensus has no option 'start_layer'"):
+        explain("hf_vit", start_layer=1)
+    with pytest.raises(MethodError, match="attn_lrp"):
+        explain("hf_clip", power=1.0)
+
+
+def test_others_can_be_compared_with_it():
+    found = vitrail.compare(tiny("hf_vit"), MODELS["hf_vit"].inputs(), ["auto", "rollout"], 1)
+    assert [a.method for a in found] == ["consensus", "rollout"]
