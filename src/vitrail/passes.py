@@ -207,6 +207,7 @@ class Pass:
             softmax_input=self._heads(call.softmax_input),
             mask=self._mask(call.mask),
             causal=call.causal,
+            first_row=0,
             logsumexp=None if call.logsumexp is None else call.logsumexp.expand(self.inputs.batch, -1, -1),
             scale=call.scale,
             grad_scale=scale,

@@ -1,3 +1,5 @@
+from importlib.resources import files
+
 import pytest
 import torch
 from saved_models import save_vit
@@ -54,3 +56,8 @@ def image(tiny):
 @pytest.fixture
 def text():
     return Asked("text", "sentiment", None, CHOSEN["text"], "recommended")
+
+
+@pytest.fixture
+def demo_picture():
+    return str(files("vitrail.demo").joinpath("pictures", "temple.jpg"))

@@ -1,0 +1,45 @@
+"""The page as a user starts it, in a process of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+START = "from vitrail.cli import main; main()"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def find_browser():
+    """The browser's path, or None."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@contextmanager
+def served(*args):
+    """The address of a page that is being served."""
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1,localhost", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, "app", *args], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    guard = threading.Timer(120, process.kill)
+    guard.start()
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"http://\S+(?=;)", line):
+                break
+        else:
+            raise AssertionError(f"the page did not start: {''.join(lines)}")
+        guard.cancel()
+        drain = threading.Thread(target=lambda: [lines.append(line) for line in process.stderr], daemon=True)
+        drain.start()
+        yield found[0]
+        assert "Traceback" not in "".join(lines), "".join(lines)
+    finally:
+        guard.cancel()
+        process.terminate()
+        process.wait(20)
