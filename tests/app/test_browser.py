@@ -12,6 +12,11 @@ PANELS = {
     "Why not another?": "between-view .legend",
     "Do they agree?": "agreement table",
 }
+FOCUSED = """() => {
+  const ids = [];
+  for (let part = document.activeElement; part; part = part.parentElement) if (part.id) ids.push(part.id);
+  return ids;
+}"""
 SOURCES = "() => [...document.querySelectorAll('#image-maps img')].map((image) => image.src).join()"
 
 
@@ -99,7 +104,7 @@ def test_upload_change_target_and_move_sliders(visit, demo_picture):
     panel(page, "Remove and watch")
     reading = "() => document.querySelector('#image-remove-view .reading')?.innerText"
     changed(page, lambda: slide(page, "#image-percent"), reading)
-    assert "with 25 % removed" in page.inner_text("#image-remove-view")
+    assert "with 25\u00a0% removed" in page.inner_text("#image-remove-view")
 
 
 def slide(page, name):
@@ -141,7 +146,7 @@ def test_a_script_is_shown_as_text(visit):
     page = visit()
     page.get_by_role("tab", name="Text", exact=True).click()
     page.fill("#text-input textarea", "<script>alert(1)</script> <img src=x onerror=alert(2)> a miracle")
-    words = "() => document.querySelector('#text-maps').innerText"
+    words = "() => document.querySelector('#text-maps .sentence')?.innerText"
     changed(page, lambda: page.click("#text-go"), words)
     page.wait_for_function("document.querySelectorAll('#text-maps .sentence').length == 3")
     shown = page.inner_text("#text-maps")
@@ -167,10 +172,7 @@ def test_every_control_is_reached_by_keyboard(visit):
     seen = set()
     for _ in range(60):
         page.keyboard.press("Tab")
-        seen |= set(page.evaluate(
-            "(() => { const ids = []; for (let e = document.activeElement; e; e = e.parentElement) if (e.id) ids.push(e.id);"
-            " return ids; })()"
-        ))  # fmt: skip
+        seen |= set(page.evaluate(FOCUSED))
     wanted = {"upload", "examples", "target", "methods", "stop", "opacity", "palette", "layer"}
     assert {f"image-{name}" for name in wanted} - seen == set()
 

@@ -1,7 +1,7 @@
 """What a visitor can do, as plain functions: no browser and no Gradio is needed to call them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import vitrail
@@ -38,7 +38,7 @@ class Asked:
     target: int | None
     methods: Sequence[str]
     preset: str
-    look: Look = Look()
+    look: Look = field(default_factory=Look)
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,12 @@ class Shown:
 
 
 def take_picture(house: House, room: Room, path: str | Path) -> None:
-    """Put an uploaded picture into the room, after checking it; the file is deleted."""
+    """Put an uploaded picture into the room, after checking it."""
     place = Path(path)
     if place.stat().st_size > house.limits.upload:
-        place.unlink()
         raise InputError(f"the file is larger than {house.limits.upload / 2**20:.0f} MB. Make it smaller.")
+    # Gradio deletes the file later; visitors with the same picture share it, so it is not ours to delete.
     data = place.read_bytes()
-    place.unlink()
     read_picture(data, house.limits)
     room.given["image"] = Given("image", data)
 
@@ -73,7 +72,7 @@ def take_text(house: House, room: Room, text: str) -> None:
 
 
 def situation(house: House, room: Room, asked: Asked) -> tuple[Case, int]:
-    """The case that the controls describe, and the class to explain: the likeliest where that is not among the offered."""
+    """The case that the controls describe, and the class to explain: the likeliest if theirs is not offered."""
     case = explaining.case_of(room, house.shelf, house.limits, asked.kind, asked.model)
     known = [index for index, _ in case.classes]
     return case, asked.target if asked.target in known else known[0]

@@ -4,7 +4,7 @@ Gradio hands every function the request and its bar first, then what the page's 
 own, and last the six controls of the tab (`CONTROLS`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from vitrail.app import actions, views
 from vitrail.app.actions import Asked, House, Shown
 from vitrail.app.drawing import Look
 from vitrail.app.examples import EXAMPLES
+from vitrail.app.explaining import is_quick
 from vitrail.app.jobs import Stopped, Tell
 from vitrail.app.rooms import Room
 from vitrail.errors import VitrailError
@@ -29,7 +30,11 @@ Update = Any
 
 def teller(bar: gr.Progress) -> Tell:
     """A function that moves Gradio's bar."""
-    return lambda fraction, words: bar(fraction, desc=words)
+
+    def tell(fraction: float, words: str) -> None:
+        bar(fraction, desc=words)
+
+    return tell
 
 
 def told(act: Callable[[], Update]) -> Update:
@@ -57,31 +62,41 @@ class Events:
         wanted = int(target) if str(target).isdecimal() else None
         return Asked(self.kind, str(model), wanted, methods or [], str(preset), Look(float(opacity), str(palette)))
 
-    def explain(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> Iterator[Update]:  # noqa: ANN401
-        """The main event."""
+    def explain(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
+        """The main event: all that is quick; what takes longer follows in `rest`."""
+        return self._explained(request, bar, values, whole=False)
+
+    def rest(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
+        """The same with the methods that take longer; nothing new where there are none."""
+        if all(map(is_quick, self.asked(values).methods)):
+            return (*[gr.skip()] * MAIN,)
+        return self._explained(request, bar, values, whole=True)
+
+    def _explained(
+        self, request: gr.Request, bar: gr.Progress, values: tuple[Any, ...], *, whole: bool
+    ) -> tuple[Update, ...]:
         asked = self.asked(values)
         try:
-            for shown in actions.explained(self.house, self.room(request), asked, teller(bar)):
-                yield main_update(shown, asked)
+            steps = actions.explained(self.house, self.room(request), asked, teller(bar))
+            return main_update(list(steps)[-1] if whole else next(steps), asked)
         except (VitrailError, Stopped) as error:
-            yield (views.trouble(str(error) or STOPPED), *[gr.skip()] * (MAIN - 1))
+            return (views.trouble(str(error) or STOPPED), *[gr.skip()] * (MAIN - 1))
 
-    def new(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> Iterator[Update]:  # noqa: ANN401
+    def new(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
         """Take an upload or a text, then explain its likeliest class."""
         take = {"image": actions.take_picture, "text": actions.take_text}[self.kind]
         given, model, _, *rest = values
         try:
             take(self.house, self.room(request), given)
         except VitrailError as error:
-            yield (views.trouble(str(error)), *[gr.skip()] * (MAIN - 1))
-            return
-        yield from self.explain(request, bar, model, None, *rest)
+            return (views.trouble(str(error)), *[gr.skip()] * (MAIN - 1))
+        return self.explain(request, bar, model, None, *rest)
 
-    def example(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> Iterator[Update]:  # noqa: ANN401
+    def example(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
         """Explain an example that comes with the page."""
         name, model, _, *rest = values
         self.room(request).given[self.kind] = EXAMPLES[self.kind][name]()
-        yield from self.explain(request, bar, model, None, *rest)
+        return self.explain(request, bar, model, None, *rest)
 
     def redraw(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
         """The maps in other colours."""

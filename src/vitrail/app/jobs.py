@@ -10,15 +10,17 @@ from vitrail.app.rooms import Room
 from vitrail.app.shelf import Opened
 from vitrail.restore import hooks
 
-Tell = Callable[[float | None, str], None]
-"""Takes a fraction of the work, None where it is not known, and words."""
+Tell = Callable[[float, str], None]
+"""Takes a fraction of the work and words."""
+SLOWING = 0.97
+"""Where nobody knows how many passes there will be, the bar goes on by less and less and never arrives."""
 
 
-class Stopped(Exception):  # noqa: N818  (no error: the visitor asked for it)
-    """The visitor asked to stop."""
+class Stopped(Exception):
+    """The visitor asked to stop: no error, so no part of the tree of errors."""
 
 
-def silent(fraction: float | None, words: str) -> None:
+def silent(fraction: float, words: str) -> None:
     """Tell nobody."""
 
 
@@ -36,8 +38,8 @@ class Watch:
         """As a hook before each pass."""
         self.check()
         self.passes += 1
-        known = None if self.total is None else min(self.passes / self.total, 1.0)
-        self.tell(known, self.words if self.passes == 1 else f"{self.words}, pass {self.passes}")
+        share = 1 - SLOWING**self.passes if self.total is None else min(self.passes / self.total, 1.0)
+        self.tell(share, self.words if self.passes == 1 else f"{self.words}, pass {self.passes}")
 
     def check(self) -> None:
         """Raise if the visitor asked to stop."""
@@ -53,7 +55,7 @@ def running(opened: Opened, room: Room, tell: Tell, words: str, total: int | Non
         total: how many passes there will be, if that is known.
     """
     watch = Watch(room, tell, words, total)
-    tell(None, f"{words}: waiting for the model")
+    tell(0.0, f"{words}: waiting for the model")
     with opened.lock, hooks([opened.loaded.model.register_forward_pre_hook(watch)]):
         watch.check()
         yield watch

@@ -1,7 +1,6 @@
 """The layout of the page: one tab for pictures, one for text, with the same parts."""
 
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import gradio as gr
@@ -26,7 +25,7 @@ OWN = {"image": "photo", "text": "sentiment"}
 
 def build(house: House) -> gr.Blocks:
     """The whole page, with an example explained on each tab."""
-    with gr.Blocks(title="Vitrail", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+    with gr.Blocks(title="Vitrail", analytics_enabled=False, delete_cache=(600, 600)) as page:
         gr.HTML(TOP)
         with gr.Tabs():
             for kind, title in TITLES.items():
@@ -76,8 +75,8 @@ def _input(house: House, kind: str) -> Input:
 def _example(kind: str, name: str) -> gr.Button:
     if kind == "text":
         return gr.Button(name, size="sm")
-    icon = str(files("vitrail.demo").joinpath("pictures", name))
-    return gr.Button(name.split(".")[0].replace("_", " "), icon=icon, size="sm")
+    stem = name.split(".")[0]
+    return gr.Button(stem.replace("_", " "), size="sm", elem_id=f"example-{stem}")
 
 
 def _model(house: House, kind: str) -> gr.Dropdown:

@@ -113,16 +113,18 @@ def picture_at(case: Case, removed: Removal, level: int) -> Float[np.ndarray, "h
 def _text(case: Case, target: int, attribution: Attribution, orders: Tensor, fill: str) -> Measured:
     loaded = case.opened.twin.loaded
     ids = torch.as_tensor(case.sample.inputs["input_ids"])[0].cpu().numpy()  # pyright: ignore[reportCallIssue, reportArgumentType]
-    special = set(loaded.tokenizer.all_special_ids)
+    tokenizer = loaded.tokenizer
+    special = set(tokenizer.all_special_ids)
     ordinary = ~np.isin(ids, list(special))
-    pad = loaded.tokenizer.pad_token_id or 0
+    blanks = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, 0)
     curve = metrics.text_curve(
         _scorer(loaded.model),
         [ids] * len(orders),
         [order.numpy() for order in orders],
         [target] * len(orders),
-        special=special if ordinary.any() else (),
-        pad=pad,
+        special=special,
+        how="pad" if ordinary.all() else "delete",  # without special tokens nothing would be left at the end
+        pad=next(blank for blank in blanks if blank is not None),
     )
     ranking = np.argsort(-orders[0].numpy(), kind="stable")
     candidates, counts = MODES["paper"](ranking, ordinary)

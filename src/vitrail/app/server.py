@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vitrail.app.limits import Limits
@@ -44,7 +44,7 @@ class Settings:
     allowed: Sequence[str] = ()
     any_model: bool = False
     pickles: bool = False
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 def require_gradio() -> None:
@@ -61,10 +61,11 @@ def application(settings: Settings) -> "FastAPI":
     require_gradio()
     import gradio as gr
     from fastapi import FastAPI
+    from gradio.themes import Default
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     from vitrail.app.actions import House
-    from vitrail.app.examples import first_given
+    from vitrail.app.examples import first_given, thumbnails
     from vitrail.app.page import build
     from vitrail.app.rooms import Room, Rooms
     from vitrail.app.shelf import Shelf
@@ -77,10 +78,17 @@ def application(settings: Settings) -> "FastAPI":
     app.add_middleware(Guarded)
     if settings.host in LOOPBACK:  # a page elsewhere must not reach this one under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
-    theme = gr.themes.Default(font=FONTS, font_mono=MONO, primary_hue="orange", neutral_hue="slate")
+    theme = Default(font=FONTS, font_mono=MONO, primary_hue="orange", neutral_hue="slate")
     more: dict[str, Any] = {"run_history": False, "footer_links": [], "enable_monitoring": False, "ssr_mode": False}
     return gr.mount_gradio_app(
-        app, page, "/", theme=theme, css=CSS, show_error=False, max_file_size=settings.limits.upload, **more
+        app,
+        page,
+        "/",
+        theme=theme,
+        css=CSS + thumbnails(),
+        show_error=False,
+        max_file_size=settings.limits.upload,
+        **more,
     )
 
 
@@ -108,7 +116,8 @@ def server(settings: Settings) -> tuple["uvicorn.Server", socket.socket]:
     import uvicorn
 
     listening = _listen(settings.host, settings.port)
-    config = uvicorn.Config(application(settings), log_level="warning", timeout_graceful_shutdown=2)
+    # Open pages keep a connection; at the end they are cut, which uvicorn would report as an error for each.
+    config = uvicorn.Config(application(settings), log_level="critical", timeout_graceful_shutdown=1)
     return uvicorn.Server(config), listening
 
 

@@ -1,4 +1,4 @@
-"""The models a page may open: the embedded ones, those on its allow-list, or any where the person who starts it says so."""
+"""The models a page may open: the embedded ones, those on its allow-list, or any if whoever starts it says so."""
 
 import threading
 from collections import OrderedDict

@@ -3,7 +3,8 @@
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "Consolas", "monospace")
 CSS = """
-.gradio-container { overflow-x: clip; min-width: 0 !important; max-width: min(1180px, 100vw) !important; margin: 0 auto !important; padding: 12px 16px !important; }
+.gradio-container { overflow-x: clip; min-width: 0 !important; max-width: min(1180px, 100vw) !important;
+  margin: 0 auto !important; padding: 12px 16px !important; }
 .top h1 { font-size: 1.7rem; line-height: 1.2; margin: .2em 0 0; }
 .top p { margin: .1em 0 .4em; color: var(--body-text-color-subdued); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 14px; }
@@ -46,11 +47,13 @@ table.matrix thead th { text-align: center; padding: 4px; }
 .ways { align-items: flex-end !important; }
 .ways button { flex-grow: 0 !important; height: 40px; }
 .examples { gap: 8px !important; }
-.examples button { white-space: normal; width: 100%; min-width: 0 !important; justify-content: flex-start; text-align: left; font-weight: 400; }
-.examples img { width: 44px; height: 44px; border-radius: 6px; object-fit: cover; }
+.examples button { white-space: normal; width: 100%; min-width: 0 !important;
+  justify-content: flex-start; text-align: left; font-weight: 400; }
+#image-examples button::before { content: ""; width: 44px; height: 44px; border-radius: 6px; margin-right: 8px;
+  background-size: cover; flex: none; }
 .hidden-holder { display: none !important; }
 @media (max-width: 700px) {
-  .gradio-container, .gradio-container > .main { padding: 6px !important; }
+  .gradio-container, .gradio-container > .main, .gradio-container > .main > .wrap { padding: 6px !important; }
   .scroll { max-width: calc(100vw - 60px); }
   .gallery { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .removal, .removal.text { grid-template-columns: minmax(0, 1fr); }

@@ -103,7 +103,7 @@ def heads(case: Case, attribution: Attribution, look: Look) -> str:
 def removal(case: Case, target: int, attribution: Attribution, found: Removal, percents: float) -> str:
     """What is left at this point of the slider, the probability there, and the curve."""
     level, name = found.at(percents), case.name(target)
-    share = f"{found.levels[level]:.0%}".replace("%", " %")
+    share = f"{found.levels[level]:.0%}".replace("%", "\u00a0%")
     if attribution.kind == "image":
         left = drawing.image_tag(picture_at(case, found, level), f"The picture with {share} of it removed")
     else:

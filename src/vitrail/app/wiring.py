@@ -41,7 +41,15 @@ def wire(tab: Tab) -> None:
     opened = gr.State("layers")
     for name, listen, call, reads in _causes(tab):
         done = listen(call, [*reads, *tab.controls], tab.main, api_name=f"{tab.kind}_{name}", concurrency_limit=None)
-        _then_refresh(tab, done.then, opened, opened)
+        rest = done.then(
+            tab.events.rest,
+            tab.controls,
+            tab.main,
+            api_name=f"{tab.kind}_{name}_rest",
+            concurrency_limit=None,
+            show_progress_on=tab.main[1],  # the maps that are there stay in sight
+        )
+        _then_refresh(tab, rest.then, opened, opened)
     for name, panel in tab.panels.tabs.items():
         _then_refresh(tab, panel.select, gr.State(name), opened)
     _wire_own(tab)

@@ -44,5 +44,9 @@ def choice(method: str) -> tuple[str, str]:
 def percent(share: float) -> str:
     """A probability as one reads it."""
     return (
-        "over 99 %" if 0.995 <= share < 1 else "under 1 %" if 0 < share < 0.005 else f"{share:.0%}".replace("%", " %")
+        "over 99\u00a0%"
+        if 0.995 <= share < 1
+        else "under 1\u00a0%"
+        if 0 < share < 0.005
+        else f"{share:.0%}".replace("%", "\u00a0%")
     )

@@ -15,7 +15,8 @@ from vitrail.plots.pieces import Piece, pieces, real_tokens
 LEGENDS = {
     True: '<div class="legend"><span>speaks against it</span><span class="bar signed"></span>'
     "<span>speaks for it</span></div>",
-    False: '<div class="legend"><span>ignored</span><span class="bar unsigned"></span><span>looked at most</span></div>',
+    False: '<div class="legend"><span>ignored</span><span class="bar unsigned"></span>'
+    "<span>looked at most</span></div>",
 }
 
 

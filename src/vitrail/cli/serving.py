@@ -68,6 +68,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     browser: Browser = False,  # noqa: FBT002
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
+    """Serve the page until it is ended."""
     limits = Limits(upload=max_upload * MEGABYTE, pixels=max_pixels * MEGAPIXEL, letters=max_letters)
     settings = Settings(host, port, tuple(allow or ()), any_model, pickled_weights, limits)
     note("getting the page ready")
