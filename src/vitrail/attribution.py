@@ -66,11 +66,12 @@ class Attribution:
 
     @property
     def label(self) -> str:
-        """The method with the options that differ from its defaults, for titles."""
+        """The method with the options that differ from what it usually takes for such inputs, for titles."""
         from vitrail.methods import METHODS
 
         entry = METHODS.get(self.method)
-        given = {n: v for n, v in self.options.items() if entry is None or entry.options.get(n, v) != v}
+        usual = {} if entry is None else entry.resolve("recommended", {}, self.kind)
+        given = {n: v for n, v in self.options.items() if entry is None or usual.get(n, v) != v}
         return f"{self.method}({', '.join(f'{n}={v}' for n, v in given.items())})" if given else self.method
 
     @property

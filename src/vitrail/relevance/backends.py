@@ -22,7 +22,7 @@ def check_backend(name: str) -> None:
         raise OptionError(f"unknown backend {name!r}. {suggest(name, ['auto', *BACKENDS])}")
 
 
-def choose_backend(  # noqa: PLR0913
+def choose_backend(
     name: str, *, entries: int, device: str, refusal: str | None, shared: bool, bounded: bool = False
 ) -> str:
     """The backend asked for, or the fastest.
