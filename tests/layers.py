@@ -26,7 +26,8 @@ def layer(index=0, depth=1, *, valid=None, readout=None, prefix=1, kind="image",
     return Layer(
         index=index, depth=depth, valid=valid, readout=readout, prefix=prefix, kind=kind,
         query=random(B, heads, T, D), key=random(B, heads, T, D), value=random(B, heads, T, D),
-        output_grad=random(B, heads, T, D), mask=None if causal else valid[:, None, None, :], causal=causal, scale=0.5, output_weight=random(M, heads * D),
+        output_grad=random(B, heads, T, D), mask=None if causal else valid[:, None, None, :], causal=causal,
+        scale=0.5, output_weight=random(M, heads * D),
         value_bias=random(3 * heads * D), stream=stream, **more,
     )  # fmt: skip
 

@@ -81,7 +81,7 @@ class Pass:
 
     @property
     def worked(self) -> str:
-        """The backends that did the sums over maps; fused kernels may leave some to blocks, and some methods need none."""
+        """The backends that did the sums over maps: kernels may leave some to blocks, and some methods need none."""
         return ", ".join(sorted(self.ran, reverse=True)) or "none"
 
     def parts(self, target: AnyTarget) -> tuple[Part, ...]:
