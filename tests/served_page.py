@@ -3,9 +3,11 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 START = "from vitrail.cli import main; main()"
@@ -15,6 +17,18 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 def find_browser():
     """The browser's path, or None."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def _await(address):
+    """Wait until the page answers: its address is told a moment before."""
+    host, port = address.removeprefix("http://").rstrip("/").split(":")
+    for _ in range(600):
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"nothing answers at {address}")
 
 
 @contextmanager
@@ -34,6 +48,7 @@ def served(*args, strict=True):
                 break
         else:
             raise AssertionError(f"the page did not start: {''.join(lines)}")
+        _await(found[0])
         guard.cancel()
         drain = threading.Thread(target=lambda: [lines.append(line) for line in process.stderr], daemon=True)
         drain.start()
