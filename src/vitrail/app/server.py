@@ -130,6 +130,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
+            found.listen()  # two may bind one address, but only one can listen there
         except OSError as error:
             found.close()
             reason = error
