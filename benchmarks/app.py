@@ -43,14 +43,15 @@ def picture(folder: Path, seed: int) -> Path:
 
 def upload(client: Client, path: Path) -> None:
     """Hand in a picture and wait for its first maps."""
-    found = client.predict(handle_file(path), "photo", None, ["gae", "complete_gradient"], *LOOK, api_name="/image_new")
+    asked = (None, "photo", None, ["gae", "complete_gradient"], *LOOK)
+    found = client.predict(handle_file(path), *asked, api_name="/image_new")
     if "<img" not in found[3]:
         sys.exit(f"no maps came back: {found[0]}")
 
 
 def switch(client: Client, methods: list[str]) -> None:
     """Choose other methods."""
-    client.predict("photo", None, methods, *LOOK, api_name="/image_methods")
+    client.predict(None, "photo", None, methods, *LOOK, api_name="/image_methods")
 
 
 def slide(client: Client, percent: float) -> None:

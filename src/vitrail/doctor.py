@@ -125,7 +125,7 @@ def _error(layer: Layer) -> float | None:
 
 def _plain_logits(model: nn.Module, inputs: Inputs) -> Tensor:
     """The logits of a run that nobody listens to, in evaluation mode."""
-    with torch.inference_mode(mode=False), torch.enable_grad(), evaluating(model), _differentiable(model):
+    with torch.inference_mode(mode=False), torch.enable_grad(), evaluating(model.modules()), _differentiable(model):
         args = tuple(_requiring_grad(x) for x in inputs.args)
         kwargs = {name: _requiring_grad(x) for name, x in inputs.kwargs.items()}
         return read_output(model(*args, **kwargs)).logits.detach()

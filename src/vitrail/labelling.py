@@ -1,5 +1,6 @@
 """From a method's result to an attribution: cut to the content, laid out on the grid, labelled."""
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def attribution_of(
         found = [getattr(result, name) for _, result in results]
         if found[0] is None:
             return None
-        total = torch.stack([x.abs() if target.absolute else x for x in found]).sum(dim=0)
+        total = reduce(torch.add, [x.abs() if target.absolute else x for x in found])
         return total if dtype is None else total.to(dtype)
 
     def content(name: str) -> Tensor | None:

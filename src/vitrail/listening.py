@@ -26,7 +26,10 @@ def stream_of(args: tuple, kwargs: dict) -> Tensor:
 def replaced_stream(args: tuple, kwargs: dict, change: Callable[[Tensor], Tensor]) -> tuple[tuple, dict]:
     """A block's arguments with the residual stream changed."""
     old = stream_of(args, kwargs)
-    new = change(old)
+    return _with_stream(args, kwargs, old, change(old))
+
+
+def _with_stream(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[tuple, dict]:
     return tuple(new if x is old else x for x in args), {n: new if x is old else x for n, x in kwargs.items()}
 
 
@@ -52,9 +55,10 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
     """File what is heard while the model runs inside the block."""
     handles: list[RemovableHandle] = []
     with hooks(handles):
-        for name, module in model.named_modules():
-            if trace.how.within is not None or _may_attend(module):  # rules name every module
-                handles += _name_hooks(trace, name, module)
+        if not trace.lean:
+            for name, module in model.named_modules():
+                if trace.how.within is not None or _may_attend(module):  # rules name every module
+                    handles += _name_hooks(trace, name, module)
         for index in range(len(trace.blocks)):
             handles += _block_hooks(trace, index)
         if trace.body.pool is not None:
@@ -63,7 +67,7 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
             handles.append(_after(trace, trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
         if trace.cut:
             handles += LEVEL_HOOKS[trace.level](trace, model)
-        with attention_calls(trace.hear, trace.how.bend, lambda: trace.block) as follower:
+        with attention_calls(trace.hear, trace.how.bend, lambda: trace.block, only_in=trace.attending) as follower:
             trace.same = follower.same
             yield
 
@@ -89,27 +93,33 @@ def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[Removabl
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
-    module, heard = trace.body.blocks[index].module, trace.blocks[index]
-    handles = [
-        _before(trace, module, lambda m, args, kwargs: replaced_stream(args, kwargs, partial(_enter, trace, index))),
-        *_place_hooks(trace, module, heard),
-        _after(trace, module, lambda m, args, out: _leave(trace, index, out)),
+    module = trace.body.blocks[index].module
+    return [
+        _before(trace, module, partial(_enter, trace, index)),
+        _after(trace, module, partial(_leave, trace, index)),
+        *_state_hooks(trace, index),
     ]
-    return handles + _state_hooks(trace, index)
 
 
-def _enter(trace: Trace, index: int, stream: Tensor) -> Tensor:
-    """What enters a block, kept if it is asked for, and for the last block, where a gradient may end."""
-    stream = _entering(trace, stream, index)
-    if trace.keeps("entering", index):
-        trace.blocks[index].states["entering"] = stream
-    return stream
+def _enter(trace: Trace, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
+    trace.here = trace.blocks[index]
+    keeps, changes = trace.keeps("entering", index), index == 0 or trace.how.apart
+    if not keeps and not changes:
+        return None
+    old = stream_of(args, kwargs)
+    new = _entering(trace, old, index) if changes else old
+    if keeps:
+        trace.here.states["entering"] = new
+    return None if new is old else _with_stream(args, kwargs, old, new)
 
 
-def _leave(trace: Trace, index: int, out: Any) -> None:  # noqa: ANN401
-    """Keep what leaves a block if it is asked for, and for the last block, by which the readout is measured."""
+def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured."""
+    trace.here = trace.loose
     if trace.keeps("leaving", index):
         trace.blocks[index].states["leaving"], trace.blocks[index].returned = _first(out), out
+    trace.note(index)
 
 
 def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
@@ -134,11 +144,11 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
         ears.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
     return [
-        _after(trace, module, partial(_coming_out, states, names))
+        _after(trace, module, partial(_coming_out, states, kept))
         if side == "out"
-        else _before(trace, module, partial(_going_in, states, names))
+        else _before(trace, module, partial(_going_in, states, kept))
         for module, side, names in ears
-        if module is not None and trace.keep & set(names)
+        if module is not None and (kept := tuple(name for name in names if name in trace.keep))
     ]
 
 

@@ -1,23 +1,25 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from vitrail.anatomy import Block, output_weight
+from vitrail.anatomy import Block
 from vitrail.backward import Backward
 from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
+from vitrail.layering import as_heads, batch_first, operands_of, stream_around, weights_of
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
-from vitrail.recording import Layer, Stream, widen
+from vitrail.recording import Early, Layer, widen
 from vitrail.relevance.backends import check_backend, choose_backend
 from vitrail.targets import AnyTarget, as_target
-from vitrail.trace import STATES, Heard, Trace
+from vitrail.trace import STATES, Trace
 
 GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
 KEEPS = frozenset({*STATES, *GRADIENTS})
@@ -40,11 +42,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice."""
+    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice.
+
+    `early` is read of each block as the forward pass leaves it, and `passing` are the states nobody reads after that.
+    """
 
     states: frozenset[str] = frozenset()
     gradients: frozenset[str] = frozenset()
     last_only: bool = False
+    early: tuple[Early, ...] = ()
+    passing: frozenset[str] = frozenset()
 
     @staticmethod
     def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":
@@ -101,7 +108,7 @@ class Pass:
         self.backend = self.choose(shared=shared)
         names = set(wanted.gradients) | ({"leaving_grad"} if self.measured is None else set())
         # A caller's autocast is for the model, not for the relevance algebra.
-        with torch.autocast(self.valid.device.type, enabled=False):
+        with _own_dtypes(self.valid.device.type):
             if names:
                 # A pooling attention stands behind the last block, which is a last layer too.
                 last = self.depth - 1 - (self.trace.body.pool is not None)
@@ -138,8 +145,8 @@ class Pass:
     ) -> None:
         def show(index: int, gradients: dict[str, Tensor], scale: Tensor | None) -> None:
             if self.measured is None:
-                self.measured = with_gradient(self._stream(index, gradients["leaving_grad"]), self.valid)
-            with torch.autocast(self.valid.device.type, enabled=False):  # the engine may run this in another thread
+                self.measured = with_gradient(batch_first(self._block(index), gradients["leaving_grad"]), self.valid)
+            with _own_dtypes(self.valid.device.type):  # the engine may run this in another thread
                 see(self._layer(index, gradients, scale))
             if not again:
                 self.heard[index].calls.clear()  # free the operands as the backward pass frees the graph
@@ -171,21 +178,23 @@ class Pass:
         """How many tokens stand before the content."""
         return self.trace.body.anatomy.prefix
 
-    def _stream(self, index: int, x: Tensor) -> Tensor:
+    def _block(self, index: int) -> Block | None:
+        """The block an attention layer is in; None for the pooling behind them, and where none are known."""
         blocks = self.trace.body.blocks
-        return x if index >= len(blocks) or blocks[index].batch_first else x.transpose(0, 1)
+        return blocks[index] if index < len(blocks) else None
 
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         heard, (call,) = self.heard[index], self.heard[index].calls
         queries, _ = call_shape(call)
-        pooling = self.trace.body.pool is not None and index == self.depth - 1
-        blocks = self.trace.body.blocks
-        block = blocks[index] if index < len(blocks) else None
+        body, batch = self.trace.body, self.inputs.batch
+        pooling = body.pool is not None and index == self.depth - 1
+        block = self._block(index)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
         # Below a pooling query every token is read.
-        readout = mean_all(self.valid, 0) if self.trace.body.pool is not None and not pooling else self.measured
+        readout = mean_all(self.valid, 0) if body.pool is not None and not pooling else self.measured
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
+        states = {name: x for name, x in heard.states.items() if name in self.trace.keep}
         return Layer(
             index=index,
             depth=self.depth,
@@ -195,67 +204,22 @@ class Pass:
             kind=self.inputs.kind,
             owner=call.owner,
             pooling=pooling,
-            pooled=self.trace.body.pool is not None,
-            query=self._heads(call.query),
-            query_grad=self._heads(gradients.get("query_grad")),
-            key=self._heads(call.key),
-            value=self._heads(call.value),
-            output=self._heads(call.output),
-            output_grad=self._heads(gradients.get("output_grad")) if call.weights is None else None,
-            weights=self._heads(call.weights),
-            weights_grad=self._heads(gradients.get("output_grad")) if call.weights is not None else None,
-            softmax_input=self._heads(call.softmax_input),
-            mask=self._mask(call.mask),
-            causal=call.causal,
-            first_row=0,
-            logsumexp=None if call.logsumexp is None else call.logsumexp.expand(self.inputs.batch, -1, -1),
-            scale=call.scale,
+            pooled=body.pool is not None,
+            query_grad=as_heads(gradients.get("query_grad"), batch),
+            output_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is None else None,
+            weights_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is not None else None,
+            **operands_of(call, batch),
             grad_scale=scale,
-            **({} if block is None else _weights(block)),
-            stream=self._states(index, heard, gradients),
+            **weights_of(block),
+            stream=stream_around(block, states, gradients),
+            noted=heard.noted,
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,
             shared=self.shared,
             ran=self.ran,
         )
 
-    def _mask(self, mask: Tensor | None) -> Tensor | None:
-        """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
-        if mask is None:
-            return None
-        mask = mask.detach()
-        if (
-            mask.ndim == 3 and mask.shape[0] > 1 and mask.shape[0] % self.inputs.batch == 0
-        ):  # samples and heads together
-            return mask.view(self.inputs.batch, -1, *mask.shape[1:])
-        return mask[(None,) * (4 - mask.ndim)]
 
-    def _heads(self, x: Tensor | None) -> Tensor | None:
-        """An operand as `[b, h, t, d]`, without the graph."""
-        if x is None:
-            return None
-        x = x.detach()
-        if x.ndim == 3:
-            x = x.view(self.inputs.batch, -1, *x.shape[1:])
-        if x.shape[0] not in (1, self.inputs.batch):
-            raise SeamError(
-                f"an attention call has batch {x.shape[0]} where the inputs have {self.inputs.batch}: attention over "
-                "windows or packed sequences cannot be walked token by token."
-            )
-        return x.expand(self.inputs.batch, -1, -1, -1)
-
-    def _states(self, index: int, heard: Heard, gradients: Mapping[str, Tensor]) -> Stream:
-        kept = {n: x.detach() for n, x in heard.states.items() if n in self.trace.keep}
-        grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
-        return Stream(**{n: self._stream(index, x) for n, x in (kept | grads).items()})
-
-
-def _weights(block: Block) -> dict[str, Tensor | None]:
-    """The weights of a block that methods read."""
-    found = {
-        "output_weight": output_weight(block),
-        "value_bias": block.value_bias,
-        "attention_scale": block.attention_scale,
-        "ffn_scale": block.ffn_scale,
-    }
-    return {name: None if x is None else x.detach() for name, x in found.items()}
+def _own_dtypes(device: str) -> AbstractContextManager[object]:
+    """Switch autocast off, if it is on."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -1,6 +1,7 @@
 """Where a result comes from: model, versions, time."""
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -18,16 +19,34 @@ def fingerprint(model: nn.Module) -> str:
     Cheap enough for every call and on any device: fine-tuning changes it, moving the model does not. It is no
     proof against someone who alters single weights on purpose.
     """
-    # A module may keep more than tensors in its state.
-    state = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
-    digest = hashlib.sha256("".join(f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state.items()).encode())
+    state = list(_state(model))
+    digest = hashlib.sha256("".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode())
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for x in state.values():
-        flat = x.reshape(-1)
-        samples.setdefault((x.device, x.dtype), []).append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES])
-    for some in samples.values():  # one copy from a device, not one for each tensor
-        digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
+    with torch.no_grad():
+        for _, x in state:
+            samples.setdefault((x.device, x.dtype), []).append(_spaced(x))
+        for some in samples.values():  # one copy from a device, not one for each tensor
+            digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _state(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `module.state_dict()` in their order, many times faster."""
+    transient = module._non_persistent_buffers_set
+    for name, x in (*module._parameters.items(), *module._buffers.items()):
+        if x is not None and name not in transient:
+            yield prefix + name, x
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _state(child, f"{prefix}{name}.")
+
+
+def _spaced(x: Tensor) -> Tensor:
+    """At most 256 values of a tensor at equal distances."""
+    step = max(1, x.numel() // SAMPLES)
+    if not x.is_contiguous():
+        return x.reshape(-1)[::step][:SAMPLES]
+    return x.as_strided((min(SAMPLES, -(-x.numel() // step)),), (step,))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from vitrail.circumstances import PLAIN, How
 from vitrail.errors import OptionError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
-from vitrail.outputs import read_output
+from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Layer, Recording
 from vitrail.restore import prepared
@@ -42,16 +43,29 @@ def forward(
     # A readout that may turn out to be another has to be measured, and that takes a gradient.
     cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
     with prepared(model, body.owner, gradients=cut), _own_precision(inputs, how):
-        trace = Trace(body, keep=wanted.states | wanted.gradients, cut=cut, how=how, lean=lean)
+        inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
+        make_trace = partial(Trace, body, keep=wanted.states | wanted.gradients, cut=cut, how=how)
+        early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
+        trace = make_trace(lean=lean, **early)
         try:
-            inputs = _rooted(inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype), trace)
-            with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
-                output = read_output(run_in(model, inputs, how.dtype), span=body.anatomy.span)
+            inputs, output = _heard(model, inputs, trace)
+            if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
+                trace.release()
+                trace = make_trace(lean=False)
+                inputs, output = _heard(model, inputs, trace)
             trace.check(model)
             check_roots(trace, inputs)
             yield Pass(inputs, trace, output, settings)
         finally:
             trace.release()
+
+
+def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Output]:
+    """The inputs as the model was given them, and what it answered while the trace listened."""
+    how = trace.how
+    inputs = _rooted(inputs, trace)
+    with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
+        return inputs, read_output(run_in(model, inputs, how.dtype), span=trace.body.anatomy.span)
 
 
 def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:

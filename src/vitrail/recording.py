@@ -3,8 +3,10 @@
 Axes: b batch, h head, g key/value head, q query position, k key position, t token, d channel.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -32,6 +34,19 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Early:
+    """What a method reads of a layer before any gradient is known, so that the states it takes need not be kept.
+
+    Args:
+        read: a function of the layer's operands, weights and states; not of `valid`, `readout` and gradients.
+        needs: the states.
+    """
+
+    read: "Callable[[Layer], Any]"
+    needs: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
@@ -41,7 +56,7 @@ class Layer:
     several methods read the layer. `mask` holds booleans (what may be seen) or numbers added to the scores, and
     broadcasts to `[b, h, q, k]`; `first_row` is the place of the first query where only some are shown; `logsumexp` is
     the logarithm of the softmax's denominator, as the model's own kernel left it. `ran` collects the backends that
-    worked on the layer. `probs` and `probs_grad` are
+    worked on the layer; `noted` has what was read of it early. `probs` and `probs_grad` are
     computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever
     the model's own dtype.
     """
@@ -79,6 +94,11 @@ class Layer:
     chunk_rows: int | None = None
     shared: bool = False
     ran: set[str] = field(default_factory=set, compare=False)
+    noted: dict[Early, Any] = field(default_factory=dict, compare=False)
+
+    def taken(self, early: Early) -> Any:  # noqa: ANN401
+        """What was read as the forward pass left the layer, or what can be read of its states now."""
+        return self.noted[early] if early in self.noted else early.read(self)
 
     @property
     def is_last(self) -> bool:

@@ -1,7 +1,7 @@
 """What one method needs of a run: its options, its inputs, its target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -76,7 +76,12 @@ def wanted_by(requests: Sequence[Request]) -> Wanted:
     """All that these requests read."""
     needs = frozenset[str]().union(*(request.plan.needs for request in requests))
     last_only = [isinstance(r.plan, Walk) and r.plan.last_only for r in requests if r.differentiates]
-    return Wanted.of(needs, last_only=bool(last_only) and all(last_only))
+    early = [r.plan.early if isinstance(r.plan, Walk) else None for r in requests]
+    late = frozenset[str]().union(
+        *(r.plan.needs - (frozenset() if e is None else e.needs) for r, e in zip(requests, early, strict=True))
+    )
+    wanted = Wanted.of(needs, last_only=bool(last_only) and all(last_only))
+    return replace(wanted, early=tuple(e for e in early if e is not None), passing=wanted.states - late)
 
 
 def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:

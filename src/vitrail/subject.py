@@ -1,7 +1,7 @@
 """A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -47,11 +47,22 @@ class Subject:
 
     def walk(self, method: Walk) -> Result:
         """The result of a walk over the layers of the pass that has been made."""
-        walker = Walker(method)
-        wanted = Wanted.of(method.needs, last_only=method.last_only)
-        self.run.visit(self.part, wanted, walker.see, again=True)
-        assert walker.result is not None
-        return walker.result
+        (result,) = self.walks([method])
+        return result
+
+    def walks(self, methods: Sequence[Walk]) -> list[Result]:
+        """The results of walks over the layers of the pass that has been made, from one backward pass."""
+        walkers = [Walker(method) for method in methods]
+        needs = frozenset[str]().union(*(method.needs for method in methods))
+        wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
+
+        def see(layer: Layer) -> None:
+            for walker in walkers:
+                walker.see(layer)
+
+        if walkers:
+            self.run.visit(self.part, wanted, see, again=True, shared=len(walkers) > 1)
+        return [result for walker in walkers if (result := walker.result) is not None]
 
     def repeated(self, copies: int) -> Inputs:
         """The whole batch several times over, copy after copy."""

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.anatomy import Body
 from vitrail.circumstances import PLAIN, How
 from vitrail.errors import SeamError
+from vitrail.layering import passing_layer
 from vitrail.outputs import named_logits
+from vitrail.recording import Early
 from vitrail.seams import AttentionCall
 
 STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input")
@@ -23,13 +26,25 @@ class Heard:
     calls: list[AttentionCall] = field(default_factory=list)
     states: dict[str, Tensor] = field(default_factory=dict)
     returned: object = None  # by the block, whatever else it gives beside the stream
+    noted: dict[Early, Any] = field(default_factory=dict)  # what was read of it when the forward pass left it
 
 
 class Trace:
     """Everything heard in one forward pass, filed by block; the pooling attention comes last."""
 
-    def __init__(self, body: Body, *, keep: frozenset[str], cut: bool, how: How = PLAIN, lean: bool = False) -> None:
+    def __init__(
+        self,
+        body: Body,
+        *,
+        keep: frozenset[str],
+        cut: bool,
+        how: How = PLAIN,
+        lean: bool = False,
+        early: tuple[Early, ...] = (),
+        passing: frozenset[str] = frozenset(),
+    ) -> None:
         self.body, self.keep, self.cut, self.how, self.lean = body, keep, cut, how, lean
+        self.early, self.passing = early, passing
         self.blocks = [Heard() for _ in body.blocks]
         self.pool = Heard()
         self.loose = Heard()
@@ -57,6 +72,30 @@ class Trace:
         """Whether this state of this block is kept: in a lean trace, where only layers are read, often it is not."""
         return not self.lean or index == len(self.blocks) - 1 or bool({name, f"{name}_grad"} & self.keep)
 
+    @property
+    def attending(self) -> list[nn.Module]:
+        """The modules that hold all attention calls; none where a trace is not lean or the structure does not tell."""
+        known = [block.attending for block in self.body.blocks]
+        found = [module for module in (*known, self.body.pool) if module is not None]
+        return found if self.lean and known and None not in known else []
+
+    @property
+    def complete(self) -> bool:
+        """Whether exactly one attention call was heard in each layer."""
+        return bool(self.layers) and all(len(heard.calls) == 1 for heard in self.layers)
+
+    def note(self, index: int) -> None:
+        """Read of a block that has run what is read early, and let go of the states that nobody reads later."""
+        heard = self.blocks[index]
+        if not self.early or len(heard.calls) != 1:
+            return
+        states = {name: x for name, x in heard.states.items() if name in self.keep}
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # nobody should hear this
+            layer = passing_layer(self.body.blocks[index], index, len(self.blocks), heard.calls[0], states)
+            heard.noted.update({early: early.read(layer) for early in self.early})
+        for name in self.passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else self.passing:
+            heard.states.pop(name, None)
+
     def root(self, x: Tensor) -> Tensor:
         """End the gradient at this tensor, or at what the circumstances make of it."""
         x = x.detach()
@@ -69,6 +108,7 @@ class Trace:
         for heard in (*self.blocks, self.pool, self.loose):
             heard.calls.clear()
             heard.states.clear()
+            heard.noted.clear()
             heard.returned = None
         self.roots.clear()
         self.notes.clear()
@@ -77,7 +117,10 @@ class Trace:
         self.same = lambda old, new: None
 
     def hear(self, call: AttentionCall) -> None:
-        """File a call under the block that runs, with the module that made it."""
+        """File a call under the block that runs, with the module that made it, where modules are named."""
+        if not self.running and call.softmax_input is None:
+            self.here.calls.append(call)
+            return
         scores = call.softmax_input if "softmax_input" in self.keep else None
         self.here.calls.append(replace(call, owner=self.running[-1] if self.running else "", softmax_input=scores))
 
@@ -97,6 +140,8 @@ class Trace:
 
     def check(self, model: nn.Module) -> None:
         """Raise unless exactly one attention call was heard in each layer."""
+        if self.complete:
+            return
         heard = len(self.loose.calls) + sum(len(x.calls) for x in [*self.blocks, self.pool])
         if heard == 0:
             raise SeamError(
@@ -105,9 +150,8 @@ class Trace:
                 "a Hugging Face model with attn_implementation='sdpa' or 'eager' (flash kernels cannot be heard)."
             )
         counts = [len(x.calls) for x in self.layers]
-        if any(count != 1 for count in counts):
-            raise SeamError(
-                f"each block of {type(model).__name__} should attend once, but the attention calls heard per block are "
-                f"{counts}, and {len(self.loose.calls)} outside of them. Name the blocks that hold one self-attention "
-                "each: vitrail.Anatomy(blocks=...)."
-            )
+        raise SeamError(
+            f"each block of {type(model).__name__} should attend once, but the attention calls heard per block are "
+            f"{counts}, and {len(self.loose.calls)} outside of them. Name the blocks that hold one self-attention "
+            "each: vitrail.Anatomy(blocks=...)."
+        )

@@ -16,7 +16,7 @@ from vitrail.app import actions, explaining, removing, views
 from vitrail.app.actions import Asked, House
 from vitrail.app.downloads import FORMS
 from vitrail.app.drawing import PALETTES, Look
-from vitrail.app.jobs import Stopped
+from vitrail.app.jobs import SLOWING, Stopped, running, steps_of
 from vitrail.app.limits import Limits
 from vitrail.app.rooms import Given, Rooms
 from vitrail.app.shelf import Shelf
@@ -261,7 +261,7 @@ def test_class_names_are_escaped(house, room, image):
         views.answer(named, 1),
         views.maps(named, target, found, Look()),
         views.removal(named, target, found[0], curve, 10.0),
-        views.detail(named, found[1], 1, 2, Look()),
+        views.detail(named, [found[1]] * 3, (1, 2), Look()),
     ):
         assert "<b " not in html
 
@@ -286,18 +286,62 @@ def test_a_job_stops_at_the_next_pass(house, room, image):
     def tell(fraction, words):
         told.append(words)
         if "dix, pass 3" in words:
-            actions.stop(room)
+            left.append(actions.stop(house, room, asked))
 
-    shown = []
+    left, shown = [], []
     with pytest.raises(Stopped):
         shown.extend(actions.explained(house, room, asked, tell))
     assert told[-1] == "computing dix, pass 3"
+    assert left[0].count("<img") == 2
+    assert "<strong>dix</strong><span>stopped<" in left[0]
     assert len(last(actions.explained(house, room, image)).maps) > 1000  # the model is as it was
+
+
+def test_a_stop_is_heard_inside_a_long_pass_and_leaves_later_jobs_alone(house, room, image):
+    case, _ = actions.situation(house, room, image)
+    told = []
+    with running(case.opened, room, lambda *args: told.append(args), "long") as watch:
+        room.halt("image")
+        with pytest.raises(Stopped):
+            watch.step(case.opened.loaded.model, ())
+    with running(case.opened, room, lambda *args: told.append(args), "later"):
+        case.opened.loaded.model(case.sample.inputs["pixel_values"])
+    assert told[-1] == (pytest.approx(1 - SLOWING), "later")
+    assert len(steps_of(case.opened.loaded.model)) == 2
+    assert not case.opened.loaded.model._forward_pre_hooks
+
+
+def test_the_bar_knows_how_far_it_is_once_a_method_has_run(house, room, image):
+    told = {}
+
+    def tell(fraction, words):
+        told.setdefault(target, []).append((fraction, words))
+
+    target = None
+    choices = last(actions.explained(house, room, image)).choices
+    for _, value in choices[:2]:
+        target = int(value)
+        list(actions.explained(house, room, replace(image, methods=["dix"], target=target), tell))
+    first, second = told.values()
+    passes = len({words for _, words in first}) - 1
+    assert second[-1][1] == f"computing dix, pass {passes} of {passes}"
+    assert [fraction for fraction, _ in second] == sorted(fraction for fraction, _ in second)
+    assert second[-1][0] >= 1 - 1 / passes
+
+
+def test_long_jobs_share_the_weights(house, room, image):
+    case, _ = actions.situation(house, room, image)
+    own, twin = case.opened.loaded.model, case.opened.twin.loaded.model
+    assert all(a is b for a, b in zip(own.parameters(), twin.parameters(), strict=True))
+    assert not set(map(id, own.modules())) & set(map(id, twin.modules()))
 
 
 def test_quick_maps_are_shown_before_slow_ones(house, room, image):
     first, second = list(actions.explained(house, room, replace(image, methods=["attn_lrp", "gae"])))
     assert (first.maps.count("<img"), second.maps.count("<img")) == (2, 3)
+    assert "<strong>attn_<wbr>lrp</strong><span>still computing<" in first.maps
+    assert "still computing" not in second.maps
+    assert list(re.findall(r"<strong>(\w+)", first.maps)) == list(re.findall(r"<strong>(\w+)", second.maps))
 
 
 def test_a_long_job_keeps_nobody_else_waiting(house, image):
@@ -321,7 +365,7 @@ def test_a_long_job_keeps_nobody_else_waiting(house, image):
     assert begun.wait(60)
     target = int(last(actions.explained(house, ben, image)).choices[1][1])
     last(actions.explained(house, ben, replace(image, target=target)))  # would wait for ever otherwise
-    actions.stop(anna)
+    anna.halt("image")
     go_on.set()
     thread.join(60)
     assert stopped == ["anna"]

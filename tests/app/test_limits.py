@@ -1,11 +1,10 @@
 """What a visitor may hand in."""
 
-import struct
-import zlib
 from io import BytesIO
 
 import numpy as np
 import pytest
+from bombs import bomb
 from PIL import Image
 
 from vitrail.app.limits import KINDS, Limits, read_picture, read_text
@@ -18,17 +17,6 @@ def file(form, **options):
     sink = BytesIO()
     Image.fromarray(PIXELS).save(sink, form, **options)
     return sink.getvalue()
-
-
-def bomb(width, height):
-    """A PNG of a few hundred bytes that claims to be huge."""
-
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    body = zlib.compress(bytes(1000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("form", KINDS)

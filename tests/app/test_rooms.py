@@ -68,14 +68,7 @@ def test_only_a_few_models_stay_loaded(tmp_path):
     assert shelf.open(names[0], "text") is not first
 
 
-def test_pickled_weights_are_refused_unless_a_flag_says_otherwise(tmp_path):
-    import torch
-    from safetensors.torch import load_file
-
-    place = tmp_path / "vit"
-    save_vit(place)
-    torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
-    (place / "model.safetensors").unlink()
+def test_pickled_weights_are_refused_unless_a_flag_says_otherwise(pickled):
     with pytest.raises(ModelError, match="could not be loaded"):
-        Shelf([str(place)]).open(str(place), "image")
-    assert Shelf([str(place)], pickles=True).open(str(place), "image").loaded.classes == 4
+        Shelf([pickled]).open(pickled, "image")
+    assert Shelf([pickled], pickles=True).open(pickled, "image").loaded.classes == 4

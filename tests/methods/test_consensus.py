@@ -12,6 +12,7 @@ import vitrail
 from vitrail import metrics
 from vitrail.errors import MethodError, OptionError
 from vitrail.methods import consensus
+from vitrail.methods.consensus_smooth import smoothed
 
 PUBLISHED = [("gae", {}), ("attn_lrp", {}), ("le_grad", {"tokens": "readout"})]
 
@@ -44,7 +45,7 @@ def by_hand(name, target, *, power=0.5, negative="drop", methods=PUBLISHED):
 def test_it_is_the_sum_of_the_published_methods_brought_to_scale(name, power, negative):
     model, inputs = tiny(name), MODELS[name].inputs()
     parts = "gae+attn_lrp+le_grad"
-    found = vitrail.explain(model, inputs, "consensus", 1, parts=parts, power=power, negative=negative)
+    found = vitrail.explain(model, inputs, "consensus", 1, parts=parts, power=power, negative=negative, smooth=0.0)
     expected = by_hand(name, 1, power=power, negative=negative)
     assert_close(found.layers, expected)
     assert_close(found.scores, expected.sum(dim=1))
@@ -60,29 +61,103 @@ def test_a_part_alone_tells_no_disagreement():
 
 def test_parts_can_be_left_out():
     model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
-    found = vitrail.explain(model, inputs, "consensus", 1, parts="attn_lrp+gae")
+    found = vitrail.explain(model, inputs, "consensus", 1, parts="attn_lrp+gae", smooth=0.0)
     assert_close(found.layers, by_hand("hf_vit", 1, methods=[("attn_lrp", {}), ("gae", {})]))
     assert found.provenance["parts"] == ["attn_lrp", "gae"]
 
 
-def test_on_text_it_is_attn_lrp_and_integrated_gradients_signs_kept():
+@pytest.mark.parametrize("name", ["hf_vit", "timm_vit_avg"])
+def test_on_images_four_methods_are_weighed_and_lightly_smoothed(name):
+    parts = by_hand(name, 1, methods=[*PUBLISHED, ("att_grads", {})])
+    weighed = parts * torch.tensor([1.0, 0.5, 1.0, 0.5], dtype=torch.float64)[:, None]
+    found = vitrail.explain(tiny(name), MODELS[name].inputs(), "consensus", 1)
+    expected = spread_by_hand(weighed.unflatten(2, found.grid), 0.4)
+    assert_close(found.layers, expected.flatten(2), rtol=1e-5, atol=1e-5)  # by hand only the next patches are met
+    assert_close(found.layers.sum(dim=1), found.scores)
+    assert found.provenance["parts"] == ["gae", "attn_lrp", "le_grad", "att_grads"]
+
+
+def spread_by_hand(parts, width):
+    """A Gaussian over three by three patches in plain loops; the border stands again beyond the border."""
+    near = np.exp(-0.5 / width**2)
+    line = {-1: near / (1 + 2 * near), 0: 1 / (1 + 2 * near), 1: near / (1 + 2 * near)}
+    rows, columns = parts.shape[2:]
+    found = torch.zeros_like(parts)
+    for y in range(rows):
+        for x in range(columns):
+            for down, one in line.items():
+                for right, other in line.items():
+                    place = min(max(y + down, 0), rows - 1), min(max(x + right, 0), columns - 1)
+                    found[:, :, y, x] += one * other * parts[:, :, place[0], place[1]]
+    return found
+
+
+def test_lengths_are_gae_with_the_length_weights_of_tokentm():
+    options = {"direction": False, "ffn": False, "initial": "identity", "scalar": "logit"}
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    found = vitrail.explain(model, inputs, "consensus", 1, parts="lengths", smooth=0.0)
+    assert_close(found.layers, by_hand("hf_vit", 1, methods=[("tokentm", options)]))
+
+
+def blanked_by_hand(name, target):
+    """AttnLRP of three texts, each with every third word replaced by padding, one by one, and the mean over those
+    that hold a token."""
+    model, inputs = tiny(name), MODELS[name].inputs()
+    ids, valid = inputs["input_ids"], inputs["attention_mask"].bool()
+    total, times = torch.zeros(ids.shape, dtype=torch.float64), torch.zeros(ids.shape)
+    for row in range(len(ids)):
+        real = [t for t in range(ids.shape[1]) if valid[row, t]]
+        ends = (ids[row, real[0]], ids[row, real[-1]])
+        words = [t for t in real if ids[row, t] not in ends]
+        for copy in range(3):
+            gone = words[copy::3]
+            changed = {n: x[row : row + 1].clone() for n, x in inputs.items()}
+            changed["input_ids"][0, gone] = model.config.pad_token_id
+            scores = vitrail.explain(model, changed, "attn_lrp", target).scores[0]
+            for t in real:
+                if t not in gone:
+                    total[row, t] += scores[t]
+                    times[row, t] += 1
+    found = total / times.clamp(min=1)
+    found[:, : MODELS[name].prefix] = 0.0
+    return found / found.abs().amax(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["hf_bert", "hf_distilbert", "hf_roberta"])
+def test_on_text_it_is_attn_lrp_on_copies_with_every_third_word_blanked(name):
+    found = vitrail.explain(tiny(name), MODELS[name].inputs(), "consensus", 1)
+    assert_close(found.scores, blanked_by_hand(name, 1))
+    assert found.signed
+    assert found.provenance["parts"] == ["blanked_lrp"]
+    assert all(0 <= apart <= 2 for apart in found.provenance["disagreement"])
+
+
+def test_attn_lrp_and_integrated_gradients_can_be_added():
     model, inputs = tiny("hf_roberta"), MODELS["hf_roberta"].inputs()
-    found = vitrail.explain(model, inputs, "consensus", 1)
+    found = vitrail.explain(model, inputs, "consensus", 1, parts="attn_lrp+integrated_gradients")
     words = ("integrated_gradients", {"level": "inputs_embeds", "steps": 3})
     expected = by_hand("hf_roberta", 1, power=1.0, negative="keep", methods=[("attn_lrp", {}), words])
     assert_close(found.layers, expected)
-    assert_close(found.scores, expected.sum(dim=1))
-    assert found.signed
-    assert found.provenance["parts"] == ["attn_lrp", "integrated_gradients"]
 
 
-def test_integrated_gradients_take_part_in_text_only():
-    with pytest.raises(MethodError, match=r"its part integrated_gradients does not.*text"):
-        vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", parts="integrated_gradients")
+@pytest.mark.parametrize("name", ["hf_bert", "hf_gpt2"])
+def test_spans_are_attn_lrp_and_agcam_spread_over_neighbours(name):
+    plain = by_hand(name, 1, power=1.0, negative="keep", methods=[("attn_lrp", {}), ("agcam", {})])
+    found = vitrail.explain(tiny(name), MODELS[name].inputs(), "consensus", 1, preset="spans")
+    valid = MODELS[name].inputs()["attention_mask"].bool()
+    content = valid & (torch.arange(valid.shape[1]) >= MODELS[name].prefix)
+    assert_close(found.layers, smoothed(plain, content, 1.0))
+    assert_close(found.scores, found.layers.sum(dim=1))
+
+
+@pytest.mark.parametrize("part", ["integrated_gradients", "blanked_lrp"])
+def test_parts_of_words_take_part_in_text_only(part):
+    with pytest.raises(MethodError, match=rf"its part {part} does not.*text"):
+        vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", parts=part)
 
 
 def test_disagreement_is_one_minus_the_mean_spearman_correlation_of_the_parts():
-    found = vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", 1)
+    found = vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "consensus", 1, smooth=0.0)
     for parts, said in zip(found.layers.numpy(), found.provenance["disagreement"], strict=True):
         pairs = [spearmanr(a, b)[0] for a, b in combinations(parts, 2)]
         assert said == pytest.approx(1 - np.mean(pairs), abs=1e-12)
@@ -161,7 +236,7 @@ def test_the_word_that_decides_is_found(place):
     ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
     ids[0, place] = 7
     anatomy = vitrail.Anatomy(blocks="encoder.layers", readout="cls")
-    for parts in ("gae+attn_lrp+le_grad", "attn_lrp+integrated_gradients"):
+    for parts in ("gae+attn_lrp+le_grad", "attn_lrp+integrated_gradients", "blanked_lrp"):
         found = vitrail.explain(model, {"input_ids": ids}, "consensus", 1, anatomy=anatomy, parts=parts)
         assert int(found.scores.argmax()) == place
 
@@ -177,7 +252,11 @@ def test_a_model_that_a_part_does_not_apply_to_is_refused_by_the_parts_name():
     [
         ({"parts": "gae+attnlrp"}, "attn_lrp"),
         ({"parts": "gae+gae"}, "twice"),
+        ({"parts": "half*gae"}, "a number above zero"),
+        ({"parts": "-1*gae"}, "a number above zero"),
+        ({"parts": "nan*gae"}, "a number above zero"),
         ({"power": 0.0}, "above zero"),
+        ({"smooth": -1.0}, "not below"),
         ({"negative": "flip"}, "drop"),
         ({"detail": "pixel"}, "pixels"),
         ({"calibration": "otto"}, "otsu"),

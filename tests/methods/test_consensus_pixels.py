@@ -11,6 +11,7 @@ from vitrail.methods.calibration import calibrate, otsu, to_unit
 from vitrail.methods.consensus_pixels import Finish, moved, to_pixels
 from vitrail.methods.guided_filter import box_mean, grey, guided_filter
 
+PARTS = {"parts": "lengths+0.5*attn_lrp+le_grad+0.5*att_grads", "smooth": 0.0}
 SIZES = {"hf_vit": (32, 32), "timm_vit_avg": (48, 80)}
 
 
@@ -120,21 +121,22 @@ def test_the_fine_preset_is_the_mean_over_shifts_guided_and_calibrated(name):
     maps = 0
     for down, right in ((-2, -2), (-2, 2), (2, -2), (2, 2)):
         other = moved(picture, down, right)
-        one = vitrail.explain(model, other if MODELS[name].tensor else {"pixel_values": other}, "consensus", [1, 2])
+        shown = other if MODELS[name].tensor else {"pixel_values": other}
+        one = vitrail.explain(model, shown, "consensus", [1, 2], **PARTS)
         maps = maps + moved(one.heatmap()[:, None], -down, -right)[:, 0] / 4
     expected = calibrate(guided_filter(maps, grey(picture), radius=3, eps=0.001))
     assert found.pixels.shape == (2, *SIZES[name])
     assert_close(found.pixels, expected)
-    assert found.layers.shape[:2] == (2, 3)
+    assert found.layers.shape[:2] == (2, 4)
     assert len(found.provenance["disagreement"]) == 2
 
 
 def test_without_shifts_the_parts_at_the_patches_are_those_of_the_plain_preset_smoothed():
     model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
-    plain = vitrail.explain(model, inputs, "consensus", 1)
+    plain = vitrail.explain(model, inputs, "consensus", 1, **PARTS)
     fine = vitrail.explain(model, inputs, "consensus", 1, preset="fine", shift=0, calibration="none", radius=2)
-    smooth = F.interpolate(plain.layers.reshape(2, 3, 4, 4), (32, 32), mode="bilinear")
-    assert_close(fine.layers.reshape(2, 3, 4, 4), F.avg_pool2d(smooth, 8))
+    smooth = F.interpolate(plain.layers.reshape(2, 4, 4, 4), (32, 32), mode="bilinear")
+    assert_close(fine.layers.reshape(2, 4, 4, 4), F.avg_pool2d(smooth, 8))
     assert fine.provenance["disagreement"] == pytest.approx(plain.provenance["disagreement"])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import AnatomyError
 from vitrail.readout import MEASURED, READOUTS
+from vitrail.restore import every_module
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Block:
     ffn_output: nn.Module | None
     ffn_scale: Tensor | None
     batch_first: bool
+    attending: nn.Module | None  # the part that makes the block's one attention call, where the structure shows it
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _tensor(block: nn.Module, path: str | None) -> Tensor | None:
 
 
 def _batch_first(block: nn.Module) -> bool:
-    attention = [m for m in block.modules() if isinstance(m, nn.MultiheadAttention)]
+    attention = [m for m in every_module(block) if isinstance(m, nn.MultiheadAttention)]
     return all(m.batch_first for m in attention)
 
 
@@ -136,7 +138,18 @@ def _block(module: nn.Module, anatomy: Anatomy) -> Block:
         ffn_output=_module(module, anatomy.ffn_output),
         ffn_scale=_tensor(module, anatomy.ffn_scale),
         batch_first=_batch_first(module),
+        attending=_attending(module, anatomy.output),
     )
+
+
+def _attending(block: nn.Module, output: str | None) -> nn.Module | None:
+    """The child of a library's own block that holds the output projection, unless another child may attend too."""
+    if output is None or not any(from_library(block, package) for package in ("transformers", "timm")):
+        return None
+    children = {name: child for name, child in block._modules.items() if child is not None}
+    names = [spelling.split(".")[0] for spelling in output.split("|") if find(block, spelling) is not None]
+    others = (type(child).__name__.lower() for name, child in children.items() if name not in names[:1])
+    return children.get(names[0]) if names and not any("att" in other for other in others) else None
 
 
 def resolve(anatomy: Anatomy, model: nn.Module) -> Body:

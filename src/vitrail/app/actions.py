@@ -1,7 +1,7 @@
 """What a visitor can do, as plain functions: no browser and no Gradio is needed to call them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import vitrail
@@ -40,6 +40,10 @@ class Asked:
     preset: str
     look: Look = field(default_factory=Look)
 
+    def like(self, other: "Asked") -> bool:
+        """Whether the same is asked, whatever the class and the colours."""
+        return replace(other, target=self.target, look=self.look) == self
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -74,13 +78,11 @@ def take_text(house: House, room: Room, text: str) -> None:
 def situation(house: House, room: Room, asked: Asked) -> tuple[Case, int]:
     """The case that the controls describe, and the class to explain: the likeliest if theirs is not offered."""
     case = explaining.case_of(room, house.shelf, house.limits, asked.kind, asked.model)
-    known = [index for index, _ in case.classes]
-    return case, asked.target if asked.target in known else known[0]
+    return case, case.offered(asked.target)
 
 
 def explained(house: House, room: Room, asked: Asked, tell: Tell = silent) -> Iterator[Shown]:
     """The explanation as far as it is known, again after each method that takes longer."""
-    room.stop.clear()
     methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
     case, target = situation(house, room, asked)
     choices = [(f"{case.name(index)} · {percent(likely)}", str(index)) for index, likely in case.classes]
@@ -92,17 +94,20 @@ def known_maps(house: House, room: Room, asked: Asked) -> tuple[Case, int, list[
     """The case, the class and all maps, computed where they are not known."""
     methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
     case, target = situation(house, room, asked)
-    return case, target, list(explaining.explain(room, case, target, methods, asked.preset))[-1]
+    *_, found = explaining.explain(room, case, target, methods, asked.preset)
+    return case, target, [one for one in found if not isinstance(one, explaining.Pending)]
 
 
 def redrawn(house: House, room: Room, asked: Asked) -> str:
-    """The same maps in other colours."""
-    case, target, found = known_maps(house, room, asked)
-    return views.maps(case, target, found, asked.look)
+    """The maps that are there in other colours."""
+    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
+    case, target = situation(house, room, asked)
+    return views.maps(case, target, next(explaining.explain(room, case, target, methods, asked.preset)), asked.look)
 
 
 def layer(house: House, room: Room, asked: Asked, method: str, number: int) -> tuple[str, int]:
     """One layer's part of a method's map, and how many layers there are."""
+    explaining.check_methods([method], asked.kind, house.limits)
     case, target = situation(house, room, asked)
     found = explaining.map_of(room, case, target, method, asked.preset)
     return views.layer(case, found, number, asked.look), views.depth(found)
@@ -110,32 +115,32 @@ def layer(house: House, room: Room, asked: Asked, method: str, number: int) -> t
 
 def heads(house: House, room: Room, asked: Asked, method: str) -> str:
     """Every head's part of a method's map."""
+    explaining.check_methods([method], asked.kind, house.limits)
     case, target = situation(house, room, asked)
     return views.heads(case, explaining.map_of(room, case, target, method, asked.preset), asked.look)
 
 
 def remove(house: House, room: Room, asked: Asked, method: str, fill: str, percents: float, tell: Tell = silent) -> str:
     """The input without its most important parts, and what the model then says; computed once, then looked up."""
-    room.stop.clear()
+    explaining.check_methods([method], asked.kind, house.limits)
     case, target = situation(house, room, asked)
     found = explaining.map_of(room, case, target, method, asked.preset, tell)
     return views.removal(case, target, found, removing.removal(room, case, target, found, fill, tell), percents)
 
 
-def between(house: House, room: Room, asked: Asked, first: int, second: int) -> str:
-    """What speaks for one class rather than another."""
+def between(house: House, room: Room, asked: Asked, one: int | None, other: int | None) -> str:
+    """What speaks for one class rather than another; the likeliest stand in for classes that are not offered."""
     case, _ = situation(house, room, asked)
-    known = [index for index, _ in case.classes]
-    first = first if first in known else known[0]
-    second = second if second in known and second != first else next((i for i in known if i != first), first)
+    first, second = case.offered(one), case.offered(other)
+    second = second if second != first else next((i for i, _ in case.classes if i != first), first)
     key = (case.key, first, second)
     found = room.curves.get(key)
     if not isinstance(found, Attribution):
-        room.stop.clear()
         with running(case.opened, room, silent, "comparing two classes"):
             found = vitrail.detail(case.opened.loaded.model, case.sample.inputs, first, second)
         room.curves.put(key, found)
-    return views.detail(case, found, first, second, asked.look)
+    each = [explaining.map_of(room, case, one, found.method, "recommended") for one in (first, second)]
+    return views.detail(case, [*each, found], (first, second), asked.look)
 
 
 def agreement(house: House, room: Room, asked: Asked) -> str:
@@ -148,6 +153,13 @@ def download(house: House, room: Room, asked: Asked, form: str) -> dict[str, str
     return downloads.file_of(form, *known_maps(house, room, asked))
 
 
-def stop(room: Room) -> None:
-    """Ask the visitor's running job to stop at the next pass of the model."""
-    room.stop.set()
+def stop(house: House, room: Room, asked: Asked) -> str:
+    """End the visitor's jobs at the next pass of the model; the maps that are there, if any."""
+    room.halt(asked.kind)
+    case = room.cases.get((room.given[asked.kind].key, asked.model))
+    if case is None:
+        return ""
+    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
+    target = case.offered(asked.target)
+    keys = [explaining.key_of(case, target, name, asked.preset) for name in methods]
+    return views.maps(case, target, explaining.known(room, keys), asked.look, waiting="stopped")

@@ -5,6 +5,7 @@ from html import escape
 import numpy as np
 from jaxtyping import Float
 
+from vitrail.app.drawing import breakable
 from vitrail.app.removing import Removal
 from vitrail.metrics.correlation import Agreement
 
@@ -60,9 +61,9 @@ def _line(removed: Removal, values: Float[np.ndarray, " l"], colour: str, *, das
 
 def matrix(found: Agreement) -> str:
     """How alike the orders of every two methods are, from -1 to 1."""
-    head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in found.names)
+    head = "".join(f'<th scope="col"><span>{breakable(name)}</span></th>' for name in found.names)
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(_cell(float(value)) for value in row)}</tr>'
+        f'<tr><th scope="row">{breakable(name)}</th>{"".join(_cell(float(value)) for value in row)}</tr>'
         for name, row in zip(found.names, found.matrix, strict=True)
     )
     return (

@@ -24,7 +24,9 @@ PALETTES = {
     "Grey": ("gray", "PuOr_r"),
 }
 """Colours by name: for maps of how much, and for maps of for and against."""
-OPACITY, QUALITY, STOPS, WIDEST = 0.6, 90, 9, 260
+OPACITY, QUALITY, STOPS = 0.6, 90, 9
+WIDEST, SMALL = 274, 164
+"""Pixels of a figure with its margin."""
 FAINT = 0.4
 """How much of the colour covers the picture where a signed map is zero."""
 
@@ -69,22 +71,34 @@ def image_tag(picture: Picture, alt: str) -> str:
 def figure(inside: str, title: str, words: str = "") -> str:
     """Something to look at, and what it is."""
     more = f"<span>{escape(words)}</span>" if words else ""
-    return f"<figure>{inside}<figcaption><strong>{escape(title)}</strong>{more}</figcaption></figure>"
+    return f"<figure>{inside}<figcaption><strong>{breakable(title)}</strong>{more}</figcaption></figure>"
+
+
+def breakable(name: str) -> str:
+    """A name as HTML that a narrow screen may break where its words end."""
+    return escape(name).replace("_", "_<wbr>")
+
+
+def blank(method: str, words: str) -> str:
+    """A place for a map that is not there."""
+    return figure('<div class="blank"></div>', method, words)
 
 
 def gallery(figures: Sequence[str], *, small: bool = False) -> str:
     """Figures side by side, as many as fit."""
-    room = len(figures) * (150 if small else WIDEST)
+    room = len(figures) * (SMALL if small else WIDEST)
     name = "gallery small" if small else "gallery"
     return f'<div class="{name}" style="max-width:{room}px">{"".join(figures)}</div>'
 
 
-def map_figure(attribution: Attribution, picture: Picture, look: Look, *, answer: str, words: str) -> str:
-    """One method's map."""
+def map_figure(
+    attribution: Attribution, picture: Picture, look: Look, *, answer: str, words: str, name: str | None = None
+) -> str:
+    """One method's map, under this name or the method's."""
     values = sample_map(attribution, 0, picture)
     drawn = painted(values, picture, look, signed=attribution.signed)
     alt = f"Map of {attribution.method} for {answer}, strongest {_place(values)}"
-    return figure(image_tag(drawn, alt), title(attribution), words)
+    return figure(image_tag(drawn, alt), name or title(attribution), words)
 
 
 def title(attribution: Attribution) -> str:
@@ -94,11 +108,16 @@ def title(attribution: Attribution) -> str:
 
 
 def part_figures(
-    attribution: Attribution, rows: Float[Tensor, "r n"], picture: Picture, look: Look, names: Sequence[str]
+    attribution: Attribution,
+    rows: Float[Tensor, "r n"],
+    picture: Picture,
+    look: Look,
+    names: Sequence[str],
+    *,
+    signed: bool,
 ) -> list[str]:
     """One figure for each layer or head, each on its own scale."""
     size = map_size(attribution, picture)
-    signed = attribution.signed or bool((rows < 0).any())
     scale = symmetric if signed else stretched
     found = []
     for name, values in zip(names, maps_of(attribution, rows, size), strict=True):

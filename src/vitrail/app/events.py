@@ -1,190 +1,139 @@
-"""From Gradio's events to actions: read the controls, run, and say what went wrong in words.
+"""The events that lead to new maps, and what follows from them."""
 
-Gradio hands every function the request and its bar first, then what the page's components hold: those of the event's
-own, and last the six controls of the tab (`CONTROLS`).
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
 
 from vitrail.app import actions, views
-from vitrail.app.actions import Asked, House, Shown
-from vitrail.app.drawing import Look
+from vitrail.app.actions import Asked
+from vitrail.app.asking import BAR, CONTROLS, STOPPED, Desk, teller, told
 from vitrail.app.examples import EXAMPLES
 from vitrail.app.explaining import is_quick
-from vitrail.app.jobs import Stopped, Tell
+from vitrail.app.jobs import Stopped
+from vitrail.app.panel_events import PanelEvents
 from vitrail.app.rooms import Room
+from vitrail.app.shelf import READS
+from vitrail.app.updates import MAIN, Update, main_update
 from vitrail.errors import VitrailError
 
-CONTROLS = ("model", "target", "methods", "preset", "opacity", "palette")
-MAIN = 7
-"""What the main event writes: trouble, answer, classes, maps, the two classes to compare, the maps to remove by."""
-STOPPED = "Stopped. What was finished is still shown."
-BAR = gr.Progress()
-Update = Any
-"""What Gradio takes as a component's new state."""
-
-
-def teller(bar: gr.Progress) -> Tell:
-    """A function that moves Gradio's bar."""
-
-    def tell(fraction: float, words: str) -> None:
-        bar(fraction, desc=words)
-
-    return tell
-
-
-def told(act: Callable[[], Update]) -> Update:
-    """What the action gives, or what went wrong."""
-    try:
-        return act()
-    except (VitrailError, Stopped) as error:
-        return views.trouble(str(error) or STOPPED)
+EARLY, LATE = ("layers", "between"), ("remove", "agreement")
+"""Panels that need quick maps only, and those that wait for the ones that take longer."""
 
 
 @dataclass(frozen=True)
 class Events:
     """The events of one tab."""
 
-    house: House
-    kind: str
+    desk: Desk
+    panels: PanelEvents
 
-    def room(self, request: gr.Request) -> Room:
-        """The room of whoever asks."""
-        return self.house.rooms.of(request.session_hash)
-
-    def asked(self, values: tuple[Any, ...]) -> Asked:
-        """What the controls say."""
-        model, target, methods, preset, opacity, palette = values[-len(CONTROLS) :]
-        wanted = int(target) if str(target).isdecimal() else None
-        return Asked(self.kind, str(model), wanted, methods or [], str(preset), Look(float(opacity), str(palette)))
+    def shown(self, room: Room, asked: Asked) -> Asked | None:
+        """What the page shows, if the controls say so too but for the class, of which the browser may not know."""
+        found = room.asked.get(self.desk.kind)
+        return found if isinstance(found, Asked) and found.like(asked) else None
 
     def explain(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
         """The main event: all that is quick; what takes longer follows in `rest`."""
-        return self._explained(request, bar, values, whole=False)
-
-    def rest(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
-        """The same with the methods that take longer; nothing new where there are none."""
-        if all(map(is_quick, self.asked(values).methods)):
-            return (*[gr.skip()] * MAIN,)
-        return self._explained(request, bar, values, whole=True)
-
-    def _explained(
-        self, request: gr.Request, bar: gr.Progress, values: tuple[Any, ...], *, whole: bool
-    ) -> tuple[Update, ...]:
-        asked = self.asked(values)
+        room, asked = self.desk.room(request), self.desk.asked(values)
+        room.halt(self.desk.kind)
         try:
-            steps = actions.explained(self.house, self.room(request), asked, teller(bar))
-            return main_update(list(steps)[-1] if whole else next(steps), asked)
+            shown = next(actions.explained(self.desk.house, room, asked, teller(bar)))
         except (VitrailError, Stopped) as error:
             return (views.trouble(str(error) or STOPPED), *[gr.skip()] * (MAIN - 1))
+        room.asked[self.desk.kind] = replace(asked, target=int(shown.target))
+        return main_update(shown, asked, values[-len(CONTROLS) - 1])
+
+    def again(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
+        """The main event where other methods are chosen: the two classes to compare stay as they are."""
+        *found, _, _, by = self.explain(request, bar, *values)
+        return (*found, gr.skip(), gr.skip(), by)
+
+    def rest(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, Update]:  # noqa: ANN401
+        """The maps that take longer, unless the visitor has meanwhile stopped or asked for others."""
+        room, asked = self.desk.room(request), self.desk.asked(values)
+        wanted = self.shown(room, asked)
+        if wanted is None or all(map(is_quick, wanted.methods)):
+            return gr.skip(), gr.skip()
+        try:
+            list(actions.explained(self.desk.house, room, wanted, teller(bar)))
+        except Stopped:
+            return gr.skip(), gr.skip()
+        except VitrailError as error:
+            return views.trouble(str(error)), gr.skip()
+        now = self.shown(room, asked)
+        if now is None or now.target != wanted.target:
+            return gr.skip(), gr.skip()
+        return gr.skip(), actions.redrawn(self.desk.house, room, now)
 
     def new(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
         """Take an upload or a text, then explain its likeliest class."""
-        take = {"image": actions.take_picture, "text": actions.take_text}[self.kind]
-        given, model, _, *rest = values
+        take = {"image": actions.take_picture, "text": actions.take_text}[self.desk.kind]
+        given, by, model, _, *rest = values
         try:
-            take(self.house, self.room(request), given)
+            take(
+                self.desk.house, self.desk.room(request), given["path"] if isinstance(given, dict) else str(given or "")
+            )
         except VitrailError as error:
             return (views.trouble(str(error)), *[gr.skip()] * (MAIN - 1))
-        return self.explain(request, bar, model, None, *rest)
+        return self.explain(request, bar, by, model, None, *rest)
 
     def example(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
         """Explain an example that comes with the page."""
-        name, model, _, *rest = values
-        self.room(request).given[self.kind] = EXAMPLES[self.kind][name]()
-        return self.explain(request, bar, model, None, *rest)
+        name, by, model, _, *rest = values
+        self.desk.room(request).given[self.desk.kind] = EXAMPLES[self.desk.kind][name]()
+        return self.explain(request, bar, by, model, None, *rest)
 
     def redraw(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
         """The maps in other colours."""
-        return told(lambda: actions.redrawn(self.house, self.room(request), self.asked(values)))
+        room, asked = self.desk.room(request), self.desk.asked(values)
+        if (found := self.shown(room, asked)) is not None:
+            room.asked[self.desk.kind] = replace(found, look=asked.look)
+        return told(lambda: actions.redrawn(self.desk.house, room, asked))
 
-    def layer(self, request: gr.Request, *values: Any) -> tuple[Update, Update]:  # noqa: ANN401
-        """One layer, and a slider as long as there are layers."""
-        method, number, *_ = values
-        try:
-            room, asked = self.room(request), self.asked(values)
-            found, depth = actions.layer(self.house, room, asked, method, int(number))
-        except (VitrailError, Stopped) as error:
-            return views.trouble(str(error) or STOPPED), gr.skip()
-        return found, gr.update(maximum=depth, value=min(int(number), depth))
+    def opened(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
+        """The panel that has been opened."""
+        return self._fresh(request, bar, EARLY + LATE, values)
 
-    def one_layer(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
-        """One layer alone, while the slider moves."""
-        return self.layer(request, *values)[0]
+    def early(self, request: gr.Request, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
+        """The open panel after new maps, if it needs quick ones only."""
+        return self._fresh(request, BAR, EARLY, values)
 
-    def heads(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
-        """Every head."""
-        return told(lambda: actions.heads(self.house, self.room(request), self.asked(values), values[0]))
+    def finish(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
+        """The maps that take longer, and then the open panel if it waits for them."""
+        maps = self.rest(request, bar, *values)
+        wanted = self.shown(self.desk.room(request), self.desk.asked(values)) is not None
+        return (*maps, *self._fresh(request, bar, LATE if wanted else (), values))
 
-    def remove(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> Update:  # noqa: ANN401
-        """What is left, and the curve."""
-        method, fill, percents, *_ = values
-        room, asked = self.room(request), self.asked(values)
-        return told(lambda: actions.remove(self.house, room, asked, method, fill, float(percents), teller(bar)))
-
-    def look_up(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
-        """The same while the slider moves: by then the curve is known, so no bar is needed."""
-        method, fill, percents, *_ = values
-        room, asked = self.room(request), self.asked(values)
-        return told(lambda: actions.remove(self.house, room, asked, method, fill, float(percents)))
-
-    def between(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
-        """One class rather than another."""
-        first, second, *_ = values
-        room, asked = self.room(request), self.asked(values)
-        return told(lambda: actions.between(self.house, room, asked, int(first), int(second)))
-
-    def agreement(self, request: gr.Request, *values: Any) -> Update:  # noqa: ANN401
-        """The matrix."""
-        return told(lambda: actions.agreement(self.house, self.room(request), self.asked(values)))
-
-    def refresh(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401
-        """The panel that is open, brought up to date; the others stay as they are."""
-        panel, controls = values[0], values[-len(CONTROLS) :]
-        layered, number, headed, by, fill, percents, first, second = values[1 : -len(CONTROLS)]
+    def _fresh(
+        self, request: gr.Request, bar: gr.Progress, some: Sequence[str], values: Sequence[Any]
+    ) -> tuple[Update, ...]:
+        """The open panel, if it is one of these, brought up to date; the others stay as they are."""
+        controls = list(values[-len(CONTROLS) :])
+        if (found := self.shown(self.desk.room(request), self.desk.asked(values))) is not None:
+            controls[CONTROLS.index("target")] = found.target
+        panel, layered, number, headed, by, fill, percents, first, second = values[: -len(CONTROLS)]
         fresh: list[Update] = [gr.skip()] * 6
+        if panel not in some:
+            return (panel, *fresh)
         if panel == "layers":
-            fresh[0], fresh[1] = self.layer(request, layered, number, *controls)
-            fresh[2] = self.heads(request, headed, *controls)
+            fresh[0], fresh[1] = self.panels.layer(request, layered, number, *controls)
+            fresh[2] = self.panels.heads(request, headed, *controls)
         elif panel == "remove":
-            fresh[3] = self.remove(request, bar, by, fill, percents, *controls)
+            fresh[3] = self.panels.remove(request, bar, by, fill, percents, *controls)
         elif panel == "between":
-            fresh[4] = self.between(request, first, second, *controls)
+            fresh[4] = self.panels.between(request, first, second, *controls)
         elif panel == "agreement":
-            fresh[5] = self.agreement(request, *controls)
+            fresh[5] = self.panels.agreement(request, *controls)
         return (panel, *fresh)
 
-    def download(self, request: gr.Request, *values: Any) -> tuple[Update, Update]:  # noqa: ANN401
-        """A file, or why there is none."""
-        try:
-            return actions.download(self.house, self.room(request), self.asked(values), values[0]), ""
-        except VitrailError as error:
-            return None, views.trouble(str(error))
+    def stop(self, request: gr.Request, *values: Any) -> tuple[Update, Update]:  # noqa: ANN401
+        """End what runs for this visitor."""
+        found = told(lambda: actions.stop(self.desk.house, self.desk.room(request), self.desk.asked(values)))
+        return views.trouble(STOPPED), found or gr.skip()
 
-    def stop(self, request: gr.Request) -> None:
-        """Ask the running job to stop."""
-        actions.stop(self.room(request))
-
-
-def main_update(shown: Shown, asked: Asked) -> tuple[Update, ...]:
-    """What the main event writes when all went well."""
-    other = next((value for _, value in shown.choices if value != shown.target), shown.target)
-    names = plain_names(shown)
-    return (
-        "",
-        shown.answer,
-        gr.update(choices=shown.choices, value=shown.target),
-        shown.maps,
-        gr.update(choices=names, value=shown.target),
-        gr.update(choices=names, value=other),
-        gr.update(choices=list(asked.methods), value=asked.methods[0]),
-    )
-
-
-def plain_names(shown: Shown) -> list[tuple[str, str]]:
-    """The classes without their probabilities."""
-    return [(label.rsplit(" · ", 1)[0], value) for label, value in shown.choices]
+    def leave(self, request: gr.Request) -> None:
+        """End what runs for a visitor who has closed the page."""
+        for kind in READS:
+            self.desk.room(request).halt(kind)

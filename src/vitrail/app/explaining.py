@@ -1,6 +1,7 @@
 """A visitor's input as a case, and its maps: every quick method from one recording, slow ones when asked for."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import vitrail
@@ -78,34 +79,55 @@ def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str
     return wanted
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A map that is still to come."""
+
+    method: str
+
+
+Found = Attribution | str | Pending
+"""A map, why there is none, or that it is still to come."""
+
+
 def explain(
     room: Room, case: Case, target: int, methods: Sequence[str], preset: str, tell: Tell = silent
-) -> Iterator[list[Attribution | str]]:
-    """The maps that are known so far, again after each slow one; why there is none in place of one that failed."""
-    keys = [_key(case, target, name, preset) for name in methods]
+) -> Iterator[list[Found]]:
+    """The maps that are known so far, again after each slow one; at last all."""
+    keys = [key_of(case, target, name, preset) for name in methods]
     if any(key not in room.maps and is_quick(key[2]) for key in keys):
         _record(room, case, target, preset, tell)
     for key in keys:
         if key not in room.maps:
-            if known := _known(room, keys):
-                yield known
-            with running(case.opened.twin, room, tell, f"computing {key[2]}"):
-                room.maps.put(key, _one(case, case.opened.twin, target, key))
-    yield _known(room, keys)
+            yield known(room, keys)
+            _compute(room, case, target, key, tell)
+    yield known(room, keys)
 
 
-def _key(case: Case, target: int, method: str, preset: str) -> MapKey:
+def _compute(room: Room, case: Case, target: int, key: MapKey, tell: Tell) -> None:
+    """One slow map, unless another event of the same visitor has made it meanwhile."""
+    twin = case.opened.twin
+    with running(twin, room, tell, f"computing {key[2]}", twin.passes.get(key[2:])) as watch:
+        if key not in room.maps:
+            found = room.maps.put(key, _one(case, twin, target, key))
+            if isinstance(found, Attribution):
+                twin.passes[key[2:]] = watch.passes
+
+
+def key_of(case: Case, target: int, method: str, preset: str) -> MapKey:
+    """Under what a map is kept."""
     return (case.key, target, method, preset_of(method, preset))
 
 
-def _known(room: Room, keys: Sequence[MapKey]) -> list[Attribution | str]:
-    return [found for key in keys if (found := room.maps.get(key)) is not None]
+def known(room: Room, keys: Sequence[MapKey]) -> list[Found]:
+    """The maps of these keys that are there, and which are not."""
+    return [Pending(key[2]) if (found := room.maps.get(key)) is None else found for key in keys]
 
 
 def _record(room: Room, case: Case, target: int, preset: str, tell: Tell) -> None:
     """Every quick method at once: they share the forward pass, and a backward pass for each scalar."""
     quick = [name for name in offered(case.opened.loaded.kind) if is_quick(name)]
-    keys = [key for name in quick if (key := _key(case, target, name, preset)) not in room.maps]
+    keys = [key for name in quick if (key := key_of(case, target, name, preset)) not in room.maps]
     specs = [(method, {"preset": own}) for _, _, method, own in keys]
     with running(case.opened, room, tell, "looking inside the model"):
         try:
@@ -126,6 +148,6 @@ def _one(case: Case, opened: Opened, target: int, key: MapKey) -> Attribution | 
 def map_of(room: Room, case: Case, target: int, method: str, preset: str, tell: Tell = silent) -> Attribution:
     """One map, computed if it is not known."""
     (found,) = list(explain(room, case, target, [method], preset, tell))[-1]
-    if isinstance(found, str):
-        raise OptionError(found)
+    if not isinstance(found, Attribution):
+        raise OptionError(str(found))
     return found

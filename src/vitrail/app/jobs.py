@@ -1,8 +1,10 @@
 """A job that is under way: it says how far it is, and stops when its visitor asks for it."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from threading import Event
 
 from torch import nn
 
@@ -14,6 +16,8 @@ Tell = Callable[[float, str], None]
 """Takes a fraction of the work and words."""
 SLOWING = 0.97
 """Where nobody knows how many passes there will be, the bar goes on by less and less and never arrives."""
+PAUSE = 0.2
+"""Seconds between two words from inside a pass."""
 
 
 class Stopped(Exception):
@@ -24,27 +28,55 @@ def silent(fraction: float, words: str) -> None:
     """Tell nobody."""
 
 
+def steps_of(model: nn.Module) -> Sequence[nn.Module]:
+    """The parts of a model that run one after the other, its blocks; none where there is no such list."""
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
+    return list(max(lists, key=len, default=()))
+
+
 @dataclass(eq=False)
 class Watch:
-    """Called whenever the model runs: stop here if asked to, else say which pass this is."""
+    """Called whenever the model, or a block of it, runs: stop here if asked to, else say which pass this is.
 
-    room: Room
+    Args:
+        total: how many passes there will be, if that is known.
+        steps: blocks of the model.
+    """
+
+    stop: Event
     tell: Tell
     words: str
     total: int | None = None
-    passes: int = field(default=0)
+    steps: int = 0
+    passes: int = 0
+    inside: int = 0
+    told: float = 0.0
 
-    def __call__(self, module: nn.Module, args: object) -> None:
+    def begin(self, module: nn.Module, args: object) -> None:
         """As a hook before each pass."""
         self.check()
-        self.passes += 1
-        share = 1 - SLOWING**self.passes if self.total is None else min(self.passes / self.total, 1.0)
-        self.tell(share, self.words if self.passes == 1 else f"{self.words}, pass {self.passes}")
+        self.passes, self.inside = self.passes + 1, 0
+        self._say()
+
+    def step(self, module: nn.Module, args: object) -> None:
+        """As a hook before each block: a pass over many inputs takes long."""
+        self.check()
+        self.inside += 1
+        if time.monotonic() - self.told > PAUSE:
+            self._say()
 
     def check(self) -> None:
         """Raise if the visitor asked to stop."""
-        if self.room.stop.is_set():
+        if self.stop.is_set():
             raise Stopped
+
+    def _say(self) -> None:
+        self.told = time.monotonic()
+        within = min(self.inside / self.steps, 1.0) if self.steps else 0.0
+        done = max(self.passes - 1, 0) + within
+        share = 1 - SLOWING ** (done + 1) if self.total is None else min(done / self.total, 1.0)
+        known = "" if self.total is None else f" of {self.total}"
+        self.tell(share, f"{self.words}, pass {self.passes}{known}" if self.passes > 1 else self.words)
 
 
 @contextmanager
@@ -54,8 +86,11 @@ def running(opened: Opened, room: Room, tell: Tell, words: str, total: int | Non
     Args:
         total: how many passes there will be, if that is known.
     """
-    watch = Watch(room, tell, words, total)
+    blocks = steps_of(opened.loaded.model)
+    watch = Watch(room.stop_of(opened.loaded.kind), tell, words, total, len(blocks))
     tell(0.0, f"{words}: waiting for the model")
-    with opened.lock, hooks([opened.loaded.model.register_forward_pre_hook(watch)]):
+    with opened.lock:
         watch.check()
-        yield watch
+        heard = [opened.loaded.model.register_forward_pre_hook(watch.begin)]
+        with hooks([*heard, *(block.register_forward_pre_hook(watch.step) for block in blocks)]):
+            yield watch

@@ -7,11 +7,13 @@ import gradio as gr
 
 from vitrail.app import actions
 from vitrail.app.actions import Asked, House
+from vitrail.app.asking import Desk
 from vitrail.app.drawing import OPACITY, PALETTES
 from vitrail.app.events import Events
 from vitrail.app.examples import EXAMPLES, FIRST
 from vitrail.app.explaining import CHOSEN, PRESETS, offered
-from vitrail.app.panels import build_panels
+from vitrail.app.panel_events import PanelEvents
+from vitrail.app.panels import build_panels, build_working
 from vitrail.app.wiring import Input, Tab, wire
 from vitrail.app.words import choice
 
@@ -26,12 +28,18 @@ OWN = {"image": "photo", "text": "sentiment"}
 def build(house: House) -> gr.Blocks:
     """The whole page, with an example explained on each tab."""
     with gr.Blocks(title="Vitrail", analytics_enabled=False, delete_cache=(600, 600)) as page:
+        page.unload(_events(house, "image").leave)
         gr.HTML(TOP)
         with gr.Tabs():
             for kind, title in TITLES.items():
                 with gr.Tab(title):
                     _tab(house, kind)
     return page
+
+
+def _events(house: House, kind: str) -> Events:
+    desk = Desk(house, kind)
+    return Events(desk, PanelEvents(desk))
 
 
 def _tab(house: House, kind: str) -> None:
@@ -49,11 +57,12 @@ def _tab(house: House, kind: str) -> None:
             trouble = gr.HTML("", elem_id=f"{kind}-trouble", elem_classes="trouble-box")
             answer = gr.HTML(shown.answer, elem_id=f"{kind}-answer")
             maps = gr.HTML(shown.maps, elem_id=f"{kind}-maps")
+            working = build_working(f"{kind}-stop")
             look = _look(house, kind)
     controls = [model, target, look.methods, preset, look.opacity, look.palette]
     panels = build_panels(house, asked, shown)
     main = [trouble, answer, target, maps, panels.first, panels.second, panels.remove_by]
-    wire(Tab(kind, Events(house, kind), given, controls, main, look.stop, panels))
+    wire(Tab(kind, _events(house, kind), given, controls, main, working, panels))
 
 
 def _input(house: House, kind: str) -> Input:
@@ -107,22 +116,18 @@ class Looks:
     methods: gr.Dropdown
     opacity: gr.Slider
     palette: gr.Dropdown
-    stop: gr.Button
 
 
 def _look(house: House, kind: str) -> Looks:
-    with gr.Row(elem_classes="ways"):
-        methods = gr.Dropdown(
-            [choice(name) for name in offered(kind)],
-            value=list(CHOSEN[kind]),
-            multiselect=True,
-            max_choices=house.limits.methods,
-            label="Ways to explain",
-            elem_id=f"{kind}-methods",
-            scale=6,
-        )
-        stop = gr.Button("Stop", size="sm", elem_id=f"{kind}-stop", scale=1, min_width=70)
+    methods = gr.Dropdown(
+        [choice(name) for name in offered(kind)],
+        value=list(CHOSEN[kind]),
+        multiselect=True,
+        max_choices=house.limits.methods,
+        label="Ways to explain",
+        elem_id=f"{kind}-methods",
+    )
     with gr.Row(visible=kind == "image"):
         opacity = gr.Slider(0, 1, OPACITY, step=0.05, label="Colour over picture", elem_id=f"{kind}-opacity")
         palette = gr.Dropdown(list(PALETTES), value="Fire", label="Colours", elem_id=f"{kind}-palette")
-    return Looks(methods, opacity, palette, stop)
+    return Looks(methods, opacity, palette)

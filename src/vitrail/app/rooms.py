@@ -86,6 +86,11 @@ class Case:
         """What a class is called."""
         return self.opened.loaded.class_name(index)
 
+    def offered(self, wanted: int | None) -> int:
+        """The class that is wanted if it is offered, else the likeliest."""
+        known = [index for index, _ in self.classes]
+        return wanted if wanted in known else known[0]
+
 
 MapKey = tuple[tuple[str, str], int, str, str]
 """A case, a class, a method, a preset."""
@@ -93,13 +98,30 @@ MapKey = tuple[tuple[str, str], int, str, str]
 
 @dataclass(eq=False)
 class Room:
-    """One visitor's inputs, cases, maps and curves."""
+    """One visitor's inputs, cases, maps and curves.
+
+    Args:
+        asked: for each kind of input what the maps on the page answer; nothing while they are computed or stopped.
+        stops: for each kind of input an event that its jobs hold; set, it ends them.
+    """
 
     given: dict[str, Given]
     cases: Recent[tuple[str, str], Case] = field(default_factory=lambda: Recent(CASES))
     maps: Recent[MapKey, Attribution | str] = field(default_factory=lambda: Recent(MAPS))
     curves: Recent[Hashable, object] = field(default_factory=lambda: Recent(CURVES))
-    stop: threading.Event = field(default_factory=threading.Event)
+    asked: dict[str, object] = field(default_factory=dict)
+    stops: dict[str, threading.Event] = field(default_factory=dict)
+
+    def stop_of(self, kind: str) -> threading.Event:
+        """What ends a job that begins now."""
+        return self.stops.setdefault(kind, threading.Event())
+
+    def halt(self, kind: str) -> None:
+        """End all that runs for this visitor and kind of input; what begins later is not meant."""
+        self.asked.pop(kind, None)
+        running = self.stops.pop(kind, None)
+        if running is not None:
+            running.set()
 
 
 class Rooms:

@@ -21,16 +21,23 @@ READS = {"image": "pictures", "text": "text"}
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model that one job at a time uses, and how pictures in 0..1 become its inputs."""
+    """A model that one job at a time uses, and how pictures in 0..1 become its inputs.
+
+    Args:
+        passes: how often the model ran for each method and preset when that was last computed.
+    """
 
     loaded: Loaded
     scaling: tuple[Tensor, Tensor] | None
     lock: threading.RLock = field(default_factory=threading.RLock)
+    passes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @cached_property
     def twin(self) -> "Opened":
-        """A second copy for long jobs, so that nobody's quick one waits for them."""
-        return Opened(replace(self.loaded, model=deepcopy(self.loaded.model)), self.scaling)
+        """The same weights in modules of their own, for long jobs, so that nobody's quick one waits for them."""
+        model = self.loaded.model
+        shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
+        return Opened(replace(self.loaded, model=deepcopy(model, shared)), self.scaling)
 
     def logits(self, images: Tensor) -> Tensor:
         """What the model says of pictures in 0..1."""

@@ -6,6 +6,7 @@ from html import escape
 from vitrail import metrics
 from vitrail.app import charts, drawing, writing
 from vitrail.app.drawing import Look
+from vitrail.app.explaining import Found, Pending
 from vitrail.app.removing import Removal, picture_at
 from vitrail.app.rooms import Case
 from vitrail.app.words import LOOKED, percent, plain
@@ -29,7 +30,8 @@ def answer(case: Case, target: int) -> str:
 
 def trouble(message: str) -> str:
     """Something that went wrong, in words; read aloud at once."""
-    return f'<div class="trouble" role="alert">{escape(message)}</div>' if message else ""
+    said = escape(message[:1].upper() + message[1:])
+    return f'<div class="trouble" role="alert">{said}</div>' if message else ""
 
 
 def picture_of(case: Case) -> Picture:
@@ -37,29 +39,42 @@ def picture_of(case: Case) -> Picture:
     return as_picture(case.sample.picture)
 
 
-def maps(case: Case, target: int, found: Sequence[Attribution | str], look: Look) -> str:
-    """Every method side by side, and why one is missing."""
-    drawn = [one for one in found if isinstance(one, Attribution)]
+def maps(case: Case, target: int, found: Sequence[Found], look: Look, *, waiting: str = "still computing") -> str:
+    """Every method side by side, and why one is missing.
+
+    Args:
+        waiting: what to say in place of a map that is still to come.
+    """
     missing = "".join(f'<p class="quiet">{escape(one)}</p>' for one in found if isinstance(one, str))
-    return MAPS[case.opened.loaded.kind](case, target, drawn, look) + missing
+    return MAPS[case.opened.loaded.kind](case, target, found, look, waiting) + missing
 
 
-def _pictures(case: Case, target: int, found: Sequence[Attribution], look: Look) -> str:
+def _pictures(case: Case, target: int, found: Sequence[Found], look: Look, waiting: str) -> str:
     picture, name = picture_of(case), case.name(target)
-    shown = [
-        drawing.figure(
-            drawing.image_tag(picture, "The picture as the model sees it"), "picture", "as the model sees it"
-        )
-    ]
-    shown += [drawing.map_figure(one, picture, look, answer=name, words=plain(one.method)) for one in found]
-    bars = "".join(drawing.legend(look, signed=signed) for signed in sorted({one.signed for one in found}))
-    return drawing.gallery(shown) + bars
+    seen = drawing.image_tag(picture, "The picture as the model sees it")
+    shown = [drawing.figure(seen, "picture", "as the model sees it")]
+    for one in found:
+        if isinstance(one, Attribution):
+            shown.append(drawing.map_figure(one, picture, look, answer=name, words=plain(one.method)))
+        elif isinstance(one, Pending):
+            shown.append(drawing.blank(one.method, waiting))
+    return drawing.gallery(shown) + "".join(drawing.legend(look, signed=signed) for signed in _signs(found))
 
 
-def _sentences(case: Case, target: int, found: Sequence[Attribution], look: Look) -> str:
-    shown = [drawing.figure(writing.sentence(one), drawing.title(one), plain(one.method)) for one in found]
-    bars = "".join(writing.LEGENDS[signed] for signed in sorted({one.signed for one in found}))
+def _sentences(case: Case, target: int, found: Sequence[Found], look: Look, waiting: str) -> str:
+    shown = []
+    for one in found:
+        if isinstance(one, Attribution):
+            shown.append(drawing.figure(writing.sentence(one), drawing.title(one), plain(one.method)))
+        elif isinstance(one, Pending):
+            shown.append(drawing.blank(one.method, waiting))
+    bars = "".join(writing.LEGENDS[signed] for signed in _signs(found))
     return f'<div class="sentences">{"".join(shown)}</div>{bars}'
+
+
+def _signs(found: Sequence[Found]) -> list[bool]:
+    """Which legends are needed: for maps without a sign, with one, or both."""
+    return sorted({one.signed for one in found if isinstance(one, Attribution)})
 
 
 MAPS = {"image": _pictures, "text": _sentences}
@@ -81,10 +96,11 @@ def layer(case: Case, attribution: Attribution, number: int, look: Look) -> str:
     number = min(max(number, 1), count)
     rows, name = attribution.layers[0], f"layer {number} of {count}"
     if attribution.kind == "image":
+        signed = attribution.signed or bool((rows < 0).any())
         row = rows[number - 1 : number]
-        one = drawing.part_figures(attribution, row, picture_of(case), look, [name])
+        one = drawing.part_figures(attribution, row, picture_of(case), look, [name], signed=signed)
         every = drawing.map_figure(attribution, picture_of(case), look, answer="this answer", words="all layers")
-        return drawing.gallery([*one, every])
+        return drawing.gallery([*one, every]) + drawing.legend(look, signed=signed)
     names = [f"layer {i + 1}" for i in range(count)]
     return writing.heat_map(attribution, rows, names, number - 1) + writing.LEGENDS[attribution.signed]
 
@@ -97,7 +113,9 @@ def heads(case: Case, attribution: Attribution, look: Look) -> str:
     names = [f"head {i + 1}" for i in range(len(rows))]
     if attribution.kind == "text":
         return writing.heat_map(attribution, rows, names) + writing.LEGENDS[True]
-    return drawing.gallery(drawing.part_figures(attribution, rows, picture_of(case), look, names), small=True)
+    signed = attribution.signed or bool((rows < 0).any())
+    shown = drawing.part_figures(attribution, rows, picture_of(case), look, names, signed=signed)
+    return drawing.gallery(shown, small=True) + drawing.legend(look, signed=signed)
 
 
 def removal(case: Case, target: int, attribution: Attribution, found: Removal, percents: float) -> str:
@@ -118,24 +136,24 @@ def removal(case: Case, target: int, attribution: Attribution, found: Removal, p
     return f'<div class="removal {attribution.kind}"><div>{left}{said}</div>{drawn}</div>'
 
 
-def detail(case: Case, attribution: Attribution, first: int, second: int, look: Look) -> str:
-    """What speaks for one class rather than another."""
-    names = case.name(first), case.name(second)
-    words = f"for {names[0]}", f"for {names[1]}"
-    if attribution.kind == "text":
+def detail(case: Case, found: Sequence[Attribution], classes: tuple[int, int], look: Look) -> str:
+    """Two classes, each by itself and the first rather than the second."""
+    first, second = (case.name(index) for index in classes)
+    titles = (first, second, f"{first} rather than {second}")
+    words = ("by itself", "by itself", "what tells them apart")
+    ends = f"against it (last: for {second})", f"for it (last: for {first})"
+    if case.opened.loaded.kind == "text":
+        shown = [drawing.figure(writing.sentence(one), *told) for one, *told in zip(found, titles, words, strict=True)]
         key = (
-            f'<div class="legend"><span>{escape(words[1])}</span><span class="bar signed"></span>'
-            f"<span>{escape(words[0])}</span></div>"
+            f'<div class="legend"><span>{escape(ends[0])}</span><span class="bar signed"></span>'
+            f"<span>{escape(ends[1])}</span></div>"
         )
-        return writing.sentence(attribution) + key
-    one = drawing.map_figure(
-        attribution,
-        picture_of(case),
-        look,
-        answer=f"{names[0]} rather than {names[1]}",
-        words=" rather than ".join(names),
-    )
-    return drawing.gallery([one]) + drawing.legend(look, signed=True, words=(words[1], words[0]))
+        return f'<div class="sentences">{"".join(shown)}</div>{key}'
+    shown = [
+        drawing.map_figure(one, picture_of(case), look, answer=title, words=said, name=title)
+        for one, title, said in zip(found, titles, words, strict=True)
+    ]
+    return drawing.gallery(shown) + drawing.legend(look, signed=True, words=ends)
 
 
 def agreement(found: Sequence[Attribution | str]) -> str:

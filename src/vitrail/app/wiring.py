@@ -6,12 +6,20 @@ from typing import Any
 import gradio as gr
 
 from vitrail.app.events import Events
-from vitrail.app.panels import Panels
+from vitrail.app.panels import Panels, Working
 from vitrail.app.styles import SAVE
 
-QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "trigger_mode": "always_last"}
+RAW: dict[str, Any] = {"preprocess": False}
+"""Values as the browser sends them: Gradio would answer a choice that was replaced a moment before with an error, and
+whether there is such a model, class or method is checked where it is used."""
+QUICK: dict[str, Any] = {"queue": False, "show_progress": "hidden", "trigger_mode": "always_last", **RAW}
 """For what is mostly looked up and drawn."""
-HIDDEN: dict[str, Any] = {"api_visibility": "private"}
+HIDDEN: dict[str, Any] = {"api_visibility": "private", **RAW}
+LONG: dict[str, Any] = {"concurrency_limit": None, **HIDDEN}
+"""For what may take long."""
+MAIN: dict[str, Any] = {"queue": False, "trigger_mode": "always_last", **RAW}
+NEXT: dict[str, Any] = {"trigger_mode": "multiple", **LONG}
+"""For what follows: it must not be left out because the same is still under way for an earlier choice."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +40,32 @@ class Tab:
     given: Input
     controls: list[Any]
     main: list[Any]
-    stop: gr.Button
+    working: Working
     panels: Panels
 
 
 def wire(tab: Tab) -> None:
-    """Connect the whole tab."""
-    opened = gr.State("layers")
-    for name, listen, call, reads in _causes(tab):
-        done = listen(call, [*reads, *tab.controls], tab.main, api_name=f"{tab.kind}_{name}", concurrency_limit=None)
-        rest = done.then(
-            tab.events.rest,
-            tab.controls,
-            tab.main,
-            api_name=f"{tab.kind}_{name}_rest",
-            concurrency_limit=None,
-            show_progress_on=tab.main[1],  # the maps that are there stay in sight
-        )
-        _then_refresh(tab, rest.then, opened, opened)
-    for name, panel in tab.panels.tabs.items():
-        _then_refresh(tab, panel.select, gr.State(name), opened)
+    """Connect the whole tab.
+
+    Of the events that follow each other only the last is queued, for its bar: where one queued event follows another at
+    once, Gradio may send the second's answer to a connection that the browser has just closed.
+    """
+    opened, panels, (trouble, maps) = gr.State("layers"), tab.panels, (tab.main[0], tab.main[3])
+    reads, writes = [opened, *panels.reads, *tab.controls], [opened, *panels.writes]
+    bars = [tab.working.slot, panels.working.slot]
+    for name, listen, call, own in _causes(tab):
+        given = [*own, panels.remove_by, *tab.controls]
+        done = listen(call, given, tab.main, api_name=f"{tab.kind}_{name}", show_progress_on=bars[:1], **MAIN)
+        early = done.then(tab.events.early, reads, writes, queue=False, show_progress="hidden", **NEXT)
+        early.then(tab.events.finish, reads, [trouble, maps, *writes], show_progress_on=bars[:1], **NEXT)
+    for name, panel in panels.tabs.items():
+        panel.select(tab.events.opened, [gr.State(name), *reads[1:]], writes, show_progress_on=bars[1:], **LONG)
     _wire_own(tab)
     _wire_panels(tab)
-    tab.stop.click(tab.events.stop, None, None, queue=False, api_name=f"{tab.kind}_stop")
+    for name, working in {"stop": tab.working, "panel_stop": panels.working}.items():
+        working.stop.click(
+            tab.events.stop, tab.controls, [trouble, maps], queue=False, api_name=f"{tab.kind}_{name}", **RAW
+        )
 
 
 def _causes(tab: Tab) -> list[tuple[str, Any, Any, list[Any]]]:
@@ -65,19 +76,9 @@ def _causes(tab: Tab) -> list[tuple[str, Any, Any, list[Any]]]:
     for number, (name, button) in enumerate(given.examples.items()):
         found.append((f"example_{number}", button.click, events.example, [gr.State(name)]))
     for name, control in zip(("model", "target", "methods", "preset"), tab.controls, strict=False):
-        found.append((name, control.input, events.explain, []))
+        call = events.again if name in ("methods", "preset") else events.explain
+        found.append((name, control.input, call, []))
     return found
-
-
-def _then_refresh(tab: Tab, listen: Any, panel: gr.State, opened: gr.State) -> None:  # noqa: ANN401
-    """Bring the open panel up to date when this has happened."""
-    listen(
-        tab.events.refresh,
-        [panel, *tab.panels.reads, *tab.controls],
-        [opened, *tab.panels.writes],
-        concurrency_limit=None,
-        **HIDDEN,
-    )
 
 
 def _wire_own(tab: Tab) -> None:
@@ -93,7 +94,7 @@ def _wire_own(tab: Tab) -> None:
 
 
 def _wire_panels(tab: Tab) -> None:
-    panels, events, controls, kind = tab.panels, tab.events, tab.controls, tab.kind
+    panels, events, controls, kind = tab.panels, tab.events.panels, tab.controls, tab.kind
     layer, heads = [panels.layer_by, panels.number], [panels.heads_by]
     for name, control in zip(("layer_by", "layer"), layer, strict=True):
         write = [panels.layer_view, panels.number] if name == "layer_by" else [panels.layer_view]
@@ -103,7 +104,13 @@ def _wire_panels(tab: Tab) -> None:
     removal = [panels.remove_by, panels.fill, panels.percents]
     for name, control in zip(("remove_by", "fill"), removal[:2], strict=True):
         control.input(
-            events.remove, [*removal, *controls], panels.remove_view, api_name=f"{kind}_{name}", concurrency_limit=None
+            events.remove,
+            [*removal, *controls],
+            panels.remove_view,
+            api_name=f"{kind}_{name}",
+            concurrency_limit=None,
+            show_progress_on=panels.working.slot,
+            **RAW,
         )
     panels.percents.input(
         events.look_up, [*removal, *controls], panels.remove_view, api_name=f"{kind}_percent", **QUICK
@@ -118,5 +125,6 @@ def _wire_panels(tab: Tab) -> None:
             [panels.file, panels.file_trouble],
             api_name=f"{kind}_{form}",
             concurrency_limit=None,
+            **RAW,
         )
         done.then(None, panels.file, None, js=SAVE, **HIDDEN)

@@ -40,18 +40,21 @@ _EMBEDS = ByKind(image="embedding_output", text="inputs_embeds")
 _PATH = "steps forward, each with a backward of the last block"
 _LEVEL: Preset = {"level": ByKind(image="pixels", text="embedding_output")}
 _BEST: Preset = {
-    "parts": ByKind(image="gae+attn_lrp+le_grad", text="attn_lrp+integrated_gradients"),
+    "parts": ByKind(image="gae+0.5*attn_lrp+le_grad+0.5*att_grads", text="blanked_lrp"),
     "power": ByKind(image=0.5, text=1.0),
     "negative": ByKind(image="drop", text="keep"),
+    "smooth": ByKind(image=0.4, text=0.0),
 }
+_FINE: Preset = {**_BEST, "parts": "lengths+0.5*attn_lrp+le_grad+0.5*att_grads", "detail": "pixels"}
+_SPANS: Preset = {"parts": "attn_lrp+agcam", "power": 1.0, "negative": "keep", "smooth": 1.0}
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
-            "consensus", consensus.build, "our own: gae, attn_lrp and le_grad together, see docs/CONSENSUS.md",
-            {"paper": _BEST, "fine": {**_BEST, "detail": "pixels"}}, signed_by={"negative": "keep"}, kind="rules",
-            cost="3 forward + 3 backward (text: 5 + 4); pixels: 4 times that",
+            "consensus", consensus.build, "our own: four published methods together, see docs/CONSENSUS.md",
+            {"paper": _BEST, "fine": _FINE, "spans": _SPANS}, signed_by={"negative": "keep"},
+            kind="rules", cost="3 forward + 3 backward (text: 4 + 3); pixels: 4 times that",
         ),
         Method(
             "raw_attention", raw_attention.build, "last layer's attention, no paper of its own",

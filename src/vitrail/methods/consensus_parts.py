@@ -5,7 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from vitrail.circumstances import How
-from vitrail.methods import attn_lrp, gae, le_grad
+from vitrail.methods import agcam, attention_gradients, attn_lrp, gae, le_grad, tokentm
+from vitrail.methods.consensus_blanked import on_copies
 from vitrail.methods.integrated_gradients import attributed
 from vitrail.methods.levels import check_level
 from vitrail.methods.paths import copies_summed, midpoints, path_sum, scaled
@@ -39,8 +40,12 @@ def word_gradients() -> Procedure:
 
 PARTS: dict[str, Callable[[str], Walk | Procedure]] = {
     "gae": lambda precision: gae.build(),
+    "lengths": lambda precision: tokentm.build(direction=False, ffn=False, initial="identity", scalar="logit"),
     "attn_lrp": lambda precision: attn_lrp.build(precision=precision),
     "le_grad": lambda precision: le_grad.build(tokens="readout"),
     "integrated_gradients": lambda precision: word_gradients(),
+    "blanked_lrp": lambda precision: on_copies(attn_lrp.build(precision=precision)),
+    "att_grads": lambda precision: attention_gradients.build_att_grads(),
+    "agcam": lambda precision: agcam.build(),
 }
 """By name, the explanation that takes part, in a given precision where it is computed by rules."""

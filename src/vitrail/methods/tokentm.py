@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
-from vitrail.recording import Layer, widen
+from vitrail.recording import Early, Layer, widen
 from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.targets import SCALARS
 
@@ -33,28 +33,6 @@ def normalised_cosine(cosine: Weights, valid: Bool[Tensor, "b t"]) -> Weights:
     return cosine.masked_fill(~valid[:, None], -torch.inf).softmax(dim=2)
 
 
-def weigh_tokens(
-    original: Float[Tensor, "b t"], length: Weights, product: Weights, layer: Layer, *, use: tuple[bool, bool]
-) -> Weights:
-    """Eq. 12: length ratio times NECC, each only if it is used.
-
-    Args:
-        original: the length of the vector before.
-        length: the length of the transformed vector.
-        product: the scalar product of the two.
-        use: whether lengths and directions take part.
-    """
-    lengths, directions = use
-    weights = torch.ones_like(length)
-    if lengths:
-        weights = weights * length_ratio(length, original)
-    if directions:
-        tiny = torch.finfo(length.dtype).tiny
-        cosine = product / (length * original[:, None]).clamp(min=tiny)
-        weights = weights * normalised_cosine(cosine, layer.valid)
-    return weights
-
-
 def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b h t d"]:
     """The value vectors, with or without the bias of their projection."""
     values = layer.values
@@ -67,10 +45,23 @@ def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b h t d"]:
     return values - part.repeat_interleave(values.shape[1] // group.shape[1], dim=0)
 
 
-def attention_weights(
-    layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: bool, scale: bool, use: tuple[bool, bool]
-) -> Weights:
-    """Eqs. 9 to 12 for attention: each head transforms a token by its values and its slice of the output projection."""
+@dataclass(frozen=True)
+class Change:
+    """How a sub-layer transforms the vectors of tokens, head by head.
+
+    Args:
+        original: the length of the vector before.
+        length: the length of the transformed vector.
+        product: the scalar product of the two.
+    """
+
+    original: Float[Tensor, "b t"]
+    length: Weights
+    product: Weights
+
+
+def attention_change(layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: bool, scale: bool) -> Change:
+    """Attention: each head transforms a token by its values and its slice of the output projection."""
     values = values_of(layer, bias=bias)
     weight = widen(layer.get("output_weight")).to(values.dtype)
     if scale and layer.attention_scale is not None:
@@ -85,20 +76,33 @@ def attention_weights(
     gram = einsum(slices, slices, "h m d, h m e -> h d e")
     squared = ((values @ gram) * values).sum(dim=3)
     back = rearrange(embedding @ weight, "b t (h d) -> b h t d", h=heads)
-    product = (back * values).sum(dim=3)
-    return weigh_tokens(embedding.norm(dim=2), squared.clamp(min=0).sqrt(), product, layer, use=use)
+    return Change(embedding.norm(dim=2), squared.clamp(min=0).sqrt(), (back * values).sum(dim=3))
 
 
-def ffn_weights(
-    layer: Layer, embedding: Float[Tensor, "b t d"], *, scale: bool, use: tuple[bool, bool]
-) -> Float[Tensor, "b t"]:
-    """Eqs. 9 to 12 for the feed-forward part, as one head."""
+def ffn_change(layer: Layer, embedding: Float[Tensor, "b t d"], *, scale: bool) -> Change:
+    """The feed-forward part, as one head."""
     added = layer.state("ffn_added")
     if scale and layer.ffn_scale is not None:
         added = added * layer.ffn_scale.to(added.dtype)
-    length = added.norm(dim=2)[:, None]
-    product = (embedding * added).sum(dim=2)[:, None]
-    return weigh_tokens(embedding.norm(dim=2), length, product, layer, use=use)[:, 0]
+    return Change(embedding.norm(dim=2), added.norm(dim=2)[:, None], (embedding * added).sum(dim=2)[:, None])
+
+
+def weigh_tokens(change: Change, valid: Bool[Tensor, "b t"], *, use: tuple[bool, bool]) -> Weights:
+    """Eq. 12: length ratio times NECC, each only if it is used.
+
+    Args:
+        use: whether lengths and directions take part.
+    """
+    lengths, directions = use
+    length, original = change.length, change.original
+    weights = torch.ones_like(length)
+    if lengths:
+        weights = weights * length_ratio(length, original)
+    if directions:
+        tiny = torch.finfo(length.dtype).tiny
+        cosine = change.product / (length * original[:, None]).clamp(min=tiny)
+        weights = weights * normalised_cosine(cosine, valid)
+    return weights
 
 
 def _normed(layer: Layer) -> Tensor:
@@ -116,10 +120,19 @@ BLOCKS: dict[str, Callable[[Layer], bool]] = {
     "first": lambda layer: layer.index == 0,
     "last": lambda layer: layer.is_last,
 }
-INITIAL: dict[str, Callable[[Layer], Tensor | float]] = {
-    "lengths": lambda first: first.state("entering").norm(dim=2),
+INITIAL: dict[str, Callable[["Changes"], Tensor | float]] = {
+    "lengths": lambda first: first.entering,
     "identity": lambda first: 1.0,
 }
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is read of a block: how long its inputs are, and how its two parts transform them."""
+
+    entering: Float[Tensor, "b t"]
+    attention: Change
+    ffn: Change | None
 
 
 @dataclass(frozen=True)
@@ -161,29 +174,40 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
     origin = check_choice("initial", initial, INITIAL)
     use = (length, direction)
     aggregate = blocks == "all"
+    ffn = ffn and aggregate
+
+    def read(layer: Layer) -> Changes:
+        return Changes(
+            layer.state("entering").norm(dim=2),
+            attention_change(layer, before_attention(layer), bias=value_bias, scale=layer_scale),
+            ffn_change(layer, before_ffn(layer), scale=layer_scale) if ffn else None,
+        )
+
+    early = Early(read, frozenset({"entering", *states, *({"ffn_added"} if ffn else ())}))
 
     def step(state: State, layer: Layer) -> State:
         if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
             pulled = pull(layer, state.relevance, positive).mean(dim=1)
             return State(pulled, torch.zeros_like(pulled))
-        weights = attention_weights(layer, before_attention(layer), bias=value_bias, scale=layer_scale, use=use)
+        changes = layer.taken(early)
+        weights = weigh_tokens(changes.attention, layer.valid, use=use)
         seen = (weights.mean(dim=1), *state.weights)
         if not takes_part(layer):
             return State(state.relevance, state.own, seen)
         if not aggregate:
             return State((pull(layer, layer.readout, positive) * weights).mean(dim=1), 0 * state.own, seen)
         growth = torch.ones_like(state.own)
-        if ffn:  # Eq. 16: U = I + diag(w)
-            growth = 1 + ffn_weights(layer, before_ffn(layer), scale=layer_scale, use=use)
+        if changes.ffn is not None:  # Eq. 16: U = I + diag(w)
+            growth = 1 + weigh_tokens(changes.ffn, layer.valid, use=use)[:, 0]
         relevance = state.relevance * growth
         pulled = (pull(layer, relevance, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
         return State(relevance + pulled, state.own * growth, seen)
 
     def finish(state: State, first: Layer) -> Result:
         """Eqs. 17 to 19: the row of C started from the input vectors' lengths."""
-        start = origin(first)
+        start = origin(first.taken(early))
         return Result(state.relevance * start, own=state.own * start, layers=torch.stack(state.weights, dim=1))
 
-    needs = {"output_grad", "entering", *states, *({"ffn_added"} if ffn else ())}
+    start = lambda last: State(last.readout, last.readout)  # noqa: E731
     check_choice("scalar", scalar, SCALARS)
-    return Walk(lambda last: State(last.readout, last.readout), step, finish, needs=frozenset(needs), scalar=scalar)
+    return Walk(start, step, finish, needs=early.needs | {"output_grad"}, scalar=scalar, early=early)

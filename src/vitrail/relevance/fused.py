@@ -65,9 +65,14 @@ def _kernels() -> Any:  # noqa: ANN401
     return kernels
 
 
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def refusal(*, device: str, dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:
     """Why a layer cannot be computed here, or None if it can."""
-    if find_spec("triton") is None:
+    if not _has_triton():
         return "Triton is not installed"
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the kernels run on CUDA, not on {device}"

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.recording import Layer, Recording
+from vitrail.recording import Early, Layer, Recording
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Walk:
         last_only: whether gradients are read at the last layer (and at the last block, where a query pools what it
             gives) only, so the backward pass may stop there.
         scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.
+        early: what is read with `layer.taken` and takes some of the states in `needs`.
     """
 
     start: Callable[[Layer], Any]
@@ -47,6 +48,7 @@ class Walk:
     needs: frozenset[str] = frozenset({"output_grad"})
     last_only: bool = False
     scalar: str = "logit"
+    early: Early | None = None
 
 
 class Walker:

@@ -1,15 +1,18 @@
 """The one mode that hears attention."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import SeamError
+from vitrail.restore import hooks
 from vitrail.seams.bend import Bend, bent_call
 from vitrail.seams.call import AttentionCall, read_sdpa
 from vitrail.seams.eager import FOLLOWED, PRODUCTS, SOFTMAX, Follower, is_attention
@@ -87,14 +90,27 @@ class _Listen(TorchFunctionMode):
 
 @contextmanager
 def attention_calls(
-    emit: Callable[[AttentionCall], None], bend: Bend | None = None, block: Callable[[], int | None] = lambda: None
+    emit: Callable[[AttentionCall], None],
+    bend: Bend | None = None,
+    block: Callable[[], int | None] = lambda: None,
+    *,
+    only_in: Sequence[nn.Module] = (),
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
     Args:
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
+        only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
     """
-    mode = _Listen(emit, bend, block)
-    with mode:
+    mode, thread = _Listen(emit, bend, block), threading.get_ident()
+    if not only_in:
+        with mode:
+            yield mode.follower
+        return
+    enter = lambda *_: mode.__enter__() and None if threading.get_ident() == thread else None  # noqa: E731
+    leave = lambda *_: mode.__exit__(None, None, None) if threading.get_ident() == thread else None  # noqa: E731
+    handles = [module.register_forward_pre_hook(enter, prepend=True) for module in only_in]
+    handles += [module.register_forward_hook(leave, always_call=True) for module in only_in]
+    with hooks(handles):
         yield mode.follower

@@ -1,0 +1,86 @@
+"""From what was heard of a block to the tensors of a `Layer`: one order of axes, no graph."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.anatomy import Block, output_weight
+from vitrail.errors import SeamError
+from vitrail.recording import Layer, Stream
+from vitrail.seams import AttentionCall
+
+
+def as_heads(x: Tensor | None, batch: int) -> Tensor | None:
+    """An operand as `[b, h, t, d]`, without the graph."""
+    if x is None:
+        return None
+    x = x.detach()
+    if x.ndim == 3:
+        x = x.view(batch, -1, *x.shape[1:])
+    if x.shape[0] not in (1, batch):
+        raise SeamError(
+            f"an attention call has batch {x.shape[0]} where the inputs have {batch}: attention over "
+            "windows or packed sequences cannot be walked token by token."
+        )
+    return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1)
+
+
+def as_mask(mask: Tensor | None, batch: int) -> Tensor | None:
+    """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
+    if mask is None:
+        return None
+    mask = mask.detach()
+    if mask.ndim == 3 and mask.shape[0] > 1 and mask.shape[0] % batch == 0:  # samples and heads together
+        return mask.view(batch, -1, *mask.shape[1:])
+    return mask[(None,) * (4 - mask.ndim)]
+
+
+def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
+    """What entered an attention call and what it gave, by the names of `Layer`."""
+    return {
+        "query": as_heads(call.query, batch),
+        "key": as_heads(call.key, batch),
+        "value": as_heads(call.value, batch),
+        "output": as_heads(call.output, batch),
+        "weights": as_heads(call.weights, batch),
+        "softmax_input": as_heads(call.softmax_input, batch),
+        "mask": as_mask(call.mask, batch),
+        "causal": call.causal,
+        "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
+        "scale": call.scale,
+    }
+
+
+def weights_of(block: Block | None) -> dict[str, Any]:
+    """The weights of a block that methods read."""
+    if block is None:
+        return {}
+    found = {
+        "output_weight": output_weight(block),
+        "value_bias": block.value_bias,
+        "attention_scale": block.attention_scale,
+        "ffn_scale": block.ffn_scale,
+    }
+    return {name: None if x is None else x.detach() for name, x in found.items()}
+
+
+def batch_first(block: Block | None, x: Tensor) -> Tensor:
+    """A state of the stream as `[b, t, d]`."""
+    return x if block is None or block.batch_first else x.transpose(0, 1)
+
+
+def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:
+    """The residual stream around a block: the states, and those of the gradients that belong to them."""
+    grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
+    return Stream(**{name: batch_first(block, x.detach()) for name, x in (dict(states) | grads).items()})
+
+
+def passing_layer(block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor]) -> Layer:
+    """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
+    stream = stream_around(block, states, {})
+    some = next(x for x in vars(stream).values() if x is not None)
+    every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
+    operands, weights = operands_of(call, some.shape[0]), weights_of(block)
+    return Layer(index=index, depth=depth, valid=every, readout=every.float(), stream=stream, **operands, **weights)

@@ -1,0 +1,90 @@
+"""AttnLRP on copies of a text in which words are blanked, for `consensus`.
+
+Every copy lacks each third word, another third in each. A token's score is its mean over the copies that hold it, so
+that it also counts what the token says where others, which would have said the same, are missing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from vitrail.anatomy import Body
+from vitrail.errors import OptionError
+from vitrail.inputs import Inputs
+from vitrail.methods.consensus_agreement import disagreement
+from vitrail.methods.special_tokens import special_tokens
+from vitrail.readout import last_position
+from vitrail.relevance import Result
+from vitrail.subject import Procedure, Subject
+
+COPIES = 3
+Tokens = Bool[Tensor, "b t"]
+
+
+def blank_of(model: nn.Module) -> int:
+    """The id that stands for no word: padding, else the end of a text, else the first of the vocabulary."""
+    config = getattr(model, "config", None)
+    for name in ("pad_token_id", "eos_token_id"):
+        found = getattr(config, name, None)
+        first = found[0] if isinstance(found, Sequence) and found else found
+        if isinstance(first, int) and first >= 0:
+            return first
+    return 0
+
+
+def words_of(subject: Subject) -> Tokens:
+    """The tokens that may be blanked: not special ones, not where the answer is read, not the first and the last."""
+    valid = subject.run.valid
+    rows = torch.arange(len(valid), device=valid.device)
+    words = valid & ~special_tokens(subject.inputs) if subject.inputs.ids is not None else valid.clone()
+    words[rows, valid.to(torch.int64).argmax(dim=1)] = False
+    words[rows, last_position(valid)] = False
+    if subject.part.position is not None:
+        words[rows, subject.part.position] = False
+    return words
+
+
+def kept(words: Tokens, copies: int) -> Bool[Tensor, "c b t"]:
+    """Which tokens each copy holds: the j-th lacks the words j, j + c, j + 2c, ... of every text."""
+    number = words.cumsum(dim=1) - 1
+    return torch.stack([~words | (number % copies != copy) for copy in range(copies)])
+
+
+def blanked(inputs: Inputs, keep: Tokens, blank: int) -> Inputs:
+    """The same call with an id for no word, or an embedding of zeros, in the place of tokens that are not kept."""
+    if inputs.shown.is_floating_point():
+        return inputs.showing(inputs.shown * keep[:, :, None])
+    ids = inputs.shown.masked_fill(~keep.to(inputs.shown.device), blank)
+    return replace(inputs.showing(ids), ids=ids)
+
+
+def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Tokens) -> Tensor:
+    """One minus the mean over pairs of copies of Spearman's correlation, over the words that both hold."""
+    pairs = combinations(range(len(keep)), 2)
+    apart = [disagreement(found[list(pair)].transpose(0, 1), words & keep[list(pair)].all(dim=0)) for pair in pairs]
+    return torch.stack([one for one in apart if one is not None]).mean(dim=0)
+
+
+def on_copies(method: Procedure) -> Procedure:
+    """A procedure on a text, its scores averaged over copies with words blanked; all copies run at once."""
+
+    def explain(subject: Subject) -> Result:
+        words = words_of(subject)
+        keep = kept(words, COPIES)
+        inputs = blanked(subject.repeated(COPIES), keep.flatten(0, 1), blank_of(subject.model))
+        with subject.again(method.needs, method.how, inputs=inputs, copies=COPIES) as (run, part):
+            result = method.explain(replace(subject, inputs=inputs, run=run, part=part))
+        assert result.scores is not None
+        found = result.scores.unflatten(0, (COPIES, -1)) * keep
+        return Result(found.sum(dim=0) / keep.sum(dim=0), disagreement=copies_disagree(found, keep, words))
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if inputs.kind != "text":
+            raise OptionError(f"words are blanked in text only, but these inputs are {inputs.kind}.")
+        method.check(model, body, inputs)
+
+    return Procedure(explain, check=check)

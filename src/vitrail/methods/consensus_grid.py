@@ -1,0 +1,37 @@
+"""The parts of a consensus on the grid of a picture's patches."""
+
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.grids import grid_of
+from vitrail.methods.consensus_smooth import bell
+from vitrail.subject import Subject
+
+Parts = Float[Tensor, "b p t"]
+Grid = Float[Tensor, "b p y x"]
+
+
+def on_grid(subject: Subject, found: Parts) -> Grid:
+    """The parts without the prefix, laid out on the grid of patches."""
+    patches = found[:, :, subject.run.prefix :]
+    y, x = grid_of(patches.shape[2], (subject.inputs.shown.shape[2], subject.inputs.shown.shape[3]))
+    return rearrange(patches, "b p (y x) -> b p y x", y=y, x=x)
+
+
+def off_grid(subject: Subject, maps: Grid) -> Parts:
+    """Such maps as scores of tokens again, the prefix at zero."""
+    return F.pad(maps.flatten(2), (subject.run.prefix, 0))
+
+
+def smoothed_grid(maps: Grid, width: float) -> Grid:
+    """Every score shared out among the patches around it; beyond the border, the border's patches stand again.
+
+    What one patch of an object lacks by chance its neighbours have.
+    """
+    kernel = bell(width, like=maps)
+    reach = len(kernel) // 2
+    padded = F.pad(maps.flatten(0, 1)[:, None], (reach,) * 4, mode="replicate")
+    spread = F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
+    return spread[:, 0].unflatten(0, maps.shape[:2])

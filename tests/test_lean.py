@@ -1,0 +1,117 @@
+"""Lean passes listen only where a block's structure says that it attends, and hear the same."""
+
+import pytest
+import torch
+from tiny_models import MODELS, tiny
+from torch.overrides import TorchFunctionMode
+
+import vitrail
+from vitrail.anatomy import parts
+from vitrail.inputs import read_inputs
+from vitrail.passes import Settings
+from vitrail.record import find_body, forward
+from vitrail.requests import read_request, wanted_by
+from vitrail.seams.listen import _Listen
+from vitrail.targets import as_target
+
+
+def attending(name: str) -> list[str]:
+    model = tiny(name)
+    names = {id(module): path for path, module in model.named_modules()}
+    return [names.get(id(block.attending), "everywhere") for block in find_body(model, None).blocks]
+
+
+def test_the_attending_part_is_the_child_with_the_output_projection() -> None:
+    assert attending("hf_bert")[0] == "bert.encoder.layer.0.attention"
+    assert attending("timm_vit")[1] == "blocks.1.attn"
+
+
+def test_a_block_of_ones_own_is_listened_to_everywhere() -> None:
+    class Mine(torch.nn.TransformerEncoderLayer):
+        pass
+
+    block = Mine(8, 2, 16, batch_first=True)
+    assert parts._attending(block, "self_attn.out_proj") is None
+
+
+def test_a_block_with_a_second_attention_is_listened_to_everywhere() -> None:
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    config = BertConfig(hidden_size=8, num_attention_heads=2, intermediate_size=16, is_decoder=True)
+    assert parts._attending(BertLayer(config), "attention.output.dense") is not None
+    config.add_cross_attention = True
+    assert parts._attending(BertLayer(config), "attention.output.dense") is None
+
+
+def heard(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attribution, int]:
+    """An explanation, and how many functions were looked at for it."""
+    count = 0
+    listen = _Listen.__torch_function__
+
+    def counting(self: _Listen, *args: object, **kwargs: object) -> object:
+        nonlocal count
+        count += 1
+        return listen(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Listen, "__torch_function__", counting)
+        found = vitrail.explain(tiny(name), MODELS[name].inputs(), "gae", target=1)
+    return found, count
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2", "timm_vit"])
+def test_the_scores_are_those_of_listening_everywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lean, few = heard(monkeypatch, name)
+    monkeypatch.setattr(parts, "_attending", lambda block, output: None)
+    everywhere, many = heard(monkeypatch, name)
+    assert torch.equal(lean.scores, everywhere.scores)
+    assert few < 0.8 * many
+
+
+def test_attention_that_is_somewhere_else_is_found_by_a_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = heard(monkeypatch, "timm_vit")
+    monkeypatch.setattr(parts, "_attending", lambda block, output: block.mlp)
+    assert torch.equal(heard(monkeypatch, "timm_vit")[0].scores, expected.scores)
+
+
+def test_an_error_inside_attention_leaves_nobody_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("timm_vit")
+    monkeypatch.setattr(model.blocks[1].attn, "forward", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vitrail.explain(model, MODELS["timm_vit"].inputs(), "gae")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+    class Outer(TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None) -> object:
+            Outer.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    with Outer():
+        torch.ones(1) + 1
+    assert Outer.seen
+    assert torch.overrides._get_current_function_mode() is None
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "timm_vit", "timm_siglip"])
+def test_what_is_read_early_is_not_kept(name: str) -> None:
+    model, inputs = tiny(name), read_inputs(MODELS[name].inputs())
+    request = read_request("tokentm", "recommended", inputs, as_target(1))
+    body = find_body(model, None)
+    with forward(model, inputs, body, wanted_by([request]), Settings(), lean=True) as run:
+        kept = [set(heard.states) for heard in run.trace.blocks]
+        noted = [len(heard.noted) for heard in run.trace.blocks]
+    assert all(not states for states in kept[:-1])
+    assert kept[-1] <= {"entering", "leaving"}
+    assert noted == [1] * len(body.blocks)
+
+
+def test_a_state_that_another_method_reads_stays() -> None:
+    inputs = read_inputs(MODELS["hf_vit"].inputs())
+    both = [read_request(name, "recommended", inputs, as_target(1)) for name in ("tokentm", "attcat")]
+    wanted = wanted_by(both)
+    assert "leaving" not in wanted.passing
+    assert wanted.passing == {"entering", "ffn_entering", "ffn_added"}
+    assert len(wanted.early) == 1
