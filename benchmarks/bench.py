@@ -58,7 +58,7 @@ def main() -> None:
         return vitrail.explain(model, (images - 0.5) / 0.5, "gae").heatmap()
 
     maps = explain()
-    masks = torch.zeros(given.images, 224, 224, dtype=torch.int64)
+    masks = torch.zeros(given.images, 224, 224, dtype=torch.int64, device=given.device)
     masks[:, 60:160, 60:160] = 1
     repeated = [part for _ in LEVELS for part in images.split(64)]
     curve = smallest(
@@ -70,7 +70,7 @@ def main() -> None:
         given.device,
     )
     judged = smallest(
-        {"explain": explain, "both": lambda: metrics.segmentation_counts(explain().cpu(), masks)},
+        {"explain": explain, "both": lambda: metrics.segmentation_counts(explain(), masks)},
         given.repeats,
         given.device,
     )

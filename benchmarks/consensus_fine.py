@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from consensus_variants import H, L, LENGTHS, RECIPES, USUAL, WHOLE, Part, Recipe, mixed
+from consensus_variants import LENGTHS, RECIPES, USUAL, WHOLE, H, L, Part, Recipe, mixed
 from torch import Tensor
 
 from vitrail.methods.calibration import calibrate, to_unit

@@ -233,8 +233,10 @@ RECIPES: dict[str, Recipe] = {
     "and agcam, otsu pixels": of("g", "a", "l", "agcam").then(PIXELS),
     "√g + n(a) + √l, otsu pixels": mixed(G, WHOLE, L).then(PIXELS),
 }
+
+
 def second_round() -> dict[str, Recipe]:
-    """What the first round suggests: less of a, one more walk, a light smoothing; with g or h, with a's positive or all."""
+    """What the first round suggests: less of a, one more walk, light smoothing; with g or h, a clamped or whole."""
     more = {
         "": (),
         " + √absolute": (Part("absolute_gradient"),),

@@ -4,7 +4,7 @@ The floor is a frozen model, one forward pass and `autograd.grad` of the predict
 the first block. Today's practice keeps every attention map and its gradient and multiplies n x n matrices. Captum's
 integrated gradients are measured where it is installed. Weights are random: cost does not depend on them.
 
-    python benchmarks/flash.py [--case "ViT-B/16 224, batch 64"] [--repeats 5] [--markdown FILE] [--plot FILE]
+    python benchmarks/flash.py [--case "ViT-B/16 224, batch 64"] [--repeats 20] [--markdown FILE] [--plot FILE]
 """
 
 import argparse
@@ -23,7 +23,7 @@ import vitrail
 
 METHODS = ("gae", "absolute_gradient", "complete_gradient", "tokentm", "attcat", "gradtoken")
 LONGEST = 3.0
-"""Seconds after which nothing is repeated a third time."""
+"""Seconds after which nothing is repeated a fourth time."""
 PRACTICE = "materialised maps, full rollout"
 
 
@@ -157,12 +157,12 @@ class Measured:
 
 
 def measure(run: Callable[[], object], repeats: int) -> Measured | None:
-    """The median of some runs after a first that is not counted, at least two; None where memory ran out."""
+    """The median of some runs after a first that is not counted, at least three; None where memory ran out."""
     seconds: list[float] = []
     try:
         run()
         torch.cuda.reset_peak_memory_stats()
-        while len(seconds) < min(2, repeats) or (len(seconds) < repeats and sum(seconds) < LONGEST):
+        while len(seconds) < min(3, repeats) or (len(seconds) < repeats and sum(seconds) < LONGEST):
             started = time.perf_counter()
             run()
             torch.cuda.synchronize()
@@ -235,7 +235,7 @@ def main() -> None:
     """Run the cases and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path, help="keep the raw numbers here")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--plot", type=Path, help="draw the bars here")

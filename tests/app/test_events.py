@@ -1,8 +1,11 @@
 """What Gradio's events do when several are under way; the request is a visitor's name."""
 
+from dataclasses import replace
+
 import pytest
 
 gr = pytest.importorskip("gradio", reason="gradio is not installed")
+from vitrail.app import actions  # noqa: E402
 from vitrail.app.asking import STOPPED, Desk  # noqa: E402
 from vitrail.app.events import Events  # noqa: E402
 from vitrail.app.panel_events import PanelEvents  # noqa: E402
@@ -77,3 +80,16 @@ def test_a_choice_of_a_moment_ago_is_no_error(events, tiny):
     assert "no method" in events.panels.layer(ANNA, "plaid", 1, tiny, None, ["gae"], *LOOK)[0]
     assert "no method" in events.panels.heads(ANNA, "plaid", tiny, None, ["gae"], *LOOK)
     assert "no method" in events.panels.remove(ANNA, BAR, "plaid", "black", 10, tiny, None, ["gae"], *LOOK)
+
+
+def test_maps_of_a_class_that_is_no_longer_shown_are_left_out(events, tiny, house, monkeypatch):
+    asked = (tiny, None, ["gae", "attn_lrp"], *LOOK)
+    other = int(events.explain(ANNA, BAR, "gae", *asked)[2]["choices"][1][1])
+    real, room = actions.explained, house.rooms.of("anna")
+
+    def explained(*args):
+        yield from real(*args)
+        room.asked["image"] = replace(room.asked["image"], target=other)
+
+    monkeypatch.setattr(actions, "explained", explained)
+    assert all(map(is_skip, events.rest(ANNA, BAR, *asked)))

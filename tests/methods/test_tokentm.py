@@ -89,7 +89,7 @@ def test_the_weights_of_every_block_are_kept():
     layers = stack()
     found = run(tokentm.build(), layers).layers
     for index, one in enumerate(layers):
-        change = tokentm.attention_change(one, one.stream.entering, bias=True, scale=True)
+        change = tokentm.attention_change(one, "entering", bias=True, scale=True)
         weights = tokentm.weigh_tokens(change, one.valid, use=(True, True))
         assert_close(found[:, index], weights.mean(dim=1))
 

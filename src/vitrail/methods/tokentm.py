@@ -60,10 +60,24 @@ class Change:
     product: Weights
 
 
-def attention_change(layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: bool, scale: bool) -> Change:
-    """Attention: each head transforms a token by its values and its slice of the output projection."""
-    values = values_of(layer, bias=bias)
-    weight = widen(layer.get("output_weight")).to(values.dtype)
+def wide_product(x: Float[Tensor, "b t m"], weight: Float[Tensor, "m c"]) -> Float[Tensor, "b t c"]:
+    """`x @ weight` summed in single precision or better.
+
+    A GPU's matrix units multiply half-precision numbers exactly, so those need not be widened first.
+    """
+    if x.is_cuda and x.dtype is weight.dtype and x.dtype in (torch.float16, torch.bfloat16):
+        return torch.mm(x.flatten(0, 1), weight, out_dtype=torch.float32).unflatten(0, x.shape[:2])
+    return widen(x) @ widen(weight).to(widen(x).dtype)
+
+
+def attention_change(layer: Layer, name: str, *, bias: bool, scale: bool) -> Change:
+    """Attention: each head transforms a token by its values and its slice of the output projection.
+
+    Args:
+        name: the state that is transformed.
+    """
+    embedding, values = layer.state(name), values_of(layer, bias=bias)
+    weight = layer.get("output_weight")
     if scale and layer.attention_scale is not None:
         weight = layer.attention_scale.to(values.dtype)[:, None] * weight
     heads, width = values.shape[1], values.shape[3]
@@ -72,16 +86,16 @@ def attention_change(layer: Layer, embedding: Float[Tensor, "b t d"], *, bias: b
             f"the output projection of block {layer.index} is {tuple(weight.shape)}, but {heads} heads of {width} "
             f"channels into a stream of {embedding.shape[2]} need {(embedding.shape[2], heads * width)}."
         )
-    slices = rearrange(weight, "m (h d) -> h m d", h=heads)
+    back = rearrange(wide_product(getattr(layer.stream, name), weight), "b t (h d) -> b h t d", h=heads)
+    slices = rearrange(widen(weight).to(values.dtype), "m (h d) -> h m d", h=heads)
     gram = einsum(slices, slices, "h m d, h m e -> h d e")
     squared = ((values @ gram) * values).sum(dim=3)
-    back = rearrange(embedding @ weight, "b t (h d) -> b h t d", h=heads)
     return Change(embedding.norm(dim=2), squared.clamp(min=0).sqrt(), (back * values).sum(dim=3))
 
 
-def ffn_change(layer: Layer, embedding: Float[Tensor, "b t d"], *, scale: bool) -> Change:
+def ffn_change(layer: Layer, name: str, *, scale: bool) -> Change:
     """The feed-forward part, as one head."""
-    added = layer.state("ffn_added")
+    embedding, added = layer.state(name), layer.state("ffn_added")
     if scale and layer.ffn_scale is not None:
         added = added * layer.ffn_scale.to(added.dtype)
     return Change(embedding.norm(dim=2), added.norm(dim=2)[:, None], (embedding * added).sum(dim=2)[:, None])
@@ -105,16 +119,16 @@ def weigh_tokens(change: Change, valid: Bool[Tensor, "b t"], *, use: tuple[bool,
     return weights
 
 
-def _normed(layer: Layer) -> Tensor:
+def _normed(layer: Layer) -> str:
     """What attention reads, after its norm; in post-norm models that is the stream."""
-    return layer.state("entering" if layer.stream.attention_normed is None else "attention_normed")
+    return "entering" if layer.stream.attention_normed is None else "attention_normed"
 
 
-EMBEDDINGS: dict[str, tuple[Callable[[Layer], Tensor], Callable[[Layer], Tensor], set[str]]] = {
-    "stream": (lambda layer: layer.state("entering"), lambda layer: layer.state("ffn_entering"), {"ffn_entering"}),
-    "normed": (_normed, lambda layer: layer.state("ffn_normed"), {"attention_normed", "ffn_normed"}),
+EMBEDDINGS: dict[str, tuple[Callable[[Layer], str], str, set[str]]] = {
+    "stream": (lambda layer: "entering", "ffn_entering", {"ffn_entering"}),
+    "normed": (_normed, "ffn_normed", {"attention_normed", "ffn_normed"}),
 }
-"""What E is, before attention and before the feed-forward part, and which states that takes."""
+"""Which state E is, before attention and before the feed-forward part, and which states that takes."""
 BLOCKS: dict[str, Callable[[Layer], bool]] = {
     "all": lambda layer: True,
     "first": lambda layer: layer.index == 0,
@@ -180,7 +194,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
         return Changes(
             layer.state("entering").norm(dim=2),
             attention_change(layer, before_attention(layer), bias=value_bias, scale=layer_scale),
-            ffn_change(layer, before_ffn(layer), scale=layer_scale) if ffn else None,
+            ffn_change(layer, before_ffn, scale=layer_scale) if ffn else None,
         )
 
     early = Early(read, frozenset({"entering", *states, *({"ffn_added"} if ffn else ())}))
