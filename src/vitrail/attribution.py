@@ -69,10 +69,10 @@ class Attribution:
         """The method with the options that differ from what it usually takes for such inputs, for titles."""
         from vitrail.methods import METHODS
 
-        entry = METHODS.get(self.method)
-        usual = {} if entry is None else entry.resolve("recommended", {}, self.kind)
-        given = {n: v for n, v in self.options.items() if entry is None or usual.get(n, v) != v}
-        return f"{self.method}({', '.join(f'{n}={v}' for n, v in given.items())})" if given else self.method
+        if (entry := METHODS.get(self.method)) is not None:
+            return entry.label(self.preset, self.options, self.kind)
+        said = ", ".join(f"{n}={v}" for n, v in self.options.items())
+        return f"{self.method}({said})" if said else self.method
 
     @property
     def magnitude(self) -> Float[Tensor, "b n"]:

@@ -66,6 +66,22 @@ def estimates(column: Column, samples: list[Sample], *, seed: int, resamples: in
     ]
 
 
+def gain(
+    column: Column, mine: Sample, other: Sample, *, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, float, float]:
+    """How much better one method is than another on the examples both have, with a 95 % paired interval."""
+    sign, shared = 1 if column.higher else -1, mine.present & other.present
+    value, against = (_value(column, sample, shared) for sample in (mine, other))
+    if value is None or against is None:
+        return np.nan, np.nan, np.nan
+    drawn = [
+        np.subtract(*(_resample(column, sample, shared, weights) for sample in (mine, other)))
+        for weights in _resampled(len(shared), seed, resamples)
+    ]
+    low, high = np.percentile(sign * np.concatenate(drawn), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return sign * (value - against), float(low), float(high)
+
+
 def _estimate(value: float, sample: Sample, alone: list[np.ndarray], wins: list[np.ndarray], *, best: bool) -> Estimate:
     tail = 50 * (1 - LEVEL)
     low, high = np.percentile(np.concatenate(alone), [tail, 100 - tail])

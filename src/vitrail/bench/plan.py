@@ -65,10 +65,8 @@ class Trial:
 
     def label(self, preset: str, kind: str) -> str:
         """The method with the options that differ from the recommended ones."""
-        usual = METHODS[self.name].resolve("recommended", {}, kind)
         options = self.resolved(preset, kind)
-        given = {n: v for n, v in options.items() if n != "preset" and usual[n] != v}
-        return f"{self.name}({', '.join(f'{n}={v}' for n, v in given.items())})" if given else self.name
+        return METHODS[self.name].label(options.pop("preset"), options, kind)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,16 @@ class Method:
         chosen = {**self.options, **self.preset(preset), **given}
         return {name: getattr(x, kind) if isinstance(x, ByKind) else x for name, x in chosen.items()}
 
+    def label(self, preset: str, options: Mapping[str, Any], kind: str) -> str:
+        """The method with what differs from the recommended options, or with its preset where that says it shorter."""
+        usual = self.resolve("recommended", {}, kind)
+        apart = {n: v for n, v in options.items() if usual.get(n, v) != v}
+        if preset in self.presets:
+            own = self.resolve(preset, {}, kind)
+            within = {"preset": preset, **{n: v for n, v in options.items() if own.get(n, v) != v}}
+            apart = within if len(within) < len(apart) else apart
+        return f"{self.name}({', '.join(f'{n}={v}' for n, v in apart.items())})" if apart else self.name
+
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether scores below zero mean evidence against the target, with these options."""
         return self.signed or any(options.get(name) == value for name, value in self.signed_by.items())
