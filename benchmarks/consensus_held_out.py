@@ -31,7 +31,8 @@ def row(group: Group, column: Column, mine: Sample, others: dict[str, Sample]) -
         float(column.finish(x.features[x.present].mean(axis=0, keepdims=True))[0]) for x in (mine, others[best])
     )
     middle, low, high = gains[best]
-    return f"| {column.name} | {value:.2f} | {against:.2f} `{best}` | {middle:+.2f} [{low:+.2f}, {high:+.2f}] | {'; '.join(few)} |"
+    said = f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return f"| {column.name} | {value:.2f} | {against:.2f} `{best}` | {said} | {'; '.join(few)} |"
 
 
 def main() -> None:

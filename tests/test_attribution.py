@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitrail import Attribution, targets
+from vitrail import METHODS, Attribution, targets
 
 
 def image(**more):
@@ -42,3 +42,12 @@ def test_what_is_shown_of_a_text_leaves_the_readouts_own_entry_out():
 def test_the_label_names_the_options_that_differ_from_the_defaults():
     assert image(method="gradtoken", options={"depth": 2, "heads": "relu_mean"}).label == "gradtoken(depth=2)"
     assert image(method="lost", options={"a": 1}).label == "lost(a=1)"
+
+
+def test_the_label_names_the_preset_where_that_is_shorter():
+    fine = METHODS["consensus"].resolve("fine", {}, "image")
+    assert image(method="consensus", preset="fine", options=fine).label == "consensus(preset=fine)"
+    changed = {**fine, "radius": 8}
+    assert image(method="consensus", preset="fine", options=changed).label == "consensus(preset=fine, radius=8)"
+    rollout = METHODS["rollout"].resolve("official", {}, "image")
+    assert image(method="rollout", preset="official", options=rollout).label == "rollout(start_layer=1)"

@@ -1,7 +1,6 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +15,7 @@ from vitrail.layering import as_heads, batch_first, operands_of, stream_around, 
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
-from vitrail.recording import Early, Layer, widen
+from vitrail.recording import Early, Layer, own_dtypes, widen
 from vitrail.relevance.backends import check_backend, choose_backend
 from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Trace
@@ -108,7 +107,7 @@ class Pass:
         self.backend = self.choose(shared=shared)
         names = set(wanted.gradients) | ({"leaving_grad"} if self.measured is None else set())
         # A caller's autocast is for the model, not for the relevance algebra.
-        with _own_dtypes(self.valid.device.type):
+        with own_dtypes(self.valid.device.type):
             if names:
                 # A pooling attention stands behind the last block, which is a last layer too.
                 last = self.depth - 1 - (self.trace.body.pool is not None)
@@ -146,7 +145,7 @@ class Pass:
         def show(index: int, gradients: dict[str, Tensor], scale: Tensor | None) -> None:
             if self.measured is None:
                 self.measured = with_gradient(batch_first(self._block(index), gradients["leaving_grad"]), self.valid)
-            with _own_dtypes(self.valid.device.type):  # the engine may run this in another thread
+            with own_dtypes(self.valid.device.type):  # the engine may run this in another thread
                 see(self._layer(index, gradients, scale))
             if not again:
                 self.heard[index].calls.clear()  # free the operands as the backward pass frees the graph
@@ -218,8 +217,3 @@ class Pass:
             shared=self.shared,
             ran=self.ran,
         )
-
-
-def _own_dtypes(device: str) -> AbstractContextManager[object]:
-    """Switch autocast off, if it is on."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

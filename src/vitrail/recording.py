@@ -4,6 +4,7 @@ Axes: b batch, h head, g key/value head, q query position, k key position, t tok
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -259,6 +260,11 @@ class Recording:
 def widen(x: Tensor) -> Tensor:
     """The tensor in the dtype of the relevance algebra: float64 stays, all else becomes float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def own_dtypes(device: str) -> AbstractContextManager[object]:
+    """Switch autocast off, if it is on: a caller's autocast is for the model, not for the relevance algebra."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _four(x: Tensor | None) -> Tensor | None:

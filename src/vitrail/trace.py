@@ -13,7 +13,7 @@ from vitrail.circumstances import PLAIN, How
 from vitrail.errors import SeamError
 from vitrail.layering import passing_layer
 from vitrail.outputs import named_logits
-from vitrail.recording import Early
+from vitrail.recording import Early, own_dtypes
 from vitrail.seams import AttentionCall
 
 STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input")
@@ -90,7 +90,8 @@ class Trace:
         if not self.early or len(heard.calls) != 1:
             return
         states = {name: x for name, x in heard.states.items() if name in self.keep}
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # nobody should hear this
+        device = next(iter(states.values())).device.type
+        with torch.no_grad(), torch._C.DisableTorchFunction(), own_dtypes(device):  # nobody should hear this
             layer = passing_layer(self.body.blocks[index], index, len(self.blocks), heard.calls[0], states)
             heard.noted.update({early: early.read(layer) for early in self.early})
         for name in self.passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else self.passing:

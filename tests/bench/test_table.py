@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vitrail import bench
-from vitrail.bench.bootstrap import Sample, estimates
+from vitrail.bench.bootstrap import Sample, estimates, gain
 from vitrail.bench.column import Column
 from vitrail.errors import InputError, OptionError
 
@@ -59,6 +59,22 @@ def test_methods_are_compared_on_the_examples_they_share():
     first, second = estimates(MEAN, [some, every], seed=0)
     assert (first.count, first.value, second.count) == (2, 1.5, 4)
     assert estimates(MEAN, [sample([1.0], [False]), sample([1.0])], seed=0)[0] is None
+
+
+def test_a_gain_is_paired_over_the_examples_both_have_and_knows_which_way_is_better():
+    rng = np.random.default_rng(0)
+    hard = rng.normal(size=200)
+    middle, low, high = gain(MEAN, sample(hard + 0.1), sample(hard))
+    assert (middle, low, high) == pytest.approx((0.1, 0.1, 0.1))  # what all examples share is no noise
+    assert gain(LOW, sample(hard + 0.1), sample(hard))[0] == pytest.approx(-0.1)
+    some = np.arange(200) < 50
+    other = np.where(some, hard - 1, hard + 9)
+    assert gain(MEAN, sample(hard), sample(other, some))[0] == pytest.approx(1.0)
+    assert np.isnan(gain(MEAN, sample(hard, some), sample(hard, ~some))[0])
+    noisy = hard + rng.normal(size=200)
+    middle, low, high = gain(MEAN, sample(noisy), sample(hard))
+    assert low < middle < high
+    assert high - low == pytest.approx(2 * 1.96 * (noisy - hard).std() / np.sqrt(200), rel=0.15)
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,9 @@ class Events:
         if wanted is None or all(map(is_quick, wanted.methods)):
             return gr.skip(), gr.skip()
         try:
-            list(actions.explained(self.desk.house, room, wanted, teller(bar)))
+            for _ in actions.explained(self.desk.house, room, wanted, teller(bar)):
+                if self.shown(room, asked) is None:  # stopped between two jobs
+                    return gr.skip(), gr.skip()
         except Stopped:
             return gr.skip(), gr.skip()
         except VitrailError as error:
@@ -89,7 +91,7 @@ class Events:
         """The maps in other colours."""
         room, asked = self.desk.room(request), self.desk.asked(values)
         if (found := self.shown(room, asked)) is not None:
-            room.asked[self.desk.kind] = replace(found, look=asked.look)
+            asked = room.asked[self.desk.kind] = replace(found, look=asked.look)
         return told(lambda: actions.redrawn(self.desk.house, room, asked))
 
     def opened(self, request: gr.Request, bar: gr.Progress = BAR, *values: Any) -> tuple[Update, ...]:  # noqa: ANN401

@@ -63,5 +63,5 @@ class PanelEvents:
         """A file, or why there is none."""
         try:
             return actions.download(self.desk.house, self.desk.room(request), self.desk.asked(values), values[0]), ""
-        except VitrailError as error:
-            return None, views.trouble(str(error))
+        except (VitrailError, Stopped) as error:
+            return None, views.trouble(str(error) or STOPPED)

@@ -74,6 +74,7 @@ def application(settings: Settings) -> "FastAPI":
     shelf = Shelf(settings.allowed, any_model=settings.any_model, pickles=settings.pickles)
     page = build(House(shelf, Rooms(Room(first_given())), settings.limits))
     page.queue(default_concurrency_limit=None)
+    page.has_launched = True  # only then does Gradio refuse paths of files that nobody uploaded; mounting leaves it out
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guarded)
     if settings.host in LOOPBACK:  # a page elsewhere must not reach this one under a name of its own

@@ -6,6 +6,7 @@ the model reads, s -> `att_grads`; n -> unit, from zero to one over the content 
 On text it is `attn_lrp` on copies with words blanked, see `consensus_blanked`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -22,6 +23,7 @@ from vitrail.methods.consensus_parts import PARTS
 from vitrail.methods.consensus_pixels import Finish, to_pixels
 from vitrail.methods.consensus_smooth import smoothed
 from vitrail.methods.options import check_choice
+from vitrail.recording import own_dtypes
 from vitrail.relevance import Result, Walk
 from vitrail.subject import Procedure, Subject
 
@@ -161,7 +163,7 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
             threshold; or `none`.
     """
     weights, bring = read_parts(parts), check_choice("negative", negative, SCALES)
-    if power <= 0 or smooth < 0:
+    if not 0 < power < math.inf or not 0 <= smooth < math.inf:
         raise OptionError(f"power={power} and smooth={smooth}, but power has to be above zero and smooth not below.")
     walks = [method for name in weights if isinstance(method := PARTS[name]("float32"), Walk)]
     needs = frozenset[str]().union(*(walk.needs for walk in walks))
@@ -170,7 +172,8 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
 
     def patches(subject: Subject) -> Result:
         found, apart = ask(subject)
-        found = spread(subject, found, smooth) if smooth else found
+        with own_dtypes(found.device.type):
+            found = spread(subject, found, smooth) if smooth else found
         return Result(found.sum(dim=1), layers=found, parts=tuple(weights), disagreement=apart)
 
     def pixels(subject: Subject) -> Result:

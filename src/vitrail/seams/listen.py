@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -108,9 +108,10 @@ def attention_calls(
         with mode:
             yield mode.follower
         return
-    enter = lambda *_: mode.__enter__() and None if threading.get_ident() == thread else None  # noqa: E731
-    leave = lambda *_: mode.__exit__(None, None, None) if threading.get_ident() == thread else None  # noqa: E731
+    entered = ExitStack()  # empty while nobody listens: torch calls `leave` also where an error came before `enter`
+    enter = lambda *_: entered.enter_context(mode) and None if threading.get_ident() == thread else None  # noqa: E731
+    leave = lambda *_: entered.close() if threading.get_ident() == thread else None  # noqa: E731
     handles = [module.register_forward_pre_hook(enter, prepend=True) for module in only_in]
     handles += [module.register_forward_hook(leave, always_call=True) for module in only_in]
-    with hooks(handles):
+    with hooks(handles), entered:  # torch calls no hook after a KeyboardInterrupt
         yield mode.follower
