@@ -1,5 +1,7 @@
 """Lean passes listen only where a block's structure says that it attends, and hear the same."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tiny_models import MODELS, tiny
@@ -115,3 +117,46 @@ def test_a_state_that_another_method_reads_stays() -> None:
     assert "leaving" not in wanted.passing
     assert wanted.passing == {"entering", "ffn_entering", "ffn_added"}
     assert len(wanted.early) == 1
+
+
+class Quiet(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> object:
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_interruption_inside_attention_leaves_nobody_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("timm_vit")
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model.blocks[1].attn, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vitrail.explain(model, MODELS["timm_vit"].inputs(), "gae")
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_an_error_before_attention_leaves_the_callers_mode_alone() -> None:
+    model = tiny("timm_vit")
+
+    def refuse(module: torch.nn.Module, args: tuple) -> None:
+        if module is model.blocks[1].attn:
+            raise ValueError("not here")
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(refuse)
+    try:
+        with Quiet() as own:
+            with pytest.raises(ValueError, match="not here"):
+                vitrail.explain(model, MODELS["timm_vit"].inputs(), "gae")
+            assert torch.overrides._get_current_function_mode() is own
+    finally:
+        hook.remove()
+
+
+def test_a_callers_autocast_does_not_reach_what_is_read_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = deepcopy(tiny("timm_vit")).float(), MODELS["timm_vit"].inputs(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        early = vitrail.explain(model, inputs, "tokentm", 1).scores
+        monkeypatch.setattr(parts, "_attending", lambda block, output: block.mlp)  # a second pass reads nothing early
+        late = vitrail.explain(model, inputs, "tokentm", 1).scores
+    torch.testing.assert_close(early, late)

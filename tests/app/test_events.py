@@ -8,6 +8,7 @@ gr = pytest.importorskip("gradio", reason="gradio is not installed")
 from vitrail.app import actions  # noqa: E402
 from vitrail.app.asking import STOPPED, Desk  # noqa: E402
 from vitrail.app.events import Events  # noqa: E402
+from vitrail.app.jobs import Stopped  # noqa: E402
 from vitrail.app.panel_events import PanelEvents  # noqa: E402
 
 ANNA, BAR = gr.Request(session_hash="anna"), gr.Progress()
@@ -93,3 +94,35 @@ def test_maps_of_a_class_that_is_no_longer_shown_are_left_out(events, tiny, hous
 
     monkeypatch.setattr(actions, "explained", explained)
     assert all(map(is_skip, events.rest(ANNA, BAR, *asked)))
+
+
+def test_colours_change_on_the_maps_of_the_class_that_is_shown(events, tiny):
+    other = events.explain(ANNA, BAR, "gae", tiny, None, ["gae"], *LOOK)[2]["choices"][1][1]
+    shown = events.explain(ANNA, BAR, "gae", tiny, other, ["gae"], *LOOK)[3]
+    assert events.redraw(ANNA, tiny, None, ["gae"], *LOOK) == shown
+
+
+def test_stopping_between_two_jobs_ends_those_that_would_follow(events, tiny, house, monkeypatch):
+    asked = (tiny, None, ["gae", "attn_lrp", "lrp"], *LOOK)
+    events.explain(ANNA, BAR, "gae", *asked)
+    real, room, steps = actions.explained, house.rooms.of("anna"), []
+
+    def explained(*args):
+        for step in real(*args):
+            steps.append(step)
+            room.halt("image")
+            yield step
+
+    monkeypatch.setattr(actions, "explained", explained)
+    assert all(map(is_skip, events.rest(ANNA, BAR, *asked)))
+    assert len(steps) == 1
+
+
+def test_a_download_that_is_ended_is_said_so(events, tiny, monkeypatch):
+    def ended(*args):
+        raise Stopped
+
+    monkeypatch.setattr(actions, "download", ended)
+    file, said = events.panels.download(ANNA, "png", tiny, None, ["gae"], *LOOK)
+    assert file is None
+    assert STOPPED in said

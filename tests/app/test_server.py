@@ -1,11 +1,13 @@
 """The page over HTTP: who may ask, what is refused, and ten visitors at once."""
 
+import json
 import socket
 import threading
 import urllib.error
 import urllib.request
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from vitrail.app import actions
@@ -105,6 +107,18 @@ def test_a_broken_upload_is_words_and_not_an_error(address, tmp_path):
         api_name="/image_new",
     )
     assert "damaged" in found[0]
+
+
+@pytest.mark.parametrize(("kind", "model", "name"), [("image", "photo", "mine.png"), ("text", "sentiment", "mine.txt")])
+def test_files_that_nobody_uploaded_are_not_read(address, tmp_path, kind, model, name):
+    Image.new("RGB", (8, 8)).save(tmp_path / name, "PNG")
+    given = {"path": str(tmp_path / name), "meta": {"_type": "gradio.FileData"}}
+    asked = json.dumps({"data": [given, None, model, None, ["gae"], *CONTROLS], "session_hash": "mallory"}).encode()
+    call = urllib.request.Request(
+        f"{address.rstrip('/')}/gradio_api/run/{kind}_new", asked, {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(call)
 
 
 def test_ten_visitors_at_once_get_their_own(address, house, text):

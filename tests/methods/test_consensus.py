@@ -1,3 +1,4 @@
+from copy import deepcopy
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,7 @@ import vitrail
 from vitrail import metrics
 from vitrail.errors import MethodError, OptionError
 from vitrail.methods import consensus
+from vitrail.methods.consensus_grid import smoothed_grid
 from vitrail.methods.consensus_smooth import smoothed
 
 PUBLISHED = [("gae", {}), ("attn_lrp", {}), ("le_grad", {"tokens": "readout"})]
@@ -256,7 +258,9 @@ def test_a_model_that_a_part_does_not_apply_to_is_refused_by_the_parts_name():
         ({"parts": "-1*gae"}, "a number above zero"),
         ({"parts": "nan*gae"}, "a number above zero"),
         ({"power": 0.0}, "above zero"),
+        ({"power": float("nan")}, "above zero"),
         ({"smooth": -1.0}, "not below"),
+        ({"smooth": float("inf")}, "not below"),
         ({"negative": "flip"}, "drop"),
         ({"detail": "pixel"}, "pixels"),
         ({"calibration": "otto"}, "otsu"),
@@ -275,10 +279,9 @@ def test_pixels_are_for_images():
 
 
 def test_half_precision_is_explained_in_single():
-    model = tiny("hf_vit").to(torch.bfloat16)
+    model = deepcopy(tiny("hf_vit")).to(torch.bfloat16)
     inputs = MODELS["hf_vit"].inputs(dtype=torch.bfloat16)
     found = vitrail.explain(model, inputs, "consensus", 1).scores
-    tiny("hf_vit").double()
     assert found.dtype == torch.float32
     assert bool(torch.isfinite(found).all())
 
@@ -286,3 +289,11 @@ def test_half_precision_is_explained_in_single():
 def test_content_is_what_stands_behind_the_prefix():
     valid = torch.tensor([[True, True, True, False]])
     assert consensus.content_of(valid, 1).tolist() == [[False, True, True, False]]
+
+
+def test_a_callers_autocast_does_not_reach_the_smoothing():
+    model, inputs = deepcopy(tiny("timm_vit")).float(), MODELS["timm_vit"].inputs(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain, found = (vitrail.explain(model, inputs, "consensus", 1, smooth=width) for width in (0.0, 0.4))
+    expected = smoothed_grid(plain.layers.unflatten(2, plain.grid), 0.4).flatten(2)
+    assert_close(found.layers, expected)

@@ -1,5 +1,6 @@
 """What `consensus` does to texts: words blanked in copies, scores spread over neighbours."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ def test_every_word_is_missing_in_one_copy_and_all_else_in_none():
     words = torch.tensor([[False, True, True, False, True, True, True, False]])
     keep = kept(words, 3)
     assert_close(keep.sum(dim=0), torch.tensor([[3, 2, 2, 3, 2, 2, 2, 3]]))
-    gone = [[t for t in range(8) if not copy[0, t]] for copy in keep]
+    gone = [[t for t in range(8) if not one[0, t]] for one in keep]
     assert gone == [[1, 5], [2, 6], [4]]
 
 
@@ -86,6 +87,8 @@ def test_no_width_changes_nothing_and_a_bell_sums_to_one():
 @pytest.mark.parametrize("name", ["hf_bert", "hf_gpt2"])
 def test_a_batch_gives_the_same_as_its_texts_one_by_one_and_padding_changes_nothing(name, preset):
     model, inputs = tiny(name), MODELS[name].inputs()
+    inputs["attention_mask"][1, 6:] = 0
+    inputs["input_ids"] = inputs["input_ids"] * inputs["attention_mask"]
     together = vitrail.explain(model, inputs, "consensus", 1, preset=preset).scores
     for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
         alone = {n: x[row : row + 1, :length] for n, x in inputs.items()}
@@ -103,8 +106,8 @@ def test_of_embeddings_all_but_the_ends_are_blanked_by_zeros_in_turn():
     model = tiny("hf_bert")
     x = torch.randn(1, 7, model.config.hidden_size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     total, times = torch.zeros(7, dtype=torch.float64), torch.zeros(7)
-    for copy in range(3):
-        gone = list(range(1, 6))[copy::3]
+    for first in range(3):
+        gone = list(range(1, 6))[first::3]
         left = [t for t in range(7) if t not in gone]
         changed = x.clone()
         changed[0, gone] = 0.0
@@ -114,3 +117,11 @@ def test_of_embeddings_all_but_the_ends_are_blanked_by_zeros_in_turn():
     expected[0] = 0.0  # the class token is no content
     found = vitrail.explain(model, {"inputs_embeds": x}, "consensus", 1).scores[0]
     assert_close(found, expected / expected.abs().max())
+
+
+def test_a_model_that_knows_no_padding_and_takes_single_texts_only_is_explained():
+    model = copy.deepcopy(tiny("hf_gpt2_classifier"))
+    inputs = {name: x[:1] for name, x in MODELS["hf_gpt2_classifier"].inputs().items()}
+    expected = vitrail.explain(model, inputs, "consensus", 1).scores
+    model.config.pad_token_id, model.config.eos_token_id = None, model.config.pad_token_id  # the same blank
+    assert_close(vitrail.explain(model, inputs, "consensus", 1).scores, expected)

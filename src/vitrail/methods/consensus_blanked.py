@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vitrail.anatomy import Body
@@ -69,17 +69,29 @@ def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Tokens) -
     return torch.stack([one for one in apart if one is not None]).mean(dim=0)
 
 
+def at_once(subject: Subject) -> int:
+    """How many copies run together: one where the model names no padding, for it may take single texts only."""
+    config = getattr(subject.model, "config", None)
+    unpadded = config is not None and getattr(config, "pad_token_id", None) is None
+    return 1 if unpadded and subject.inputs.batch == 1 else COPIES
+
+
+def scores_of(subject: Subject, method: Procedure, keep: Bool[Tensor, "c b t"]) -> Float[Tensor, "c b t"]:
+    """What a procedure says of copies with words blanked that are run together."""
+    inputs = blanked(subject.repeated(len(keep)), keep.flatten(0, 1), blank_of(subject.model))
+    with subject.again(method.needs, method.how, inputs=inputs, copies=len(keep)) as (run, part):
+        result = method.explain(replace(subject, inputs=inputs, run=run, part=part))
+    assert result.scores is not None
+    return result.scores.unflatten(0, (len(keep), -1)) * keep
+
+
 def on_copies(method: Procedure) -> Procedure:
-    """A procedure on a text, its scores averaged over copies with words blanked; all copies run at once."""
+    """A procedure on a text, its scores averaged over copies with words blanked."""
 
     def explain(subject: Subject) -> Result:
         words = words_of(subject)
         keep = kept(words, COPIES)
-        inputs = blanked(subject.repeated(COPIES), keep.flatten(0, 1), blank_of(subject.model))
-        with subject.again(method.needs, method.how, inputs=inputs, copies=COPIES) as (run, part):
-            result = method.explain(replace(subject, inputs=inputs, run=run, part=part))
-        assert result.scores is not None
-        found = result.scores.unflatten(0, (COPIES, -1)) * keep
+        found = torch.cat([scores_of(subject, method, some) for some in keep.split(at_once(subject))])
         return Result(found.sum(dim=0) / keep.sum(dim=0), disagreement=copies_disagree(found, keep, words))
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
