@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from vitrail.app import actions
 from vitrail.app.actions import Asked
-from vitrail.app.server import HEADERS, Settings, server
+from vitrail.app.guard import HEADERS, fetches
+from vitrail.app.server import Settings, server
 from vitrail.cli.app import app
 from vitrail.errors import MissingExtraError, OptionError
 
@@ -119,6 +120,31 @@ def test_files_that_nobody_uploaded_are_not_read(address, tmp_path, kind, model,
     )
     with pytest.raises(urllib.error.HTTPError, match="500"):
         urllib.request.urlopen(call)
+
+
+@pytest.mark.parametrize(
+    ("question", "refused"),
+    [
+        (b'{"data": [{"path": "https://elsewhere.example/a.png", "meta": {}}]}', True),
+        (b'{"data": [1, [{"image": {"path": "\\u0068ttp://127.0.0.1:1/a.png"}}]]}', True),
+        (b'{"data": [{"path": "ftp://elsewhere.example/a.png"}]}', True),
+        (b'{"data": [{"path": "/tmp/gradio/a.png", "url": "http://127.0.0.1:7860/file=a.png"}]}', False),
+        (b'{"data": ["see https://elsewhere.example"]}', False),
+        (b"no json", False),
+    ],
+)
+def test_a_file_named_by_an_address_is_a_question_that_is_not_passed_on(question, refused):
+    assert fetches(question) is refused
+
+
+def test_the_page_fetches_no_file_from_an_address(address):
+    body = json.dumps({"data": [{"path": "http://127.0.0.1:9/a.png", "meta": {"_type": "gradio.FileData"}}]})
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(f"{address.rstrip('/')}/gradio_api/call/image_new", body.encode(), headers)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(asked, timeout=20)
+    assert caught.value.code == 400
+    assert b"fetches none" in caught.value.read()
 
 
 def test_ten_visitors_at_once_get_their_own(address, house, text):

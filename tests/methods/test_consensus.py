@@ -13,6 +13,7 @@ import vitrail
 from vitrail import metrics
 from vitrail.errors import MethodError, OptionError
 from vitrail.methods import consensus
+from vitrail.methods.consensus_blanked import blank_of
 from vitrail.methods.consensus_grid import smoothed_grid
 from vitrail.methods.consensus_smooth import smoothed
 
@@ -114,7 +115,7 @@ def blanked_by_hand(name, target):
         for copy in range(3):
             gone = words[copy::3]
             changed = {n: x[row : row + 1].clone() for n, x in inputs.items()}
-            changed["input_ids"][0, gone] = model.config.pad_token_id
+            changed["input_ids"][0, gone] = blank_of(model)
             scores = vitrail.explain(model, changed, "attn_lrp", target).scores[0]
             for t in real:
                 if t not in gone:

@@ -42,6 +42,22 @@ def test_a_blank_is_padding_or_the_end_or_the_first_id(config, blank):
     assert blank_of(model) == blank
 
 
+def test_where_positions_are_counted_past_padding_the_end_of_a_text_is_the_blank():
+    model = tiny("hf_roberta")
+    assert blank_of(model) == model.config.eos_token_id != model.config.pad_token_id
+    assert blank_of(tiny("hf_bert")) == tiny("hf_bert").config.pad_token_id
+
+
+def test_copies_that_share_less_than_two_words_say_nothing():
+    words = torch.tensor([[True, True, True], [True, False, False]])
+    keep = kept(words, 3)
+    assert copies_disagree(torch.rand(3, 2, 3), keep, words).tolist() == [1.0, 1.0]
+    words = torch.ones(1, 4, dtype=torch.bool)  # the second and the third copy share the first and the fourth word
+    keep = kept(words, 3)
+    same = torch.arange(4.0).expand(3, 1, 4)
+    assert copies_disagree(same, keep, words).tolist() == pytest.approx([0.0], abs=1e-6)
+
+
 def test_embeddings_are_blanked_by_zeros():
     inputs = vitrail.inputs.read_inputs({"inputs_embeds": torch.ones(1, 4, 2)})
     keep = torch.tensor([[True, False, True, True]])
@@ -125,3 +141,17 @@ def test_a_model_that_knows_no_padding_and_takes_single_texts_only_is_explained(
     expected = vitrail.explain(model, inputs, "consensus", 1).scores
     model.config.pad_token_id, model.config.eos_token_id = None, model.config.pad_token_id  # the same blank
     assert_close(vitrail.explain(model, inputs, "consensus", 1).scores, expected)
+
+
+def test_where_padding_ends_a_text_the_token_before_it_is_read_in_every_copy():
+    model = copy.deepcopy(tiny("hf_gpt2_classifier"))
+    model.config.pad_token_id = 2
+    ids = torch.tensor([[1, 7, 8, 9, 2]])
+    expected = torch.zeros(5, dtype=torch.float64)
+    for gone in (1, 2, None):  # the words are 7 and 8: 9 is read, and 1 stands first
+        changed = ids.clone()
+        changed[0, gone if gone is not None else 4] = 2
+        scores = vitrail.explain(model, {"input_ids": changed}, "attn_lrp", 1).scores[0]
+        expected += scores * torch.tensor([1 / 3 if t not in (1, 2) else 1 / 2 * (t != gone) for t in range(5)])
+    found = vitrail.explain(model, {"input_ids": ids}, "consensus", 1).scores[0]
+    assert_close(found, expected / expected.abs().max())

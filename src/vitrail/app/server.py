@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vitrail.app.guard import Guarded
 from vitrail.app.limits import Limits
 from vitrail.errors import MissingExtraError, OptionError
 
@@ -15,18 +16,6 @@ if TYPE_CHECKING:
 
 HOST, PORT, TRIES = "127.0.0.1", 7860, 20
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
-)
-"""Nothing is loaded from any other host; Gradio's own scripts stand partly in the page itself."""
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 @dataclass(frozen=True)
@@ -91,24 +80,6 @@ def application(settings: Settings) -> "FastAPI":
         max_file_size=settings.limits.upload,
         **more,
     )
-
-
-class Guarded:
-    """Adds the headers to every answer."""
-
-    def __init__(self, app: Any) -> None:  # noqa: ANN401
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
-        """One request, as ASGI hands it over."""
-
-        async def guarded(message: Any) -> None:  # noqa: ANN401
-            if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
-            await send(message)
-
-        await self.app(scope, receive, guarded)
 
 
 def server(settings: Settings) -> tuple["uvicorn.Server", socket.socket]:

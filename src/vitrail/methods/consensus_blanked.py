@@ -26,14 +26,22 @@ Tokens = Bool[Tensor, "b t"]
 
 
 def blank_of(model: nn.Module) -> int:
-    """The id that stands for no word: padding, else the end of a text, else the first of the vocabulary."""
-    config = getattr(model, "config", None)
-    for name in ("pad_token_id", "eos_token_id"):
+    """The id that stands for no word: padding, else the end of a text, else the first of the vocabulary.
+
+    Where positions are counted past the padding, as in RoBERTa, padding would move all words behind it.
+    """
+    config, names = getattr(model, "config", None), ["pad_token_id", "eos_token_id"]
+    for name in reversed(names) if _counts_past_padding(model) else names:
         found = getattr(config, name, None)
         first = found[0] if isinstance(found, Sequence) and found else found
         if isinstance(first, int) and first >= 0:
             return first
     return 0
+
+
+def _counts_past_padding(model: nn.Module) -> bool:
+    tables = (m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, nn.Embedding))
+    return any(table.padding_idx is not None for table in tables)
 
 
 def words_of(subject: Subject) -> Tokens:
@@ -43,6 +51,9 @@ def words_of(subject: Subject) -> Tokens:
     words = valid & ~special_tokens(subject.inputs) if subject.inputs.ids is not None else valid.clone()
     words[rows, valid.to(torch.int64).argmax(dim=1)] = False
     words[rows, last_position(valid)] = False
+    padding = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
+    if subject.inputs.ids is not None and padding is not None:  # classifiers read the last token that is not this
+        words[rows, last_position(valid & (subject.inputs.ids.to(valid.device) != padding))] = False
     if subject.part.position is not None:
         words[rows, subject.part.position] = False
     return words
@@ -63,10 +74,20 @@ def blanked(inputs: Inputs, keep: Tokens, blank: int) -> Inputs:
 
 
 def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Tokens) -> Tensor:
-    """One minus the mean over pairs of copies of Spearman's correlation, over the words that both hold."""
-    pairs = combinations(range(len(keep)), 2)
-    apart = [disagreement(found[list(pair)].transpose(0, 1), words & keep[list(pair)].all(dim=0)) for pair in pairs]
-    return torch.stack([one for one in apart if one is not None]).mean(dim=0)
+    """One minus the mean over pairs of copies of Spearman's correlation, over the words that both hold.
+
+    Pairs that share fewer than two words say nothing; where all do, the text is too short to tell, and this is one.
+    """
+    apart, tells = [], []
+    for pair in combinations(range(len(keep)), 2):
+        shared = words & keep[list(pair)].all(dim=0)
+        one = disagreement(found[list(pair)].transpose(0, 1), shared)
+        assert one is not None
+        apart.append(one)
+        tells.append(shared.sum(dim=1) > 1)
+    weights = torch.stack(tells).to(found.dtype)
+    mean = (torch.stack(apart) * weights).sum(dim=0) / weights.sum(dim=0).clamp(min=1)
+    return torch.where(weights.sum(dim=0) > 0, mean, torch.ones_like(mean))
 
 
 def at_once(subject: Subject) -> int:
