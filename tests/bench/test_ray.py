@@ -51,14 +51,14 @@ def watched(worker, folder, caught):
             file.write(f"{os.getpid()}\n")
         if key == caught and len((folder / key).read_text().split()) == 1:
             (folder / "caught").write_text(str(os.getpid()))
-            time.sleep(60)
+            time.sleep(300)
         return worker(unit)
 
     return work
 
 
 def kill_the_caught(folder):
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while time.monotonic() < limit:
         found = folder / "caught"
         if found.exists() and found.read_text():
