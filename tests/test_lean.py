@@ -1,6 +1,7 @@
 """Lean passes listen only where a block's structure says that it attends, and hear the same."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,6 +117,10 @@ def test_a_state_that_another_method_reads_stays() -> None:
     wanted = wanted_by(both)
     assert "leaving" not in wanted.passing
     assert wanted.passing == {"entering", "ffn_entering", "ffn_added"}
+    third = read_request(("attcat", {"states": "input"}), "recommended", inputs, as_target(1))
+    assert "entering" not in wanted_by([both[0], third]).passing
+    only = replace(both[0], plan=replace(third.plan, needs=frozenset({"entering_grad"})))
+    assert "entering" not in wanted_by([both[0], only]).passing
     assert len(wanted.early) == 1
 
 

@@ -77,7 +77,8 @@ def wanted_by(requests: Sequence[Request]) -> Wanted:
     needs = frozenset[str]().union(*(request.plan.needs for request in requests))
     last_only = [isinstance(r.plan, Walk) and r.plan.last_only for r in requests if r.differentiates]
     early = [r.plan.early if isinstance(r.plan, Walk) else None for r in requests]
-    late = frozenset[str]().union(
+    # A gradient is taken at the state itself, which has to be there then.
+    late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
         *(r.plan.needs - (frozenset() if e is None else e.needs) for r, e in zip(requests, early, strict=True))
     )
     wanted = Wanted.of(needs, last_only=bool(last_only) and all(last_only))
