@@ -31,16 +31,17 @@ SENTENCES = (
     "despite a clumsy start, this turns out to be a small miracle",
 )
 ON_PICTURES = (
-    "rollout",
-    "grad_cam",
+    "consensus",
+    ("consensus", {"preset": "fine"}),
     "gae",
-    "complete_gradient",
     "tokentm",
     ("gradtoken", {"scheme": "average_elementwise"}),
-    "att_grads",
-    "attcat",
+    "complete_gradient",
+    "rollout",
+    "grad_cam",
 )
 ON_SENTENCES = (
+    "consensus",
     "raw_attention",
     "rollout",
     "grad_cam",
@@ -49,7 +50,6 @@ ON_SENTENCES = (
     "tokentm",
     "gradtoken",
     "attcat",
-    "cat",
 )
 
 
