@@ -23,7 +23,7 @@ def row(group: Group, column: Column, mine: Sample, others: dict[str, Sample]) -
     whole = [name for name in gains if others[name].present.sum() >= WHOLE * most]
     best = min(whole, key=lambda name: gains[name][0])
     few = [
-        f"{name} {gains[name][0]:+.2f} [{gains[name][1]:+.2f}, {gains[name][2]:+.2f}]"
+        f"{name} {gains[name][0]:+.3f} [{gains[name][1]:+.3f}, {gains[name][2]:+.3f}]"
         for name in gains
         if name not in whole
     ]
@@ -31,8 +31,8 @@ def row(group: Group, column: Column, mine: Sample, others: dict[str, Sample]) -
         float(column.finish(x.features[x.present].mean(axis=0, keepdims=True))[0]) for x in (mine, others[best])
     )
     middle, low, high = gains[best]
-    said = f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]"
-    return f"| {column.name} | {value:.2f} | {against:.2f} `{best}` | {said} | {'; '.join(few)} |"
+    said = f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"| {column.name} | {value:.3f} | {against:.3f} `{best}` | {said} | {'; '.join(few)} |"
 
 
 def main() -> None:

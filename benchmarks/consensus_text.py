@@ -1,25 +1,21 @@
-"""The numbers of docs/CONSENSUS.md on text that no other command gives.
+"""Token-F1 on the spans that people marked in tweets, which the bench has no reader for.
 
-    python benchmarks/consensus_text.py paired text.db --against attn_lrp
-    python benchmarks/consensus_text.py tweets train.csv [--half test] [--limit 300] [--method gae ...]
+    python benchmarks/consensus_text.py train.csv [--half test] [--limit 300] [--method gae ...]
 
-`paired` reads a file of `vitrail bench run` and prints how much more every method has than one of them, with 95 %
-intervals of a paired bootstrap over examples. `tweets` measures token-F1 on the spans that people marked in tweets
-(columns text, selected_text, sentiment) with the sentiment model, for the class of the label; the mean over the 1 to 6
-highest words.
+The file has the columns text, selected_text and sentiment. The sentiment model explains the class of the label; the
+mean over the 1 to 6 highest words. Differences come with 95 % intervals of a paired bootstrap over tweets.
 """
 
 import argparse
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 import vitrail
 from vitrail import metrics
-from vitrail.bench.store import reading
 from vitrail.loading import load
 from vitrail.metrics.rationales import top
 
@@ -32,32 +28,6 @@ Pairs = dict[str, dict[str, float]]
 def f1(hits: np.ndarray, chosen: np.ndarray, gold: int) -> float:
     """The mean over sizes of F1, in percent."""
     return 100 * float(np.mean(2 * hits / (chosen + gold)))
-
-
-READ: dict[str, tuple[str, Callable[[dict, dict], float]]] = {
-    "AOPC": ("text_deletion", lambda x, protocol: drop(x, absolute=protocol["absolute"])),
-    "LOdds": ("text_padding", lambda x, protocol: float(np.mean(np.log(np.array(x["p_k"]) / x["p"])))),
-    "token-F1": ("token_f1", lambda x, protocol: f1(np.array(x["hits"]), np.array(x["chosen"]), x["gold"])),
-}
-
-
-def drop(x: dict, *, absolute: bool) -> float:
-    """The mean fall of the probability."""
-    falls = x["p"] - np.array(x["p_k"])
-    return float(np.mean(np.abs(falls) if absolute else falls))
-
-
-def from_bench(path: Path) -> Iterator[tuple[str, Pairs]]:
-    """Every column of the file: its title, and by method the number of each example."""
-    columns: dict[str, Pairs] = {}
-    with reading(path) as store:
-        for run, about in store.runs().items():
-            for name, (metric, read) in READ.items():
-                values = {key: read(value, about["protocol"]) for key, (value,) in store.values(run, [metric])}
-                if values:
-                    title = f"{about['data']['name']}, {about['protocol']['name']}, {name}"
-                    columns.setdefault(title, {})[about["method"]["label"]] = values
-    yield from sorted(columns.items())
 
 
 def tweets(path: Path, half: str) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -109,19 +79,14 @@ def show(title: str, found: Pairs, against: str | None) -> None:
 def main() -> None:
     """Read the command line and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("paired", "tweets"))
     parser.add_argument("path", type=Path)
     parser.add_argument("--against", help="the method that others are compared with; the best that is not ours")
     parser.add_argument("--half", choices=HALVES, default="test")
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--method", action="append", help="published methods on tweets")
     args = parser.parse_args()
-    if args.what == "paired":
-        for title, found in from_bench(args.path):
-            show(title, found, args.against)
-    else:
-        names = args.method or METHODS
-        show("tweets, token-F1", on_tweets(args.path, args.half, args.limit, names), args.against)
+    names = args.method or METHODS
+    show("tweets, token-F1", on_tweets(args.path, args.half, args.limit, names), args.against)
 
 
 if __name__ == "__main__":
