@@ -1,7 +1,8 @@
 """What goes wrong, takes long, is forbidden or belongs to another visitor, in a real browser."""
 
 from bombs import bomb
-from browsing import changed, choose, counts, needs_browser, panel, says, slide, tab
+from browsing import changed, choose, counts, needs_browser, panel, says, slide, tab, visits
+from served_page import served
 
 import vitrail
 
@@ -56,6 +57,22 @@ def test_models_come_from_the_list_and_pickled_ones_stay_closed(visit, tiny, pic
     choose(page, "image-methods", "agcam")
     choose(page, "image-preset", "official")
     says(page, "#image-maps", "agcam, official")
+
+
+def test_flags_let_visitors_open_any_model_and_pickled_weights(browser, pickled):
+    with served("--any-model", "--pickled-weights") as (address, lines), visits(browser, address) as open_page:
+        page = open_page()
+        page.goto(address)
+        page.wait_for_selector("#image-maps img")
+        page.get_by_role("button", name="More choices").filter(visible=True).click()
+        page.locator("#image-model input").fill(pickled)
+        changed(page, lambda: page.keyboard.press("Enter"))
+        assert "golf ball" not in page.inner_text("#image-answer")
+        assert page.locator("#image-trouble [role=alert]").count() == 0
+        page.locator("#image-model input").fill(f"{pickled}-that-is-nowhere")
+        page.keyboard.press("Enter")
+        says(page, "#image-trouble [role=alert]", "that-is-nowhere")
+    assert "Traceback" not in "".join(lines)
 
 
 def test_colours_parts_and_fills_are_chosen(visit):
