@@ -27,6 +27,23 @@ def as_heads(x: Tensor | None, batch: int) -> Tensor | None:
     return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1)
 
 
+def gradient_as_heads(gradient: Tensor | None, of: Tensor | None, batch: int) -> Tensor | None:
+    """An operand's gradient as `[b, h, t, d]`; None if samples share the operand, so that it is the sum of theirs."""
+    shared = of is not None and of.ndim == 4 and of.shape[0] != batch
+    return None if shared else as_heads(gradient, batch)
+
+
+def gradient_of_map(gradient: Tensor | None, weights: Tensor | None, batch: int) -> Tensor | None:
+    """The gradient of a map that the model computed itself as `[b, h, q, k]`; None if there is no such map."""
+    found = None if weights is None else gradient_as_heads(gradient, weights, batch)
+    if found is None and gradient is not None and weights is not None:
+        raise SeamError(
+            f"all {batch} samples share one attention map of shape {tuple(weights.shape)}, so its gradient is the sum "
+            "of theirs. Explain one sample at a time."
+        )
+    return found
+
+
 def as_mask(mask: Tensor | None, batch: int) -> Tensor | None:
     """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
     if mask is None:
@@ -50,6 +67,9 @@ def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
         "causal": call.causal,
         "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
         "scale": call.scale,
+        "by_hand": call.by_hand,
+        "plain": call.plain,
+        "no_query": call.no_query,
     }
 
 

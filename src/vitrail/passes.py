@@ -11,7 +11,16 @@ from vitrail.anatomy import Block
 from vitrail.backward import Backward
 from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
-from vitrail.layering import as_heads, batch_first, operands_of, stream_around, weights_of
+from vitrail.layering import (
+    as_heads,
+    batch_first,
+    gradient_as_heads,
+    gradient_of_map,
+    operands_of,
+    stream_around,
+    weights_of,
+)
+from vitrail.matching import check_tokens
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
@@ -68,6 +77,7 @@ class Pass:
         self.heard = trace.layers
         self.depth = len(self.heard)
         self.shared = False
+        check_tokens(trace.body.blocks, self.heard)
         first = self.heard[0].calls[0]
         self.valid = real_tokens(inputs, first, output.logits.device)
         device = self.valid.device.type
@@ -204,9 +214,9 @@ class Pass:
             owner=call.owner,
             pooling=pooling,
             pooled=body.pool is not None,
-            query_grad=as_heads(gradients.get("query_grad"), batch),
+            query_grad=gradient_as_heads(gradients.get("query_grad"), call.query, batch),
             output_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is None else None,
-            weights_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is not None else None,
+            weights_grad=gradient_of_map(gradients.get("output_grad"), call.weights, batch),
             **operands_of(call, batch),
             grad_scale=scale,
             **weights_of(block),

@@ -56,10 +56,11 @@ class Layer:
     `pooling` marks a query that pools the tokens and `pooled` every layer of a model that has one; `shared` says that
     several methods read the layer. `mask` holds booleans (what may be seen) or numbers added to the scores, and
     broadcasts to `[b, h, q, k]`; `first_row` is the place of the first query where only some are shown; `logsumexp` is
-    the logarithm of the softmax's denominator, as the model's own kernel left it. `ran` collects the backends that
-    worked on the layer; `noted` has what was read of it early. `probs` and `probs_grad` are
-    computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever
-    the model's own dtype.
+    the logarithm of the softmax's denominator, as the model's own kernel left it. `by_hand` marks attention that the
+    model writes out itself; `plain` says that scores are `scale * query @ key^T`, plus at most a bias or mask, and
+    `no_query` why there is no one query, where there is none. `ran` collects the backends that worked on the layer;
+    `noted` has what was read of it early. `probs` and `probs_grad` are computed from the operands when first read. All
+    properties are float32, or float64 in a float64 model, whatever the model's own dtype.
     """
 
     index: int
@@ -85,6 +86,9 @@ class Layer:
     first_row: int = 0
     logsumexp: Float[Tensor, "b h q"] | None = None
     scale: float = 1.0
+    by_hand: bool = False
+    plain: bool = True
+    no_query: str = ""
     grad_scale: Float[Tensor, " b"] | None = None
     output_weight: Float[Tensor, "m c"] | None = None
     value_bias: Float[Tensor, " n"] | None = None
@@ -146,7 +150,9 @@ class Layer:
     @cached_property
     def scores(self) -> Probs:
         """S, what enters the softmax: scaled products of queries and keys, mask and bias added."""
-        return self._scores() if self.softmax_input is None else widen(self.softmax_input)
+        if self.softmax_input is None and not self.by_hand:
+            return self._scores()
+        return widen(self.get("softmax_input"))  # masks and biases that the model adds itself are not known
 
     @cached_property
     def probs_grad(self) -> Probs:
@@ -170,6 +176,11 @@ class Layer:
         """A recorded tensor, or an error that names it."""
         found = getattr(self, name)
         if found is None:
+            if name in ("query", "query_grad", "key") and self.no_query:
+                raise MissingTensorError(
+                    f"this method reads {name!r} of attention layer {self.index}, but {self.no_query}. Take a method "
+                    "that reads attention maps only, such as gae."
+                )
             held = [n for n, x in vars(self).items() if isinstance(x, Tensor)]
             raise MissingTensorError(
                 f"this method reads {name!r} of attention layer {self.index}, but the recording holds only "
@@ -177,6 +188,10 @@ class Layer:
                 "record again with keep={...}, or name the part in vitrail.Anatomy(...)."
             )
         return found
+
+    def gradient(self, name: str) -> Tensor:
+        """A recorded gradient in its true size, or an error that names it."""
+        return self._unscale(self.get(name))
 
     def state(self, name: str) -> Float[Tensor, "b t d"]:
         """A recorded state of the residual stream, or an error that names it."""

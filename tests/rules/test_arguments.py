@@ -1,4 +1,4 @@
-"""Operands however a model writes them: keywords, `alpha`, in place. The expected relevance is the rule, written slowly."""
+"""Operands however a model writes them: by keyword, with `alpha`, in place. Expected: the rule, written slowly."""
 
 from contextlib import contextmanager
 
@@ -113,7 +113,10 @@ KEYWORDS = {
         lambda x, y: F.linear(x, W, BIAS) + y.sum(dim=-1, keepdim=True),
     ),
     "gelu": (lambda x, y: F.gelu(input=x) + y, lambda x, y: F.gelu(x) + y),
-    "dropout": (lambda x, y: F.dropout(input=x, p=0.1, training=False) + y, lambda x, y: F.dropout(x, 0.1, False) + y),
+    "dropout": (
+        lambda x, y: F.dropout(input=x, p=0.1, training=False) + y,
+        lambda x, y: F.dropout(x, 0.1, training=False) + y,
+    ),
     "softmax": (lambda x, y: F.softmax(input=x, dim=-1) + y, lambda x, y: F.softmax(x, dim=-1) + y),
     "mean": (lambda x, y: torch.mean(input=x, dim=1) + y[:, 0], lambda x, y: torch.mean(x, dim=1) + y[:, 0]),
     "reshape": (

@@ -254,7 +254,7 @@ def kind_of(
     if func in MULTIPLICATIONS:
         return "gate" if both else "scale"
     if func in DIVISIONS:
-        return "scale" if not both and args[0] is active[0] else "quotient"
+        return "scale" if not both and any(x is active[0] for x in args[:1]) else "quotient"
     if KINDS.get(func) == "product":
         return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
     if func is Tensor.__getitem__ and _picks_a_token(args):

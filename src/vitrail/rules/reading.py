@@ -45,7 +45,7 @@ def _only(x: Tensor, operation: Operation, what: str) -> None:
     if any(y is not x for y in operation.active):
         raise RuleError(
             f"{what} in the module {operation.where!r} has weights or biases that are computed from the input, and the "
-            "rules take them for constants. Write it as products and sums of activations, which have rules of their own."
+            "rules take them for constants. Write it as products and sums of activations, which have their own rules."
         )
 
 
