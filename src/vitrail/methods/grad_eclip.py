@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitrail.anatomy import Body
 from vitrail.circumstances import How
-from vitrail.errors import MethodError, OptionError
+from vitrail.errors import MethodError, MissingTensorError, OptionError
 from vitrail.inputs import Inputs
 from vitrail.methods.grad_cam import normalise
 from vitrail.recording import Layer, widen
@@ -44,6 +44,11 @@ def evidence(layer: Layer) -> Row:
 def queries(layer: Layer) -> Float[Tensor, "b h q d"]:
     """The queries as the model projected them, whether it scales queries or scores."""
     query = widen(layer.get("query"))
+    if not layer.plain:
+        raise MissingTensorError(
+            f"this method reads how attention layer {layer.index} scales its scores, but they are more than a scaled "
+            "product of queries and keys. grad_eclip(similarity=False) does not read it."
+        )
     return query * (layer.scale * math.sqrt(query.shape[-1]))
 
 
