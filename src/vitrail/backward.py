@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.errors import TargetError
-from vitrail.restore import hooks
+from vitrail.shadow import hooks
 from vitrail.trace import Heard
 
 Show = Callable[[int, dict[str, Tensor], Tensor | None], None]

@@ -24,6 +24,7 @@ from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
+from vitrail.shadow import shadow
 from vitrail.subject import Procedure, Subject
 from vitrail.targets import AnyTarget, as_target
 
@@ -98,7 +99,18 @@ def compare(
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
     read = read_inputs(inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
-    body = find_body(model, anatomy)
+    with shadow(model) as own:
+        identity, made = _explained(own, find_body(own, anatomy), requests, settings)
+    backend = made[0].provenance["backend"]
+    seconds = time.perf_counter() - started
+    origin = provenance(model, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
+    return Comparison([_with_provenance(made[i], origin) for i in range(len(requests))])
+
+
+def _explained(
+    model: nn.Module, body: Body, requests: list[Request], settings: Settings
+) -> tuple[str | None, dict[int, Attribution]]:
+    """Every request answered: procedures one by one, all else from one pass for each form of the inputs."""
     made: dict[int, Attribution] = {}
     identity: str | None = None
     requests = [settled(request, model, body) for request in requests]
@@ -113,10 +125,7 @@ def compare(
         indices = list(group)
         identity, found = _run(model, body, [requests[i] for i in indices], settings)
         made |= dict(zip(indices, found, strict=True))
-    backend = made[0].provenance["backend"]
-    seconds = time.perf_counter() - started
-    origin = provenance(model, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    return Comparison([_with_provenance(made[i], origin) for i in range(len(requests))])
+    return identity, made
 
 
 def _with_provenance(attribution: Attribution, origin: Mapping[str, Any]) -> Attribution:

@@ -1,6 +1,5 @@
 """The hooks of one forward pass: where in the model attention calls and stream states come from."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.errors import SeamError
-from vitrail.restore import hooks
 from vitrail.seams import attention_calls
+from vitrail.shadow import hooks
 from vitrail.trace import Heard, Trace
 
 
@@ -37,17 +36,12 @@ def _first(out: Any) -> Tensor:  # noqa: ANN401
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def _ours(trace: Trace, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, deaf to other threads: hooks belong to the module, but a pass to one thread."""
-    return lambda *given: hook(*given) if threading.get_ident() == trace.thread else None
+def _before(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _before(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
-    return module.register_forward_pre_hook(_ours(trace, hook), with_kwargs=True)
-
-
-def _after(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
-    return module.register_forward_hook(_ours(trace, hook))
+def _after(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_hook(hook)
 
 
 @contextmanager
@@ -64,7 +58,7 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
         if trace.body.pool is not None:
             handles += _place_hooks(trace, trace.body.pool, trace.pool)
         if trace.body.head is not None:
-            handles.append(_after(trace, trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
+            handles.append(_after(trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
         if trace.cut:
             handles += LEVEL_HOOKS[trace.level](trace, model)
         with attention_calls(trace.hear, trace.how.bend, lambda: trace.block, only_in=trace.attending) as follower:
@@ -80,23 +74,23 @@ def _may_attend(module: nn.Module) -> bool:
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(trace, module, lambda module, args, kwargs: trace.running.append(name))
-    return [enter, _after(trace, module, lambda module, args, out: trace.running.__delitem__(-1))]
+    enter = _before(module, lambda module, args, kwargs: trace.running.append(name))
+    return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
 
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:
     """File calls under this module while it runs."""
     return [
-        _before(trace, module, lambda module, args, kwargs: setattr(trace, "here", heard)),
-        _after(trace, module, lambda module, args, out: setattr(trace, "here", trace.loose)),
+        _before(module, lambda module, args, kwargs: setattr(trace, "here", heard)),
+        _after(module, lambda module, args, out: setattr(trace, "here", trace.loose)),
     ]
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     module = trace.body.blocks[index].module
     return [
-        _before(trace, module, partial(_enter, trace, index)),
-        _after(trace, module, partial(_leave, trace, index)),
+        _before(module, partial(_enter, trace, index)),
+        _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]
 
@@ -144,9 +138,9 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
         ears.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
     return [
-        _after(trace, module, partial(_coming_out, states, kept))
+        _after(module, partial(_coming_out, states, kept))
         if side == "out"
-        else _before(trace, module, partial(_going_in, states, kept))
+        else _before(module, partial(_going_in, states, kept))
         for module, side, names in ears
         if module is not None and (kept := tuple(name for name in names if name in trace.keep))
     ]
@@ -165,7 +159,7 @@ def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
     if trace.blocks:
         return []
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    return [_after(trace, m, lambda module, args, out: trace.root(out)) for m in embeddings]
+    return [_after(m, lambda module, args, out: trace.root(out)) for m in embeddings]
 
 
 def _word_embeddings(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
@@ -176,7 +170,7 @@ def _word_embeddings(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
         fits = ids is not None and not trace.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
         return trace.root(out) if fits else None
 
-    return [_after(trace, m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [_after(m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def _picture(trace: Trace, model: nn.Module) -> list[RemovableHandle]:

@@ -1,6 +1,5 @@
 """A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from vitrail.record import forward
 from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
-from vitrail.restore import hooks, prepared
+from vitrail.shadow import autograd, hooks
 
 
 @dataclass(frozen=True)
@@ -127,15 +126,11 @@ class Subject:
             edit: what becomes of the residual stream before it enters the first block.
         """
 
-        thread = threading.get_ident()
-
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            if edit is None or threading.get_ident() != thread:
-                return None
-            return replaced_stream(args, kwargs, edit)
+            return None if edit is None else replaced_stream(args, kwargs, edit)
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
-        with prepared(self.model, self.body.owner, gradients=False), hooks(handles):
+        with autograd(gradients=False), hooks(handles):
             output = read_output(self.model(*inputs.args, **inputs.kwargs), span=self.body.anatomy.span)
         return self.part.read(output.wide, rows)
 

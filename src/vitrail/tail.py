@@ -1,6 +1,5 @@
 """What a model does behind its last block, done again with other tokens."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.anatomy import Block
 from vitrail.outputs import read_output
-from vitrail.restore import prepared
+from vitrail.shadow import autograd
 from vitrail.subject import Subject
 
 Tokens = Float[Tensor, "b t d"]
@@ -26,7 +25,7 @@ def behind(subject: Subject, tokens: Tokens) -> Float[Tensor, " b"]:
     blocks, given = subject.body.blocks, [heard.returned for heard in subject.run.trace.blocks]
     given[-1] = _with_stream(given[-1], _batch_first(blocks[-1], tokens))
     with ExitStack() as stack:
-        stack.enter_context(prepared(subject.model, subject.body.owner, gradients=True))
+        stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
             stack.enter_context(standing_in(block.module, out))
         inputs = subject.run.inputs
@@ -36,13 +35,9 @@ def behind(subject: Subject, tokens: Tokens) -> Float[Tensor, " b"]:
 
 @contextmanager
 def standing_in(module: nn.Module, out: object) -> Iterator[None]:
-    """Let the module give this instead of what it would compute, in this thread."""
-    thread, computed, own = threading.get_ident(), module.forward, vars(module).get("forward")
-
-    def give(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return out if threading.get_ident() == thread else computed(*args, **kwargs)
-
-    vars(module)["forward"] = give  # the module's own attribute hides its class's
+    """Let the module of a shadow give this instead of what it would compute."""
+    own = vars(module).get("forward")
+    vars(module)["forward"] = lambda *args, **kwargs: out  # the module's own attribute hides its class's
     try:
         yield
     finally:

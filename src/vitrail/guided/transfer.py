@@ -34,6 +34,7 @@ from vitrail.relevance import Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import Request, read_request
 from vitrail.seams.bend import Bend, in_place_of, on_top_of
+from vitrail.shadow import shadow
 from vitrail.targets import AnyTarget, Target, as_target
 
 METHOD = "complete_gradient"
@@ -172,11 +173,13 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
             f"eta={eta}, but a learning rate is a number above 0; direction='toward' turns the way round."
         )
     started = time.perf_counter()
-    read, body = read_inputs(inputs), find_body(model, anatomy)
-    check_blocks("transfer")(model, body, read)
-    scene = Scene(model, body, read, read_request(METHOD, "recommended", read, as_target(target)))
-    scene, clean, maps = scene.start()
-    seen, maps = _film(scene, maps, put, Rule(eta, sign, renormalise), steps)
+    read = read_inputs(inputs)
+    with shadow(model) as own:
+        body = find_body(own, anatomy)
+        check_blocks("transfer")(own, body, read)
+        scene = Scene(own, body, read, read_request(METHOD, "recommended", read, as_target(target)))
+        scene, clean, maps = scene.start()
+        seen, maps = _film(scene, maps, put, Rule(eta, sign, renormalise), steps)
     settings = {
         "eta": eta, "steps": steps, "direction": direction, "gradient": gradient, "renormalise": renormalise,
     }  # fmt: skip
