@@ -20,7 +20,6 @@ from vitrail.outputs import Part
 from vitrail.passes import Settings
 from vitrail.provenance import fingerprint, provenance
 from vitrail.record import find_body, forward
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
@@ -145,12 +144,10 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
             for request in group:
                 check_scalar(request, part.target)
             walkers = [Walker(request.plan) for request in group if isinstance(request.plan, Walk)]
-
-            def see(layer: Layer, walkers: list[Walker] = walkers) -> None:
+            again = job + 1 < len(jobs)
+            for layer in run.layers(part, wanted_by(group), again=again, shared=len(group) > 1):
                 for walker in walkers:
                     walker.see(layer)
-
-            run.visit(part, wanted_by(group), see, again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walker in zip(group, walkers, strict=True):
                 assert walker.result is not None
                 found[request].append((part, walker.result))

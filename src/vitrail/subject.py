@@ -55,12 +55,9 @@ class Subject:
         needs = frozenset[str]().union(*(method.needs for method in methods))
         wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
 
-        def see(layer: Layer) -> None:
+        for layer in self.run.layers(self.part, wanted, again=True, shared=len(walkers) > 1) if walkers else ():
             for walker in walkers:
                 walker.see(layer)
-
-        if walkers:
-            self.run.visit(self.part, wanted, see, again=True, shared=len(walkers) > 1)
         return [result for walker in walkers if (result := walker.result) is not None]
 
     def repeated(self, copies: int) -> Inputs:
@@ -155,6 +152,4 @@ class Procedure:
 
 
 def _layers(run: Pass, part: Part, wanted: Wanted, *, again: bool) -> list[Layer]:
-    layers: list[Layer] = []
-    run.visit(part, wanted, layers.append, again=again)
-    return layers[::-1]
+    return list(run.layers(part, wanted, again=again))[::-1]
