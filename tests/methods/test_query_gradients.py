@@ -5,13 +5,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tiny_models import DECODER, VOCABULARY, WIDTH
+from tiny_models import DECODER, MODELS, VOCABULARY, WIDTH, tiny
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.errors import MissingTensorError
+from vitrail.errors import MissingTensorError, SeamError
 from vitrail.methods import gradtoken
 
 transformers = pytest.importorskip("transformers")
@@ -233,7 +233,7 @@ def test_a_query_that_all_samples_share_has_no_gradient_in_each():
         return F.scaled_dot_product_attention(q[:1].mean(dim=0, keepdim=True), k, v)
 
     model = Own(shared).double().eval()
-    with pytest.raises(MissingTensorError, match="query_grad"):
+    with pytest.raises(SeamError, match="token by token"):
         vitrail.explain(model, IDS, "gradtoken", 1, anatomy=ANATOMY)
 
 
@@ -242,9 +242,19 @@ def test_a_map_that_all_samples_share_has_no_gradient_in_each():
         return (q[:1] @ k[:1].mT).softmax(dim=-1) @ v
 
     model = Own(shared).double().eval()
-    with pytest.raises(vitrail.errors.SeamError, match="one sample at a time"):
+    with pytest.raises(SeamError, match="token by token"):
         vitrail.explain(model, IDS, "gae", 1, anatomy=ANATOMY)
     assert vitrail.explain(model, IDS[:1], "gae", 1, anatomy=ANATOMY).scores.shape == (1, 7)
+
+
+def test_a_pooling_query_has_the_gradient_of_the_chain_rule_also_where_weights_are_frozen():
+    model, inputs = tiny("timm_siglip"), MODELS["timm_siglip"].inputs()
+    expected = vitrail.explain(model, inputs, "gradtoken", 1).scores
+    model.requires_grad_(False)  # noqa: FBT003
+    try:
+        assert_close(vitrail.explain(model, inputs, "gradtoken", 1).scores, expected, atol=1e-12, rtol=1e-9)
+    finally:
+        model.requires_grad_(True)  # noqa: FBT003
 
 
 def test_the_needs_of_gradtoken_name_the_query_gradient():

@@ -4,7 +4,6 @@ Every torch function that reads something the explanation depends on is looked u
 result is given the way back that the rule says. The values are the model's own. Nothing survives the context.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.errors import RuleError
 from vitrail.listening import replaced_stream
-from vitrail.restore import hooks
 from vitrail.rules.kinds import (
     ADDITIONS,
     DIVISIONS,
@@ -37,6 +35,7 @@ from vitrail.rules.operation import Operation, Rule
 from vitrail.seams.arguments import positional
 from vitrail.seams.bend import on_top_of
 from vitrail.seams.multihead import transparent_multihead
+from vitrail.shadow import hooks
 from vitrail.trace import Trace
 
 
@@ -310,14 +309,12 @@ def propagating(table: RuleSet, model: nn.Module, trace: Trace) -> Iterator[None
 
 
 def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    if threading.get_ident() != mode.trace.thread:
-        return None
     return replaced_stream(args, kwargs, mode.fork)
 
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """A module's forward as one operation."""
-    active = mode.active_among(args, kwargs) if threading.get_ident() == mode.trace.thread else ()
+    active = mode.active_among(args, kwargs)
     if not active:
         return forward(*args, **kwargs)
     mode.paused = True
