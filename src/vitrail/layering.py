@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.anatomy import Block, output_weight
+from vitrail.adding import Added
+from vitrail.affine import at_zero, is_plain
+from vitrail.anatomy import Block
 from vitrail.errors import SeamError
 from vitrail.recording import Layer, Stream
 from vitrail.seams import AttentionCall
@@ -69,21 +71,40 @@ def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
         "scale": call.scale,
         "by_hand": call.by_hand,
         "plain": call.plain,
-        "no_query": call.no_query,
     }
 
 
-def weights_of(block: Block | None) -> dict[str, Any]:
-    """The weights of a block that methods read."""
-    if block is None:
-        return {}
+def weights_of(block: Block | None, added: Added | None, call: AttentionCall) -> dict[str, Any]:
+    """The weights of a block that methods read, as measured where that was asked for."""
+    missing = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
+    if block is None or added is None:
+        return {"missing": missing}
     found = {
-        "output_weight": output_weight(block),
-        "value_bias": block.value_bias,
-        "attention_scale": block.attention_scale,
-        "ffn_scale": block.ffn_scale,
+        "output_weight": added.weight,
+        "output_rows": added.rows,
+        "value_bias": value_bias(block, call),
+        "attention_scale": added.scale,
+        "ffn_scale": added.ffn_scale,
     }
-    return {name: None if x is None else x.detach() for name, x in found.items()}
+    weights = {name: None if x is None else x.detach() for name, x in found.items()}
+    return {**weights, "missing": {**missing, **added.missing}}
+
+
+def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
+    """The bias of the value projection: as it is stored, or what the module gives where it is no plain layer."""
+    module = block.value
+    if module is None or is_plain(module):
+        return block.value_bias
+    width = getattr(module, "in_features", None)
+    return block.value_bias if width is None or call.value is None else at_zero(module, width, call.value)
+
+
+def with_added(states: Mapping[str, Tensor], added: Added | None) -> dict[str, Tensor]:
+    """The states, what the feed-forward part gave as it is added to the stream."""
+    if added is None or "ffn_added" not in states:
+        return dict(states)
+    rest = {name: x for name, x in states.items() if name != "ffn_added"}
+    return rest if added.ffn_added is None else {**rest, "ffn_added": added.ffn_added}
 
 
 def batch_first(block: Block | None, x: Tensor) -> Tensor:
@@ -94,13 +115,29 @@ def batch_first(block: Block | None, x: Tensor) -> Tensor:
 def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:
     """The residual stream around a block: the states, and those of the gradients that belong to them."""
     grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
-    return Stream(**{name: batch_first(block, x.detach()) for name, x in (dict(states) | grads).items()})
+    held = {name: x.detach() for name, x in (dict(states) | grads).items()}
+    shape = next((x.shape for x in held.values() if x.ndim == 3), None)
+    return Stream(**{name: batch_first(block, _tokens_apart(x, shape)) for name, x in held.items()})
 
 
-def passing_layer(block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor]) -> Layer:
+def _tokens_apart(x: Tensor, shape: torch.Size | None) -> Tensor:
+    """A state whose tokens were put side by side, as `[b * t, d]`, in the shape of the stream."""
+    if x.ndim != 2 or shape is None:
+        return x
+    if x.shape[0] != shape[:2].numel():
+        raise SeamError(
+            f"a state of the block has the shape {tuple(x.shape)} where {tuple(shape)} pass through it: tokens that "
+            "are packed side by side without their padding cannot be told apart."
+        )
+    return x.view(*shape[:2], x.shape[1])
+
+
+def passing_layer(
+    block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor], added: Added | None
+) -> Layer:
     """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
-    stream = stream_around(block, states, {})
+    stream = stream_around(block, with_added(states, added), {})
     some = next(x for x in vars(stream).values() if x is not None)
     every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
-    operands, weights = operands_of(call, some.shape[0]), weights_of(block)
+    operands, weights = operands_of(call, some.shape[0]), weights_of(block, added, call)
     return Layer(index=index, depth=depth, valid=every, readout=every.float(), stream=stream, **operands, **weights)

@@ -18,6 +18,7 @@ from vitrail.layering import (
     operands_of,
     stream_around,
     weights_of,
+    with_added,
 )
 from vitrail.measure import Structure, check_origin
 from vitrail.outputs import Output, Part, parts
@@ -343,6 +344,7 @@ class Pass:
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in heard.states.items() if name in self.trace.keep}
+        added = self.trace.added(heard)
         return Layer(
             index=index,
             depth=self.depth,
@@ -359,8 +361,8 @@ class Pass:
             weights_grad=gradient_of_map(gradients.get("output_grad"), call.weights, batch),
             **operands_of(call, batch),
             grad_scale=scale,
-            **weights_of(block),
-            stream=stream_around(block, states, gradients),
+            **weights_of(block, added, call),
+            stream=stream_around(block, with_added(states, added), gradients),
             noted=heard.noted,
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,

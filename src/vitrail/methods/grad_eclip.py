@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.affine import matrix
 from vitrail.anatomy import Body
 from vitrail.circumstances import How
 from vitrail.errors import MethodError, MissingTensorError, OptionError
@@ -131,9 +132,13 @@ def build(*, similarity: bool = True, layers: int = 1) -> Procedure:
 
 def projection(output: nn.Module | None) -> Project:
     """The output projection with its bias, in the precision of the relevance algebra."""
-    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
-    assert isinstance(weight, Tensor)
-    return lambda x: F.linear(x, weight.detach().to(x), None if bias is None else bias.detach().to(x))
+    assert output is not None
+
+    def project(x: Tensor) -> Tensor:
+        weight, bias = matrix(output, x.shape[-1], x)
+        return F.linear(x, weight.to(x), None if bias is None else bias.to(x))
+
+    return project
 
 
 def check(layers: int) -> Callable[[nn.Module, Body, Inputs], None]:
