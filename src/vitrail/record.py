@@ -44,7 +44,7 @@ def forward(
     if lean and structure.refusal is not None:  # nothing but layers will be read
         raise SeamError(structure.refusal)
     # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
-    cut = bool(wanted.gradients) or how.level is not None or not body.blocks
+    cut = bool(wanted.gradients | wanted.states) or how.level is not None or not body.blocks
     with autograd(gradients=cut), _own_precision(inputs, how):
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
         make_trace = partial(Trace, body, keep=wanted.states | wanted.gradients, cut=cut, how=how)
