@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.builtin import NO_PATH, find_entry
+from vitrail.bench.generators import own_generators
 from vitrail.bench.plan import DataSpec, ModelSpec
 from vitrail.data.dataset import Dataset
 from vitrail.errors import InputError, ModelError, OptionError
@@ -48,7 +49,8 @@ class Opened:
 def open_model(spec: ModelSpec, device: str) -> Opened:
     """The model, loaded once; two stay loaded."""
     place = find_device(device)
-    loaded = load(spec.name, arch=spec.arch)
+    with own_generators():  # a new model draws its first weights
+        loaded = load(spec.name, arch=spec.arch)
     if loaded.task not in KINDS:
         raise ModelError(
             f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or "

@@ -10,6 +10,7 @@ import torch
 from vitrail.bench.batches import READERS, Batch
 from vitrail.bench.explained import Explanations, one_line
 from vitrail.bench.further import Classes
+from vitrail.bench.generators import own_generators
 from vitrail.bench.measures import MEASURES, Measure
 from vitrail.bench.opened import open_data, open_model
 from vitrail.bench.pictures import Pictures
@@ -30,9 +31,9 @@ class Worker:
     def __call__(self, unit: Unit) -> Finished:
         """Everything that a unit asks to be measured."""
         started = time.perf_counter()
-        torch.manual_seed(self.settings.seed)
         try:
-            rows = _Bench(self.settings, unit).rows()
+            with own_generators(device=self.settings.device, seed=self.settings.seed):
+                rows = _Bench(self.settings, unit).rows()
         except torch.OutOfMemoryError as error:
             raise OptionError(
                 f"{len(unit.keys)} examples of {unit.data.name} do not fit into the memory of {self.settings.device}: "
