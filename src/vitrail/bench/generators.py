@@ -35,7 +35,7 @@ def _states(kind: str) -> list[State]:
     found: list[State] = [
         (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state()),
-        (torch.random.default_generator.set_state, torch.random.default_generator.get_state()),
+        (torch.default_generator.set_state, torch.default_generator.get_state()),
     ]
     if kind == "cuda" or torch.cuda.is_initialized():
         found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
@@ -46,7 +46,7 @@ def _states(kind: str) -> list[State]:
 
 def _seed(kind: str, seed: int) -> None:
     """Seed the generators of the CPU and of the device. `torch.manual_seed` would seed every device there is."""
-    torch.random.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     if kind == "cuda":
         torch.cuda.manual_seed_all(seed)
     if kind == "mps":

@@ -11,6 +11,7 @@ from vitrail.bench.batches import READERS, Batch
 from vitrail.bench.explained import Explanations, one_line
 from vitrail.bench.further import Classes
 from vitrail.bench.generators import own_generators
+from vitrail.bench.identity import hash_of
 from vitrail.bench.measures import MEASURES, Measure
 from vitrail.bench.opened import open_data, open_model
 from vitrail.bench.pictures import Pictures
@@ -19,7 +20,8 @@ from vitrail.bench.settings import Settings
 from vitrail.bench.shown import Shown
 from vitrail.bench.stitched import beside_guide, shown_beside
 from vitrail.bench.units import Finished, Job, Row, Unit
-from vitrail.errors import InputError, OptionError
+from vitrail.data.dataset import Dataset
+from vitrail.errors import EngineError, InputError, OptionError
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class _Bench:
 
     def _read(self) -> tuple[list[Any], dict[str, str]]:
         dataset = open_data(self.unit.data)
+        _check_contents(dataset, self.unit)
         good, broken = [], {}
         for key, number in zip(self.unit.keys, self.unit.numbers, strict=True):
             try:
@@ -146,6 +149,17 @@ class _Bench:
                 others[row][wanted[place]] = other.take([place])
         cascade = self.explanations.cascade(view, batch, classes, job.trial) if measure.randomised else []
         return cascade if isinstance(cascade, str) else shown.with_(tuple(others), cascade)
+
+
+def _check_contents(dataset: Dataset[Any], unit: Unit) -> None:
+    """Raise if an example is not what the driver read: its results would be stored under another identity."""
+    for place, expected in enumerate(unit.contents):
+        if hash_of(dataset, unit.numbers[place]) != expected:
+            raise EngineError(
+                f"{unit.keys[place]} of {unit.data.name} is not what the driver read: the data changed during the run, "
+                f"or {unit.data.path or 'the package'} holds other data on this machine. What is finished is kept; run "
+                "the same command again once the data stays as it is."
+            )
 
 
 def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Row]:

@@ -10,7 +10,7 @@ from vitrail import bench
 from vitrail.cli import bench_words as words
 from vitrail.cli import options
 from vitrail.cli.bench_bar import bar
-from vitrail.cli.bench_own import COMMANDS, specs_of, tell_left_out
+from vitrail.cli.bench_own import COMMANDS, specs_of, tell_left_out, tell_older
 from vitrail.cli.opening import silent
 from vitrail.cli.reporting import note, reported
 from vitrail.errors import OptionError
@@ -89,6 +89,7 @@ def _run(  # noqa: PLR0913  (one parameter for each option of the command line)
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
     if found.skipped:
         note(f"{found.skipped} results were skipped; the table says why")
+    tell_older(found, output)
     if quick:
         typer.echo(bench.render(bench.tables(output, seed=seed)), nl=False)
     note(f"wrote {output}; now: vitrail bench table {output}, vitrail bench plot {output} -o curves.png")

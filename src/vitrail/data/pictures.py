@@ -1,6 +1,7 @@
 """Pictures of data sets, from files, archives and arrays."""
 
 import warnings
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,25 @@ ONE_CHANNEL = {"1", "L", "P"}
 
 
 Source = Path | Member
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture in a file or in an archive: call it to decode the picture."""
+
+    key: str
+    source: Source
+
+    def __call__(self) -> "Image":
+        """The picture as RGB."""
+        return open_picture(self.key, self.source)
+
+    def stored(self) -> bytes:
+        """The bytes of the file, which are quicker to read than the picture is to decode."""
+        try:
+            return self.source.read_bytes()
+        except OSError as error:
+            raise InputError(f"{self.key}: {self.source} cannot be read: {one_line(error)}") from error
 
 
 def open_picture(key: str, source: Source) -> "Image":

@@ -38,6 +38,8 @@ class Loaded:
         class_names: by class index; for a language model there are none, its tokens are the classes.
         preprocess: for images.
         tokenizer: for text.
+        processor: the settings behind `preprocess`, where they come with the model: a dataclass, or an object with
+            `to_dict`.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class Loaded:
     preprocess: Preprocess | None = None
     tokenizer: Any = None
     image_size: tuple[int, int] | None = None
+    processor: Any = None
 
     def image(self, image: "Image", *, squash: bool = False) -> Sample:
         """An image as the model takes it.
