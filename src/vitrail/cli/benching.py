@@ -12,6 +12,7 @@ from vitrail.cli import options
 from vitrail.cli.bench_bar import bar
 from vitrail.cli.bench_own import COMMANDS, specs_of, tell_left_out, tell_older
 from vitrail.cli.opening import silent
+from vitrail.cli.outputs import check_apart
 from vitrail.cli.reporting import note, reported
 from vitrail.errors import OptionError
 from vitrail.storage import save_figure, write_bytes
@@ -124,6 +125,7 @@ def _table(
 
     The same results give the same bytes, whether or not the run was broken off on the way.
     """
+    check_apart([output], [results])
     text = bench.render(bench.tables(results, seed=seed), form)
     if output is None:
         typer.echo(text, nl=False)
@@ -139,6 +141,7 @@ def _plot(
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Draw what becomes of accuracy and probability while pixels or tokens are removed."""
+    check_apart([output], [results])
     note(f"wrote {save_figure(bench.curves(results), output)}")
 
 

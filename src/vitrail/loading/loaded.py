@@ -1,7 +1,9 @@
 """What `load` gives back: a model and all that is needed to feed it and to read its answer."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,10 +101,17 @@ class Loaded:
         return inputs.to(weight.device)
 
     def class_name(self, index: int) -> str:
-        """The first name of a class, or the token of a language model."""
+        """The first name of a class, with its index where another has the same name; a language model's token."""
         if self.task == "causal":
             return repr(self.tokenizer.decode([index]))
-        return self.class_names[index].split(",")[0] if self.class_names else f"class {index}"
+        if not self.class_names:
+            return f"class {index}"
+        name = _first(self.class_names[index])
+        return f"{name} ({index})" if self._shared_names[name.casefold()] > 1 else name
+
+    @cached_property
+    def _shared_names(self) -> Counter[str]:
+        return Counter(_first(names).casefold() for names in self.class_names or ())
 
     def target_name(self, target: Target) -> str:
         """What is explained of one sample, in the names of the classes."""
@@ -110,3 +119,8 @@ class Loaded:
             return str(target)
         first = self.class_name(only(target.first))
         return first if target.second is None else f"{first} rather than {self.class_name(only(target.second))}"
+
+
+def _first(names: str) -> str:
+    """The first of a class's names, which are separated by commas."""
+    return names.split(",")[0]
