@@ -48,7 +48,10 @@ def open_picture(key: str, source: Source) -> "Image":
     image = _decode(key, source, load=True)
     from vitrail.loading.images import to_rgb
 
-    return to_rgb(image)
+    try:
+        return to_rgb(image)
+    except InputError as error:
+        raise InputError(f"{key}: {source}: {error}") from error
 
 
 def open_values(key: str, source: Source, picture: Source) -> np.ndarray:

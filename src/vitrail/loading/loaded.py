@@ -1,5 +1,6 @@
 """What `load` gives back: a model and all that is needed to feed it and to read its answer."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXAMPLE = "The quick brown fox."
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space, control characters and zero-width ones only."""
+    return all(letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf") for letter in text)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Loaded:
         if self.tokenizer is None:
             raise InputError(f"{self.name} reads images, not text.")
         for given in (text, pair):
-            if given is not None and not given.strip():
+            if given is not None and is_blank(given):
                 raise InputError("the text is empty: there is nothing to explain.")
         # A text that is too long is refused by `explain` with its length, so nothing is cut here.
         return self._encoded(text, pair)
