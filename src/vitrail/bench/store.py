@@ -20,7 +20,7 @@ from typing import Any
 
 from vitrail.bench.lock import locked
 from vitrail.bench.units import Row
-from vitrail.errors import OutputError
+from vitrail.errors import OptionError, OutputError
 
 FORMAT = 0x56495452  # "VITR": tells our files from other databases
 SCHEMA = """
@@ -44,7 +44,10 @@ def identity(about: About) -> str:
 
 
 def _canonical(about: About) -> str:
-    return json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise OptionError(f"an option is NaN or infinite, which a results file cannot hold: {about}.") from error
 
 
 class Store:
@@ -118,7 +121,7 @@ class Store:
                         r.run,
                         r.key,
                         r.metric,
-                        None if r.value is None else json.dumps(r.value, sort_keys=True),
+                        None if r.value is None else json.dumps(r.value, sort_keys=True, allow_nan=False),
                         r.skipped,
                     )
                     for r in rows

@@ -1,7 +1,7 @@
 """The worker: one recording of a batch serves all methods, whose maps are then measured. It can be sent elsewhere."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from vitrail.bench.stitched import beside_guide, shown_beside
 from vitrail.bench.units import Finished, Job, Row, Unit
 from vitrail.data.dataset import Dataset
 from vitrail.errors import EngineError, InputError, OptionError
+from vitrail.jsonable import is_finite
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Ro
         return [Row(job.run, key, metric, None, shown) for key in batch.keys]
     try:
         values = MEASURES[metric].run(batch, shown, job.protocol)
-        return [Row(job.run, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
+        return [_row(job, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
     except InputError as error:
         if len(batch.keys) == 1:
             return [Row(job.run, batch.keys[0], metric, None, one_line(error))]
@@ -177,3 +178,10 @@ def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Ro
         for number in range(len(batch.keys))
         for row in measured(job, metric, batch.take([number]), shown.take([number]))
     ]
+
+
+def _row(job: Job, key: str, metric: str, value: Mapping[str, Any]) -> Row:
+    """What was measured; a number that is NaN or infinite is no result."""
+    if not is_finite(value):
+        return Row(job.run, key, metric, None, f"{key}: {metric} is NaN or infinite.")
+    return Row(job.run, key, metric, value)
