@@ -37,6 +37,7 @@ class Part:
     read: Callable[[Tensor, Tensor], Tensor]
     position: Tensor | None = None
     plain: bool = True
+    needed: bool = True  # whether a gradient of zero is an error, and not one step of many
 
 
 def read_output(output: object, *, span: bool = False) -> Output:

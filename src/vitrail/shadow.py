@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.caches import copy_caches
 from vitrail.copying import Copied, copied
 from vitrail.errors import InputError
 
@@ -29,6 +30,7 @@ def shadow(model: nn.Module) -> Iterator[nn.Module]:
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}.")
     made = _filled(model)
+    made.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     yield made.root
     made.check_writes()
     vars(made.root).clear()  # a kept shadow keeps nothing of the model alive
@@ -84,7 +86,7 @@ def _converted(x: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> Tens
 
 @contextmanager
 def autograd(*, gradients: bool) -> Iterator[None]:
-    """Autograd on or off, whatever the caller's own setting, never inference mode, and compiled functions as written."""
+    """Autograd on or off, whatever the caller's own setting; never inference mode, and nothing compiled."""
     with torch.inference_mode(mode=False), torch.set_grad_enabled(gradients), _uncompiled():
         yield
 
