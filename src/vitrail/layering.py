@@ -10,6 +10,7 @@ from vitrail.adding import Added
 from vitrail.affine import at_zero, is_plain
 from vitrail.anatomy import Block
 from vitrail.errors import SeamError
+from vitrail.reading import call_shape, unequal
 from vitrail.recording import Layer, Stream
 from vitrail.seams import AttentionCall
 
@@ -136,6 +137,9 @@ def passing_layer(
     block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor], added: Added | None
 ) -> Layer:
     """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
+    queries, keys = call_shape(call)
+    if queries != keys:
+        raise SeamError(unequal(index, queries, keys))
     stream = stream_around(block, with_added(states, added), {})
     some = next(x for x in vars(stream).values() if x is not None)
     every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)

@@ -81,8 +81,13 @@ def _may_attend(module: nn.Module) -> bool:
 
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
+
+    def start(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        trace.watch()
+        trace.running.append(name)
+
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(module, lambda module, args, kwargs: trace.running.append(name))
+    enter = _before(module, start)
     return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
 
 
@@ -108,6 +113,7 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
 
 def _enter(trace: Trace, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
+    trace.watch()
     trace.here = trace.blocks[index]
     keeps, changes = trace.keeps("entering", index), index == 0 or trace.how.apart
     if not keeps and not changes:
@@ -149,31 +155,50 @@ def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
 
 def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     """Hooks for the states inside a block, only for those that are asked for and exist."""
-    block, states = trace.body.blocks[index], trace.blocks[index].states
-
-    ears: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
+    block = trace.body.blocks[index]
+    places: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
         (block.attention_norm, "out", ("attention_normed",)),
         (block.ffn_norm, "in", ("ffn_entering",)),
         (block.ffn_norm, "out", ("ffn_normed",)),
         (block.ffn_output, "out", ("ffn_added",)),
     ]
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
-        ears.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+        places.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+    # One norm in both places of a block is called first for attention, then for the feed-forward part.
+    shared = block.ffn_norm is not None and block.ffn_norm is block.attention_norm
+    turns = {"attention_normed": 0, "ffn_entering": 1, "ffn_normed": 1} if shared else {}
     return [
-        _after(module, partial(_coming_out, states, kept))
-        if side == "out"
-        else _before(module, partial(_going_in, states, kept))
-        for module, side, names in ears
+        _keep_states(trace, index, module, side, kept, turn=turns.get(kept[0]))
+        for module, side, names in places
         if module is not None and (kept := tuple(name for name in names if name in trace.keep))
     ]
 
 
-def _going_in(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, kwargs: dict) -> None:
-    states.update(dict.fromkeys(names, stream_of(args, kwargs).detach()))
+def _keep_states(
+    trace: Trace, index: int, module: nn.Module, side: str, names: tuple[str, ...], *, turn: int | None
+) -> RemovableHandle:
+    """Keep what goes into a module or comes out of it while its block runs; several blocks may share the module.
 
+    Args:
+        turn: the number of the call that is meant, counted within the block; None for the last.
+    """
+    heard = trace.blocks[index]
+    calls = 0
 
-def _coming_out(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    states.update(dict.fromkeys(names, first_tensor(out)))
+    def keep(x: Tensor) -> None:
+        nonlocal calls
+        if trace.here is heard:
+            if turn is None or calls == turn:
+                heard.states.update(dict.fromkeys(names, x))
+            calls += 1
+
+    def going_in(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        keep(stream_of(args, kwargs).detach())
+
+    def coming_out(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        keep(first_tensor(out))
+
+    return _before(module, going_in) if side == "in" else _after(module, coming_out)
 
 
 def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:

@@ -28,6 +28,8 @@ from vitrail.inputs import Inputs
 from vitrail.layering import batch_first
 from vitrail.listening import first_tensor, replaced_stream, with_stream_of
 from vitrail.outputs import read_output
+from vitrail.reading import unequal
+from vitrail.saving import keep_saved, saving_hooks
 from vitrail.seams import AttentionCall, attention_calls
 from vitrail.shadow import autograd, hooks, in_precision
 
@@ -95,6 +97,8 @@ class _Seen:
     outside: list[AttentionCall] = field(default_factory=list)
     cuts: list[Tensor] = field(default_factory=list)  # where the graph is cut: before each block and after the last
     here: int | None = None
+    saving: object = None  # how operations save tensors outside of checkpointed regions
+    checkpointed: bool = False
 
 
 _known: "WeakKeyDictionary[nn.Module, dict[Any, Structure]]" = WeakKeyDictionary()
@@ -123,16 +127,21 @@ def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
     return shapes, inputs.kind, padded, body.anatomy, min(inputs.batch, SAMPLES)
 
 
-def _measured(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
+def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = False) -> Structure:
     some = inputs.take(torch.arange(min(inputs.batch, SAMPLES)))
     # Half precision has too few exponents for the codes.
     dtype = torch.float32 if any(p.dtype is torch.float16 for p in model.parameters()) else None
     some = some if dtype is None else some.cast(dtype)
-    seen = _Seen([_Block() for _ in body.blocks])
+    seen = _Seen([_Block() for _ in body.blocks], saving=saving_hooks())
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = _with_source(some, seen)
         with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
             read_output(model(*some.args, **some.kwargs), span=body.anatomy.span)
+        if (
+            seen.checkpointed and not kept
+        ):  # recomputed in the backward pass, after the hooks are gone: run it as if it were not
+            keep_saved(model)
+            return _measured(model, inputs, body, kept=True)
         return _judged(some, body, seen)
 
 
@@ -176,6 +185,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
 def _enter(seen: _Seen, index: int) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         seen.here = index
+        seen.checkpointed |= saving_hooks() != seen.saving
 
         def cut(stream: Tensor) -> Tensor:
             if index == 0 and seen.arriving is None:
@@ -333,6 +343,8 @@ def _operands(index: int, block: _Block, batch: int, body: Body) -> list[Tensor]
             continue
         heads = _with_heads(x, batch)
         if heads is None or heads.shape[2] != tokens:
+            if heads is not None and name != "queries":
+                return unequal(index, tokens, heads.shape[2])
             seen = f"its {name} have shape {tuple(x.shape)} where the block has {batch} x {tokens} tokens"
             return _words_of(index, seen)
         shaped.append(heads)

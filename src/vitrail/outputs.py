@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.errors import InputError, TargetError
 from vitrail.readout import last_position
 from vitrail.recording import widen
-from vitrail.targets import Target, answer_span
+from vitrail.targets import NEXT_TOKEN, Target, answer_span
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Part:
     read: Callable[[Tensor, Tensor], Tensor]
     position: Tensor | None = None
     plain: bool = True
+    needed: bool = True  # whether a gradient of zero is an error, and not one step of many
 
 
 def read_output(output: object, *, span: bool = False) -> Output:
@@ -110,6 +111,11 @@ def _position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) ->
     if logits.ndim == 2:
         if target.position is not None:
             raise TargetError("this model gives one answer for the whole input; its targets have no position.")
+        if target.name in NEXT_TOKEN:
+            raise TargetError(
+                f"this model gives one answer with {logits.shape[1]} classes for the whole input and predicts no next "
+                "token. Name a class: targets.logit(c)."
+            )
         return None
     if target.position is not None:
         position = torch.full((logits.shape[0],), target.position, device=logits.device)

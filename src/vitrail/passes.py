@@ -22,7 +22,7 @@ from vitrail.layering import (
 )
 from vitrail.measure import Structure, check_origin
 from vitrail.outputs import Output, Part, parts
-from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens
+from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
 from vitrail.readout import READOUTS, agreed, mean_all, position, with_gradient
 from vitrail.recording import Early, Layer, own_dtypes, widen
 from vitrail.relevance.backends import check_backend, choose_backend
@@ -31,6 +31,10 @@ from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Trace
 
 GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
+UNMOVED = (
+    "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
+    "the graph (detach, no_grad, checkpoint with use_reentrant=True), or the target reads what the layers do not reach."
+)
 KEEPS = frozenset({*STATES, *GRADIENTS})
 """What a recording can keep beside the operands of every attention call."""
 
@@ -84,6 +88,8 @@ class Pass:
         self.from_input = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
         self.from_input[list(self.origin.index)] = True
         self._check_prefix()
+        queries, keys = call_shape(first)
+        self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
         device = self.valid.device.type
         refusals = (fused_refusal(heard.calls[0], device) for heard in self.heard)
         refusal = next((why for why in refusals if why), None)
@@ -160,11 +166,13 @@ class Pass:
     def at_roots(self, part: Part) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
         if not part.scalar.requires_grad:
-            raise TargetError("the target does not depend on the inputs, so there is no gradient to follow.")
+            raise TargetError(UNMOVED)
         roots = self.trace.roots
         # In half precision small gradients would underflow: the pass starts at size one.
         scale = self._size(part) if any(root.dtype is torch.float16 for root in roots) else 1.0
         found = torch.autograd.grad(part.scalar.sum() / scale, roots, retain_graph=True, allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise TargetError(UNMOVED)
         pairs = [
             (root, torch.zeros_like(root) if grad is None else grad) for root, grad in zip(roots, found, strict=True)
         ]
@@ -183,7 +191,7 @@ class Pass:
     def _gradients(self, part: Part, wanted: Wanted, *, again: bool) -> tuple[list[dict[str, Tensor]], Tensor | None]:
         """The gradients each layer is asked for, from one backward pass, and what they were divided by."""
         if not part.scalar.requires_grad:
-            raise TargetError("the target does not depend on any attention layer, so there is no gradient to follow.")
+            raise TargetError(UNMOVED)
         places = [
             (index, name, tensor) for index in range(self.depth) for name, tensor in self._places(index, wanted).items()
         ]
@@ -194,10 +202,7 @@ class Pass:
         tensors = [tensor for _, _, tensor in places]
         gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
         if all(gradient is None for gradient in gradients):
-            raise TargetError(
-                "no gradient of the target arrives at any attention layer: the model cuts the graph on the way, as "
-                "detach, torch.no_grad and reentrant checkpointing do."
-            )
+            raise TargetError(UNMOVED)
         for (index, name, tensor), gradient in zip(places, gradients, strict=True):
             # A layer that the scalar does not depend on takes no part.
             found[index][name] = torch.zeros_like(tensor) if gradient is None else gradient
@@ -222,14 +227,7 @@ class Pass:
         if pooled and index == self.depth - 1 and call.query is not None and not call.query.requires_grad:
             names = names - {"query_grad"}  # a learned query of frozen weights depends on nothing
         chosen = {name: x for name, x in places.items() if name in names and x is not None}
-        for name, x in chosen.items():
-            if not x.requires_grad:
-                raise SeamError(
-                    f"attention layer {index} was computed without a graph, so it has no {name}: under torch.no_grad, "
-                    "by reentrant checkpointing, or on integers. Switch that off to explain the model, for example "
-                    "use_reentrant=False."
-                )
-        return chosen
+        return {name: x for name, x in chosen.items() if x.requires_grad}
 
     def _seed(self, part: Part, example: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Where the backward pass starts. In float16 a probability's gradient would underflow: start it at size one."""
@@ -251,7 +249,7 @@ class Pass:
         measured = self._measured_readout(gradients[-1])
         claimed, named = self._claimed_readout(part)
         empty = ~(measured > 0).any(dim=1)
-        if claimed is None and bool(empty.any()):
+        if claimed is None and part.needed and bool(empty.any()):
             raise TargetError(
                 f"the gradient of the target is zero at every token of samples {empty.nonzero()[:, 0].tolist()}, so "
                 "nothing was read. A probability of exactly one has no gradient: explain the logit instead."
@@ -334,9 +332,11 @@ class Pass:
 
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         heard, (call,) = self.heard[index], self.heard[index].calls
-        queries, _ = call_shape(call)
+        queries, keys = call_shape(call)
         body, batch = self.trace.body, self.inputs.batch
         pooling = body.pool is not None and index == self.depth - 1
+        if not pooling and queries != keys:
+            raise SeamError(unequal(index, queries, keys))
         block = self._block(index)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
         # Below a pooling query every token is read.

@@ -1,12 +1,12 @@
 """One forward pass with the ears open, and the recording of all its layers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.circumstances import PLAIN, How
@@ -17,6 +17,7 @@ from vitrail.measure import structure_of
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Recording
+from vitrail.saving import keep_saved
 from vitrail.shadow import autograd, in_precision, shadow
 from vitrail.targets import AnyTarget
 from vitrail.trace import Trace
@@ -44,23 +45,46 @@ def forward(
     if lean and structure.refusal is not None:  # nothing but layers will be read
         raise SeamError(structure.refusal)
     # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
-    cut = bool(wanted.gradients) or how.level is not None or not body.blocks
-    with autograd(gradients=cut), _own_precision(inputs, how):
+    cut = bool(wanted.gradients | wanted.states) or how.level is not None or not body.blocks
+    if cut:
+        check_differentiable(model)
+    with autograd(gradients=cut), _own_precision(inputs, how), ExitStack() as stack:
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
-        make_trace = partial(Trace, body, keep=wanted.states | wanted.gradients, cut=cut, how=how)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
-        trace = make_trace(lean=lean, **early)
-        try:
-            inputs, output = _heard(model, inputs, trace)
-            if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
-                trace.release()
-                trace = make_trace(lean=False)
-                inputs, output = _heard(model, inputs, trace)
-            trace.check(model)
-            check_roots(trace, inputs)
-            yield Pass(inputs, trace, output, settings, structure)
-        finally:
-            trace.release()
+
+        def make_trace(*, lean: bool) -> Trace:
+            keep = wanted.states | wanted.gradients
+            trace = Trace(body, keep=keep, cut=cut, how=how, lean=lean, **early if lean else {})
+            stack.callback(trace.release)
+            return trace
+
+        trace, inputs, output = _traced(model, inputs, make_trace, lean=lean)
+        trace.check(model)
+        if wanted.gradients or how.level is not None:
+            trace.check_gradients()
+        check_roots(trace, inputs)
+        yield Pass(inputs, trace, output, settings, structure)
+
+
+def _traced(
+    model: nn.Module, inputs: Inputs, make_trace: Callable[..., Trace], *, lean: bool
+) -> tuple[Trace, Inputs, Output]:
+    """One pass, and another where the first shows that it has to be made in another way."""
+    trace, found = make_trace(lean=lean), None
+    try:
+        found = _heard(model, inputs, trace)
+    except CheckpointError:  # recomputed under rules, which is not how it was computed
+        trace.checkpointed = True
+    if found is None or (trace.checkpointed and trace.cut):  # recomputation would come after hooks and rules are gone
+        keep_saved(model)
+        trace.release()
+        trace = make_trace(lean=lean)
+        found = _heard(model, inputs, trace)
+    if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
+        trace.release()
+        trace = make_trace(lean=False)
+        found = _heard(model, inputs, trace)
+    return trace, *found
 
 
 def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Output]:
@@ -69,6 +93,16 @@ def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Outp
     inputs = _rooted(inputs, trace)
     with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
         return inputs, read_output(run_in(model, inputs, how.dtype), span=trace.body.anatomy.span)
+
+
+def check_differentiable(model: nn.Module) -> None:
+    """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise SeamError(
+                f"{path!r} is a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
+                "explanation needs one. Explain the model as it was before quantization."
+            )
 
 
 def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:

@@ -82,7 +82,7 @@ class Subject:
         with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, how) as run:
             scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
             position = None if self.part.position is None else self.part.position.repeat(copies)
-            yield run, replace(self.part, scalar=scalar, position=position)
+            yield run, replace(self.part, scalar=scalar, position=position, needed=False)
 
     def recorded(
         self,

@@ -97,9 +97,9 @@ def draws(pictures: Tensor, *, noise: float, seed: int) -> Iterator[Float[Tensor
 def last_features(subject: Subject) -> Float[Tensor, "b d y x"]:
     """Step 1: what leaves the first norm of the last block, as one map over the patches per channel."""
     last = subject.layers(frozenset({"attention_normed"}))[len(subject.body.blocks) - 1]
-    channels = subject.run.patches(last.state("attention_normed").transpose(1, 2))
+    tokens = last.state("attention_normed")[:, list(subject.run.origin.index)]
     assert subject.run.origin.grid is not None
-    return rearrange(channels, "b d (y x) -> b d y x", y=subject.run.origin.grid[0])
+    return rearrange(tokens, "b (y x) d -> b d y x", y=subject.run.origin.grid[0])
 
 
 def causal_effects(subject: Subject, row: int, masks: Maps, dice: Iterator[Tensor] | None) -> Float[Tensor, " n"]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
@@ -130,6 +131,7 @@ class _Propagate(TorchFunctionMode):
         function = partial(_run_and_keep, made, func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
+            kind = "residual" if reads(active[1], active[0]) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
             tell=lambda relevance: self.trace.heed(block, relevance),
@@ -261,6 +263,20 @@ def kind_of(
     return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
 
 
+def reads(later: Tensor, earlier: Tensor) -> bool:
+    """Whether one tensor was computed from another: a sub-layer reads the stream, one of two branches not the other."""
+    source, first = get_gradient_edge(earlier).node, get_gradient_edge(later).node
+    waiting, seen = [first], {first}
+    while waiting:
+        node = waiting.pop()
+        if node is source:
+            return True
+        below = {edge for edge, _ in node.next_functions if edge is not None} - seen
+        seen |= below
+        waiting += below
+    return False
+
+
 def _picks_a_token(args: tuple) -> bool:
     x, index = args
     return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)
@@ -282,6 +298,10 @@ def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
 def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     made.append(func(*args, **kwargs))
     return made[-1]
+
+
+# torch.compile must not trace the mode: where a compiled function runs as compiled code, break its graph instead.
+_Propagate.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
