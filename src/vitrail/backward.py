@@ -15,6 +15,10 @@ from vitrail.errors import TargetError
 from vitrail.shadow import hooks
 from vitrail.trace import Heard
 
+UNMOVED = (
+    "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
+    "the graph (detach, no_grad, checkpoint with use_reentrant=True), or the target reads what the layers do not reach."
+)
 Show = Callable[[int, dict[str, Tensor], Tensor | None], None]
 
 
@@ -32,13 +36,15 @@ class Backward:
     def run(self, scalar: Tensor, logits: Tensor, show: Show, *, again: bool) -> None:
         """Differentiate the scalar, and show every layer, last to first."""
         if not scalar.requires_grad:
-            raise TargetError("the target does not depend on any attention layer, so there is no gradient to follow.")
+            raise TargetError(UNMOVED)
         self.show = show
         with ExitStack() as stack:
             stack.enter_context(hooks([h for i in self.awaited for h in self._hooks(i)]))
             seed, outputs = self._seed(scalar, logits)
             found = torch.autograd.grad(outputs, self.roots, seed, retain_graph=again, allow_unused=True)
         at_roots = list(zip(self.roots, found, strict=True))
+        if all(gradient is None for gradient in found):
+            raise TargetError(UNMOVED)
         while self.next >= 0:
             for name, tensor in self.awaited.get(self.next, {}).items():
                 gradient = next((g for root, g in at_roots if root is tensor), None)
@@ -83,7 +89,9 @@ class Backward:
 
     def _hooks(self, index: int) -> list[RemovableHandle]:
         def hook_for(name: str) -> Callable[[Tensor], None]:
-            def hook(gradient: Tensor) -> None:
+            def hook(gradient: Tensor | None) -> None:
+                if gradient is None:
+                    return
                 self.arrived[index][name] = gradient.detach()
                 if index == self.next and len(self.arrived[index]) == len(self.awaited[index]):
                     self._show_next()

@@ -73,8 +73,13 @@ def _may_attend(module: nn.Module) -> bool:
 
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
+
+    def start(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        trace.watch()
+        trace.running.append(name)
+
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(module, lambda module, args, kwargs: trace.running.append(name))
+    enter = _before(module, start)
     return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
 
 
@@ -97,6 +102,7 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
 
 def _enter(trace: Trace, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
+    trace.watch()
     trace.here = trace.blocks[index]
     keeps, changes = trace.keeps("entering", index), index == 0 or trace.how.apart
     if not keeps and not changes:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.anatomy import Block
-from vitrail.backward import Backward
+from vitrail.backward import UNMOVED, Backward
 from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
 from vitrail.layering import as_heads, batch_first, operands_of, stream_around, weights_of
@@ -105,7 +105,9 @@ class Pass:
         """
         self.shared, self.measured = shared, self._known_readout(part)
         self.backend = self.choose(shared=shared)
-        names = set(wanted.gradients) | ({"leaving_grad"} if self.measured is None else set())
+        # Without blocks, what the last attention gives tells which rows are read.
+        telling = "leaving_grad" if self.trace.blocks else "output_grad"
+        names = set(wanted.gradients) | ({telling} if self.measured is None else set())
         # A caller's autocast is for the model, not for the relevance algebra.
         with own_dtypes(self.valid.device.type):
             if names:
@@ -119,11 +121,13 @@ class Pass:
     def at_roots(self, part: Part) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
         if not part.scalar.requires_grad:
-            raise TargetError("the target does not depend on the inputs, so there is no gradient to follow.")
+            raise TargetError(UNMOVED)
         roots = self.trace.roots
         # In half precision small gradients would underflow: the pass starts at size one.
         scale = self._size(part) if any(root.dtype is torch.float16 for root in roots) else 1.0
         found = torch.autograd.grad(part.scalar.sum() / scale, roots, retain_graph=True, allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise TargetError(UNMOVED)
         pairs = [
             (root, torch.zeros_like(root) if grad is None else grad) for root, grad in zip(roots, found, strict=True)
         ]
@@ -144,7 +148,7 @@ class Pass:
     ) -> None:
         def show(index: int, gradients: dict[str, Tensor], scale: Tensor | None) -> None:
             if self.measured is None:
-                self.measured = with_gradient(batch_first(self._block(index), gradients["leaving_grad"]), self.valid)
+                self.measured = with_gradient(self._telling(index, gradients), self.valid)
             with own_dtypes(self.valid.device.type):  # the engine may run this in another thread
                 see(self._layer(index, gradients, scale))
             if not again:
@@ -152,6 +156,14 @@ class Pass:
 
         back = Backward(self.heard, self.trace.roots, names, lowest=lowest)
         back.run(part.scalar, self.output.wide, show, again=again)
+
+    def _telling(self, index: int, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient that tells which rows are read, `[b, t, d]`."""
+        if self.trace.blocks:
+            return batch_first(self._block(index), gradients["leaving_grad"])
+        heads = as_heads(gradients["output_grad"], self.inputs.batch)
+        assert heads is not None
+        return heads.transpose(1, 2).flatten(2)
 
     def _known_readout(self, part: Part) -> Tensor | None:
         """The rows the prediction reads, or None if only the gradient can tell."""

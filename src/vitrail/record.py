@@ -1,21 +1,22 @@
 """One forward pass with the ears open, and the recording of all its layers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.circumstances import PLAIN, How
-from vitrail.errors import OptionError
+from vitrail.errors import OptionError, SeamError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Layer, Recording
+from vitrail.saving import keep_saved
 from vitrail.shadow import autograd, in_precision, shadow
 from vitrail.targets import AnyTarget
 from vitrail.trace import Trace
@@ -41,22 +42,45 @@ def forward(
     check_length(model, inputs)
     # A readout that may turn out to be another has to be measured, and that takes a gradient.
     cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
-    with autograd(gradients=cut), _own_precision(inputs, how):
+    if cut:
+        check_differentiable(model)
+    with autograd(gradients=cut), _own_precision(inputs, how), ExitStack() as stack:
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
-        make_trace = partial(Trace, body, keep=wanted.states | wanted.gradients, cut=cut, how=how)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
-        trace = make_trace(lean=lean, **early)
-        try:
-            inputs, output = _heard(model, inputs, trace)
-            if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
-                trace.release()
-                trace = make_trace(lean=False)
-                inputs, output = _heard(model, inputs, trace)
-            trace.check(model)
-            check_roots(trace, inputs)
-            yield Pass(inputs, trace, output, settings)
-        finally:
-            trace.release()
+
+        def make_trace(*, lean: bool) -> Trace:
+            keep = wanted.states | wanted.gradients
+            trace = Trace(body, keep=keep, cut=cut, how=how, lean=lean, **early if lean else {})
+            stack.callback(trace.release)
+            return trace
+
+        trace, inputs, output = _traced(model, inputs, make_trace, lean=lean)
+        trace.check(model)
+        if wanted.gradients or how.level is not None:
+            trace.check_gradients()
+        check_roots(trace, inputs)
+        yield Pass(inputs, trace, output, settings)
+
+
+def _traced(
+    model: nn.Module, inputs: Inputs, make_trace: Callable[..., Trace], *, lean: bool
+) -> tuple[Trace, Inputs, Output]:
+    """One pass, and another where the first shows that it has to be made in another way."""
+    trace, found = make_trace(lean=lean), None
+    try:
+        found = _heard(model, inputs, trace)
+    except CheckpointError:  # recomputed under rules, which is not how it was computed
+        trace.checkpointed = True
+    if found is None or (trace.checkpointed and trace.cut):  # recomputation would come after hooks and rules are gone
+        keep_saved(model)
+        trace.release()
+        trace = make_trace(lean=lean)
+        found = _heard(model, inputs, trace)
+    if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
+        trace.release()
+        trace = make_trace(lean=False)
+        found = _heard(model, inputs, trace)
+    return trace, *found
 
 
 def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Output]:
@@ -65,6 +89,16 @@ def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Outp
     inputs = _rooted(inputs, trace)
     with listening(model, trace), nullcontext() if how.within is None else how.within(model, trace):
         return inputs, read_output(run_in(model, inputs, how.dtype), span=trace.body.anatomy.span)
+
+
+def check_differentiable(model: nn.Module) -> None:
+    """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise SeamError(
+                f"{path!r} is a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
+                "explanation needs one. Explain the model as it was before quantization."
+            )
 
 
 def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:

@@ -1,5 +1,6 @@
 """What was heard in one forward pass: attention calls and stream states, still attached to the graph."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from vitrail.errors import SeamError
 from vitrail.layering import passing_layer
 from vitrail.outputs import named_logits
 from vitrail.recording import Early, own_dtypes
+from vitrail.saving import saving_hooks
 from vitrail.seams import AttentionCall
 
 STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input")
@@ -51,6 +53,9 @@ class Trace:
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: Heard = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
+        self.outside = saving_hooks()
+        self.checkpointed = False  # whether the model has checkpointed regions
+        self.undone: str | None = None  # why attention has no gradient, where it has none
         self.answer: object = None  # what the module gave whose readout the anatomy knows
         self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # told when one tensor stands for another
         self.notes: list[Any] = []  # what rules kept of the forward pass
@@ -115,8 +120,16 @@ class Trace:
         self.heed = lambda block, relevance: None
         self.same = lambda old, new: None
 
+    def watch(self) -> None:
+        """Take note of a checkpointed region."""
+        if not self.checkpointed and saving_hooks() != self.outside:
+            self.checkpointed = True
+
     def hear(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it, where modules are named."""
+        self.watch()
+        if self.cut and self.undone is None and not torch.is_grad_enabled():
+            self.undone = _why_no_gradient()
         if not self.running and call.softmax_input is None:
             self.here.calls.append(call)
             return
@@ -137,6 +150,19 @@ class Trace:
         found = self.answer if named is None else named
         return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
 
+    def check_gradients(self) -> None:
+        """Raise unless every attention layer can be differentiated: its gradient would be taken for zero."""
+        for index, heard in enumerate(self.layers):
+            (call,) = heard.calls
+            attention = call.weights if call.weights is not None else call.output
+            if attention is not None and not attention.requires_grad:
+                raise SeamError(
+                    f"attention layer {index} of {len(self.layers)} has no gradient: "
+                    f"{self.undone or 'what it computed with cannot be differentiated, as 8-bit kernels cannot'}. This "
+                    "explanation needs it. Explain a model whose attention can be differentiated. Without gradients, "
+                    "rollout reads the maps alone, if vitrail.Anatomy(readout=...) says where the answer is read."
+                )
+
     def check(self, model: nn.Module) -> None:
         """Raise unless exactly one attention call was heard in each layer."""
         if self.complete:
@@ -154,3 +180,18 @@ class Trace:
             f"{counts}, and {len(self.loose.calls)} outside of them. Name the blocks that hold one self-attention "
             "each: vitrail.Anatomy(blocks=...)."
         )
+
+
+def _why_no_gradient() -> str:
+    """Why autograd is off where an attention call was made."""
+    if torch.is_inference_mode_enabled():
+        return "it runs under torch.inference_mode inside the model"
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return (
+                "it runs under torch.utils.checkpoint with use_reentrant=True. Call checkpoint with "
+                "use_reentrant=False, or not at all in evaluation mode"
+            )
+        frame = frame.f_back
+    return "it runs under torch.no_grad inside the model"

@@ -1,0 +1,193 @@
+"""Models that cut the graph: what has no gradient is an error, and what is recomputed later changes nothing."""
+
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import MODELS
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import vitrail
+from vitrail.errors import SeamError, TargetError, VitrailError
+from vitrail.methods import METHODS
+
+IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
+TEXT = [name for name, entry in METHODS.items() if "text" in entry.inputs and name not in {"abs_lrp", "grad_eclip"}]
+DIFFERENTIATING = [name for name in TEXT if name not in {"rollout", "raw_attention"}]
+
+
+def plainly(function, *args):
+    return function(*args)
+
+
+class Blocks(nn.Module):
+    """An encoder that calls its layers in a way of its own."""
+
+    def __init__(self, call=plainly, part="block"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.call, self.part = call, part
+        self.embed = nn.Embedding(20, 12)
+        layer = nn.TransformerEncoderLayer(12, 3, 16, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(12, 3)
+        self.double().eval()
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.encoder.layers:
+            x = self.step(layer, x)
+        return self.head(x[:, 0])
+
+    def step(self, layer, x):
+        if self.part == "block":
+            return self.call(layer, x)
+        if self.part == "function":
+            return self.call(lambda y: layer(y), x)
+        return self.call(lambda y: [layer(z) for z in [y]][0], x)  # noqa: RUF015
+
+
+NOT_REENTRANT = partial(checkpoint, use_reentrant=False)
+REENTRANT = partial(checkpoint, use_reentrant=True)
+
+
+@pytest.mark.parametrize("method", [*TEXT, "auto"])
+def test_checkpointed_blocks_are_explained_as_if_they_were_not(method):
+    found, expected = (vitrail.explain(Blocks(call), IDS, method, 1) for call in (NOT_REENTRANT, plainly))
+    assert torch.equal(found.scores, expected.scores)
+
+
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "integrated_gradients", "feature_grad_cam"])
+def test_a_checkpointed_function_is_explained_as_if_it_were_not(method):
+    model = Blocks(NOT_REENTRANT, part="function")
+    assert torch.equal(vitrail.explain(model, IDS, method, 1).scores, vitrail.explain(Blocks(), IDS, method, 1).scores)
+
+
+class InsideBlock(nn.TransformerEncoderLayer):
+    """Only the feed-forward part is checkpointed."""
+
+    call = staticmethod(plainly)
+
+    def _ff_block(self, x):
+        return self.call(super()._ff_block, x)
+
+
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "lrp", "tokentm", "auto"])
+def test_a_part_of_a_block_may_be_checkpointed(method):
+    found = []
+    for call in (NOT_REENTRANT, plainly):
+        model = Blocks()
+        for layer in model.encoder.layers:
+            layer.__class__ = InsideBlock
+            layer.call = call
+        found.append(vitrail.explain(model, IDS, method, 1).scores)
+    assert torch.equal(*found)
+
+
+def test_no_saving_hook_is_left_behind():
+    before = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    vitrail.explain(Blocks(NOT_REENTRANT), IDS, "attn_lrp", 1)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) == before
+
+
+@pytest.mark.parametrize("method", [*DIFFERENTIATING, "auto"])
+def test_reentrant_checkpointing_is_an_error_and_never_zeros(method):
+    with pytest.raises(VitrailError, match="use_reentrant=True"):
+        vitrail.explain(Blocks(REENTRANT), IDS, method, 1)
+
+
+@pytest.mark.parametrize("method", ["rollout", "raw_attention"])
+def test_a_readout_that_cannot_be_measured_is_an_error(method):
+    with pytest.raises(VitrailError, match=r"use_reentrant|reentrant checkpointing"):
+        vitrail.explain(Blocks(REENTRANT), IDS, method, 1)
+
+
+def without_gradient(function, *args):
+    with torch.no_grad():
+        return function(*args)
+
+
+def inferred(function, *args):
+    with torch.inference_mode():
+        out = function(*args)
+    return out.clone()
+
+
+CUTS = {"torch.no_grad": without_gradient, "torch.inference_mode": inferred}
+
+
+@pytest.mark.parametrize("why", CUTS)
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "attcat", "integrated_gradients", "auto"])
+def test_attention_without_a_graph_is_an_error_that_says_why(why, method):
+    with pytest.raises(SeamError, match=why):
+        vitrail.explain(Blocks(CUTS[why]), IDS, method, 1)
+
+
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "attcat", "integrated_gradients", "auto"])
+def test_eight_bit_kernels_have_no_gradient_and_are_refused(method):
+    if not torch.backends.quantized.supported_engines[1:]:
+        pytest.skip("this build has no 8-bit kernels")
+    model = MODELS["hf_bert"].build().eval()
+    small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(VitrailError, match="8-bit"):
+        vitrail.explain(small, MODELS["hf_bert"].inputs(), method, 1)
+
+
+def test_a_target_that_no_layer_reaches_is_an_error():
+    class Detached(Blocks):
+        def forward(self, ids):
+            return super().forward(ids).detach() * self.head.bias.sum()
+
+    for method in ("gae", "attn_lrp", "input_x_gradient"):
+        with pytest.raises(TargetError, match="detach"):
+            vitrail.explain(Detached(), IDS, method, 1)
+
+
+def test_a_block_whose_result_is_not_used_takes_no_part():
+    class Unused(Blocks):
+        def step(self, layer, x):
+            out = layer(x)
+            return x if layer is self.encoder.layers[1] else out
+
+    class Without(Blocks):
+        def forward(self, ids):
+            x = self.embed(ids)
+            for index in (0, 2):
+                x = self.encoder.layers[index](x)
+            return self.head(x[:, 0])
+
+    without = Without()
+    without.encoder.layers = nn.ModuleList([without.encoder.layers[0], without.encoder.layers[2]])
+    without.forward = lambda ids: Blocks.forward(without, ids)
+    for method in ("gae", "attn_lrp", "attcat"):
+        found, expected = (vitrail.explain(m, IDS, method, 1).scores for m in (Unused(), without))
+        assert_close(found, expected, msg=method)
+
+
+class Bare(nn.Module):
+    """One attention, no list of blocks."""
+
+    def __init__(self, pool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.attend = nn.Embedding(20, 12), nn.MultiheadAttention(12, 3, batch_first=True)
+        self.head, self.pool = nn.Linear(12, 3), pool
+        self.double()
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = x + self.attend(x, x, x)[0]
+        return self.head(x[:, 0] if self.pool == "first" else x.mean(dim=1))
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "att_grads", "raw_attention"])
+@pytest.mark.parametrize(("pool", "readout"), [("first", "cls"), ("mean", "mean_all")])
+def test_an_anatomy_without_blocks_measures_where_the_answer_is_read(method, pool, readout):
+    found, expected = (
+        vitrail.explain(Bare(pool), IDS, method, 1, anatomy=anatomy).scores
+        for anatomy in (vitrail.Anatomy(), vitrail.Anatomy(readout=readout))
+    )
+    assert_close(found, expected)
+    assert bool(found.any())
