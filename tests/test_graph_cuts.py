@@ -87,9 +87,9 @@ def test_a_part_of_a_block_may_be_checkpointed(method):
 
 
 def test_no_saving_hook_is_left_behind():
-    before = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    before = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003
     vitrail.explain(Blocks(NOT_REENTRANT), IDS, "attn_lrp", 1)
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) == before
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) == before  # noqa: FBT003
 
 
 @pytest.mark.parametrize("method", [*DIFFERENTIATING, "auto"])

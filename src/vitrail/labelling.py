@@ -67,6 +67,7 @@ def attribution_of(
             "backend": run.worked,
             **({} if residual is None else {"residual": residual.tolist()}),
             **({} if request.reason is None else {"default": request.reason}),
+            **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
             **_parts_of([result for _, result in results]),
         },
     )

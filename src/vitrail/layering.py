@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitrail.anatomy import Block, output_weight
 from vitrail.errors import SeamError
+from vitrail.reading import call_shape, unequal
 from vitrail.recording import Layer, Stream
 from vitrail.seams import AttentionCall
 
@@ -79,6 +80,9 @@ def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: 
 
 def passing_layer(block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor]) -> Layer:
     """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
+    queries, keys = call_shape(call)
+    if queries != keys:
+        raise SeamError(unequal(index, queries, keys))
     stream = stream_around(block, states, {})
     some = next(x for x in vars(stream).values() if x is not None)
     every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)

@@ -13,7 +13,7 @@ from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
 from vitrail.layering import as_heads, batch_first, operands_of, stream_around, weights_of
 from vitrail.outputs import Output, Part, parts
-from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens
+from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
 from vitrail.recording import Early, Layer, own_dtypes, widen
 from vitrail.relevance.backends import check_backend, choose_backend
@@ -70,6 +70,13 @@ class Pass:
         self.shared = False
         first = self.heard[0].calls[0]
         self.valid = real_tokens(inputs, first, output.logits.device)
+        queries, keys = call_shape(first)
+        self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
+        if queries != self.valid.shape[1] and inputs.attention_mask is not None:
+            raise SeamError(
+                f"the text has {self.valid.shape[1]} tokens, but the blocks work on {queries}: the model adds tokens "
+                "of its own, as prompt tuning does. Which score belongs to which word is not known then."
+            )
         device = self.valid.device.type
         refusals = (fused_refusal(heard.calls[0], device) for heard in self.heard)
         refusal = next((why for why in refusals if why), None)
@@ -196,9 +203,11 @@ class Pass:
 
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         heard, (call,) = self.heard[index], self.heard[index].calls
-        queries, _ = call_shape(call)
+        queries, keys = call_shape(call)
         body, batch = self.trace.body, self.inputs.batch
         pooling = body.pool is not None and index == self.depth - 1
+        if not pooling and queries != keys:
+            raise SeamError(unequal(index, queries, keys))
         block = self._block(index)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
         # Below a pooling query every token is read.

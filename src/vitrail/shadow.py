@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.caches import copy_caches
 from vitrail.copying import Copied, copied
 from vitrail.errors import InputError
 
@@ -29,6 +30,7 @@ def shadow(model: nn.Module) -> Iterator[nn.Module]:
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}.")
     made = _filled(model)
+    made.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     yield made.root
     made.check_writes()
     vars(made.root).clear()  # a kept shadow keeps nothing of the model alive
