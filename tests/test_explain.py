@@ -229,6 +229,26 @@ def test_compare_runs_the_model_once_and_gives_what_explain_gives():
         together["lrp"]
 
 
+def test_a_comparison_is_asked_by_its_exact_label_first():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    later, plain = ("gae", {"start_layer": 2}), "gae"
+    both = vitrail.compare(model, inputs, [later, plain])
+    assert both.labels == ("gae(start_layer=2)", "gae")
+    assert both["gae"] is both[1]
+    assert both["gae(start_layer=2)"] is both[0]
+    assert vitrail.compare(model, inputs, [later, "rollout"])["gae"].label == "gae(start_layer=2)"  # the only one
+
+
+def test_a_name_that_stands_for_several_results_is_an_error_that_lists_them():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    found = vitrail.compare(model, inputs, [("gae", {"start_layer": 1}), ("gae", {"start_layer": 2}), "rollout"])
+    with pytest.raises(MethodError, match=r"2 results .* gae\(start_layer=1\), gae\(start_layer=2\)"):
+        found["gae"]
+    twice = vitrail.compare(model, inputs, ["gae", "gae"])
+    with pytest.raises(MethodError, match="'gae' names 2 results"):
+        twice["gae"]
+
+
 def test_masking_special_tokens_runs_the_model_apart_and_gives_them_nothing():
     model, inputs = tiny(BERT), MODELS[BERT].inputs()
     methods = ["attcat", ("attcat", {"mask_special_tokens": True}), "gae"]
