@@ -159,9 +159,11 @@ def test_a_wrong_readout_names_the_right_ones():
         vitrail.explain(Unknown(), torch.randn(1, 3, 12, 20), anatomy=vitrail.Anatomy(readout="class"))
 
 
-def test_a_wrong_prefix_does_not_tile_the_image():
-    with pytest.raises(OptionError, match=r"Anatomy\(prefix=...\)"):
-        vitrail.explain(Unknown(), torch.randn(1, 3, 12, 20), anatomy=vitrail.Anatomy(prefix=0, readout="cls"))
+def test_a_prefix_that_nobody_named_is_measured_and_a_wrong_one_refused():
+    images, anatomy = torch.randn(1, 3, 12, 20), vitrail.Anatomy(readout="cls")
+    assert vitrail.explain(Unknown(), images, "gae", anatomy=anatomy).grid == (3, 5)
+    with pytest.raises(AnatomyError, match="says that 4 tokens stand before the patches, but 1"):
+        vitrail.explain(Unknown(), images, "gae", anatomy=vitrail.Anatomy(prefix=4, readout="cls"))
 
 
 class Twice(nn.Module):
@@ -215,6 +217,8 @@ def test_compare_runs_the_model_once_and_gives_what_explain_gives():
     model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
     runs = []
     handle = model.register_forward_hook(lambda *_: runs.append(1))
+    vitrail.explain(model, inputs, "gae")  # the first call measures the model's structure
+    runs.clear()
     methods = [*WALKING, ("gradtoken", {"depth": 2}), ("tokentm", {"scalar": "logit"})]
     together = vitrail.compare(model, inputs, methods, [0, 3])
     handle.remove()

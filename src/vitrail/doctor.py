@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.anatomy import Anatomy
-from vitrail.grids import grid_of
 from vitrail.inputs import Inputs, read_inputs
+from vitrail.measure import check_origin, structure_of
 from vitrail.outputs import read_output
 from vitrail.record import find_body, record
 from vitrail.recording import Layer, widen
-from vitrail.restore import evaluating, hooks
+from vitrail.shadow import autograd, hooks, shadow
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """The largest error against the largest output: about a hundred roundings of the dtype."""
@@ -75,17 +75,19 @@ def examine(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anato
         inputs: any input the model takes, as for `vitrail.explain`.
         anatomy: where the parts of the model are, if it is of no known family.
     """
-    body, read = find_body(model, anatomy), read_inputs(inputs)
+    read = read_inputs(inputs)
     recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
-    tokens = recording.layers[0].valid.shape[1]
+    with shadow(model) as own:
+        body, plain = find_body(own, anatomy), _plain_logits(own, read)
+        origin = check_origin(structure_of(own, read, body))
     return Report(
         family=body.anatomy.name,
         model_class=type(model).__name__,
-        prefix=body.anatomy.prefix,
+        prefix=body.anatomy.prefix if origin.prefix is None or read.kind == "text" else origin.prefix,
         readout=str(body.anatomy.readout),
-        grid=grid_of(tokens - body.anatomy.prefix, read.size) if read.size else None,
+        grid=origin.grid,
         rows=tuple(_row(layer) for layer in recording.layers),
-        same_logits=torch.equal(_plain_logits(model, read), recording.logits),
+        same_logits=torch.equal(plain, recording.logits),
     )
 
 
@@ -125,7 +127,7 @@ def _error(layer: Layer) -> float | None:
 
 def _plain_logits(model: nn.Module, inputs: Inputs) -> Tensor:
     """The logits of a run that nobody listens to, in evaluation mode."""
-    with torch.inference_mode(mode=False), torch.enable_grad(), evaluating(model.modules()), _differentiable(model):
+    with autograd(gradients=True), _differentiable(model):
         args = tuple(_requiring_grad(x) for x in inputs.args)
         kwargs = {name: _requiring_grad(x) for name, x in inputs.kwargs.items()}
         return read_output(model(*args, **kwargs)).logits.detach()

@@ -20,10 +20,10 @@ from vitrail.outputs import Part
 from vitrail.passes import Settings
 from vitrail.provenance import fingerprint, provenance
 from vitrail.record import find_body, forward
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
+from vitrail.shadow import shadow
 from vitrail.subject import Procedure, Subject
 from vitrail.targets import AnyTarget, as_target
 
@@ -98,7 +98,18 @@ def compare(
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
     read = read_inputs(inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
-    body = find_body(model, anatomy)
+    with shadow(model) as own:
+        identity, made = _explained(own, find_body(own, anatomy), requests, settings)
+    backend = made[0].provenance["backend"]
+    seconds = time.perf_counter() - started
+    origin = provenance(model, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
+    return Comparison([_with_provenance(made[i], origin) for i in range(len(requests))])
+
+
+def _explained(
+    model: nn.Module, body: Body, requests: list[Request], settings: Settings
+) -> tuple[str | None, dict[int, Attribution]]:
+    """Every request answered: procedures one by one, all else from one pass for each form of the inputs."""
     made: dict[int, Attribution] = {}
     identity: str | None = None
     requests = [settled(request, model, body) for request in requests]
@@ -113,10 +124,7 @@ def compare(
         indices = list(group)
         identity, found = _run(model, body, [requests[i] for i in indices], settings)
         made |= dict(zip(indices, found, strict=True))
-    backend = made[0].provenance["backend"]
-    seconds = time.perf_counter() - started
-    origin = provenance(model, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    return Comparison([_with_provenance(made[i], origin) for i in range(len(requests))])
+    return identity, made
 
 
 def _with_provenance(attribution: Attribution, origin: Mapping[str, Any]) -> Attribution:
@@ -136,12 +144,10 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
             for request in group:
                 check_scalar(request, part.target)
             walkers = [Walker(request.plan) for request in group if isinstance(request.plan, Walk)]
-
-            def see(layer: Layer, walkers: list[Walker] = walkers) -> None:
+            again = job + 1 < len(jobs)
+            for layer in run.layers(part, wanted_by(group), again=again, shared=len(group) > 1):
                 for walker in walkers:
                     walker.see(layer)
-
-            run.visit(part, wanted_by(group), see, again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walker in zip(group, walkers, strict=True):
                 assert walker.result is not None
                 found[request].append((part, walker.result))

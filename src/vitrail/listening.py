@@ -1,17 +1,17 @@
 """The hooks of one forward pass: where in the model attention calls and stream states come from."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.errors import SeamError
-from vitrail.restore import hooks
 from vitrail.seams import attention_calls
+from vitrail.shadow import hooks
 from vitrail.trace import Heard, Trace
 
 
@@ -33,21 +33,22 @@ def _with_stream(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[t
     return tuple(new if x is old else x for x in args), {n: new if x is old else x for n, x in kwargs.items()}
 
 
-def _first(out: Any) -> Tensor:  # noqa: ANN401
+def with_stream_of(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
+    """What a block gave, the residual stream changed."""
+    return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
+
+
+def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
+    """The residual stream among what a block gave: the first tensor."""
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def _ours(trace: Trace, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, deaf to other threads: hooks belong to the module, but a pass to one thread."""
-    return lambda *given: hook(*given) if threading.get_ident() == trace.thread else None
+def _before(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _before(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
-    return module.register_forward_pre_hook(_ours(trace, hook), with_kwargs=True)
-
-
-def _after(trace: Trace, module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
-    return module.register_forward_hook(_ours(trace, hook))
+def _after(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_hook(hook)
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
         if trace.body.pool is not None:
             handles += _place_hooks(trace, trace.body.pool, trace.pool)
         if trace.body.head is not None:
-            handles.append(_after(trace, trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
+            handles.append(_after(trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
         if trace.cut:
             handles += LEVEL_HOOKS[trace.level](trace, model)
         with attention_calls(trace.hear, trace.how.bend, lambda: trace.block, only_in=trace.attending) as follower:
@@ -80,23 +81,23 @@ def _may_attend(module: nn.Module) -> bool:
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(trace, module, lambda module, args, kwargs: trace.running.append(name))
-    return [enter, _after(trace, module, lambda module, args, out: trace.running.__delitem__(-1))]
+    enter = _before(module, lambda module, args, kwargs: trace.running.append(name))
+    return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
 
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:
     """File calls under this module while it runs."""
     return [
-        _before(trace, module, lambda module, args, kwargs: setattr(trace, "here", heard)),
-        _after(trace, module, lambda module, args, out: setattr(trace, "here", trace.loose)),
+        _before(module, lambda module, args, kwargs: setattr(trace, "here", heard)),
+        _after(module, lambda module, args, out: setattr(trace, "here", trace.loose)),
     ]
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     module = trace.body.blocks[index].module
     return [
-        _before(trace, module, partial(_enter, trace, index)),
-        _after(trace, module, partial(_leave, trace, index)),
+        _before(module, partial(_enter, trace, index)),
+        _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]
 
@@ -114,12 +115,23 @@ def _enter(trace: Trace, index: int, module: nn.Module, args: tuple, kwargs: dic
     return None if new is old else _with_stream(args, kwargs, old, new)
 
 
-def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured."""
+def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
+    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured.
+
+    In a pass without a graph, one begins after the last block.
+    """
     trace.here = trace.loose
+    last = index == len(trace.blocks) - 1
+    if last and not trace.cut:
+        torch.set_grad_enabled(True)
+        leaf = first_tensor(out).detach().requires_grad_()
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = leaf, out
+        trace.note(index)
+        return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if trace.keeps("leaving", index):
-        trace.blocks[index].states["leaving"], trace.blocks[index].returned = _first(out), out
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = first_tensor(out), out
     trace.note(index)
+    return None
 
 
 def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
@@ -133,31 +145,50 @@ def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
 
 def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     """Hooks for the states inside a block, only for those that are asked for and exist."""
-    block, states = trace.body.blocks[index], trace.blocks[index].states
-
-    ears: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
+    block = trace.body.blocks[index]
+    places: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
         (block.attention_norm, "out", ("attention_normed",)),
         (block.ffn_norm, "in", ("ffn_entering",)),
         (block.ffn_norm, "out", ("ffn_normed",)),
         (block.ffn_output, "out", ("ffn_added",)),
     ]
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
-        ears.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+        places.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+    # One norm in both places of a block is called first for attention, then for the feed-forward part.
+    shared = block.ffn_norm is not None and block.ffn_norm is block.attention_norm
+    turns = {"attention_normed": 0, "ffn_entering": 1, "ffn_normed": 1} if shared else {}
     return [
-        _after(trace, module, partial(_coming_out, states, kept))
-        if side == "out"
-        else _before(trace, module, partial(_going_in, states, kept))
-        for module, side, names in ears
+        _keep_states(trace, index, module, side, kept, turn=turns.get(kept[0]))
+        for module, side, names in places
         if module is not None and (kept := tuple(name for name in names if name in trace.keep))
     ]
 
 
-def _going_in(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, kwargs: dict) -> None:
-    states.update(dict.fromkeys(names, stream_of(args, kwargs).detach()))
+def _keep_states(
+    trace: Trace, index: int, module: nn.Module, side: str, names: tuple[str, ...], *, turn: int | None
+) -> RemovableHandle:
+    """Keep what goes into a module or comes out of it while its block runs; several blocks may share the module.
 
+    Args:
+        turn: the number of the call that is meant, counted within the block; None for the last.
+    """
+    heard = trace.blocks[index]
+    calls = 0
 
-def _coming_out(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    states.update(dict.fromkeys(names, _first(out)))
+    def keep(x: Tensor) -> None:
+        nonlocal calls
+        if trace.here is heard:
+            if turn is None or calls == turn:
+                heard.states.update(dict.fromkeys(names, x))
+            calls += 1
+
+    def going_in(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        keep(stream_of(args, kwargs).detach())
+
+    def coming_out(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        keep(first_tensor(out))
+
+    return _before(module, going_in) if side == "in" else _after(module, coming_out)
 
 
 def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
@@ -165,7 +196,7 @@ def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
     if trace.blocks:
         return []
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    return [_after(trace, m, lambda module, args, out: trace.root(out)) for m in embeddings]
+    return [_after(m, lambda module, args, out: trace.root(out)) for m in embeddings]
 
 
 def _word_embeddings(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
@@ -176,7 +207,7 @@ def _word_embeddings(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
         fits = ids is not None and not trace.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
         return trace.root(out) if fits else None
 
-    return [_after(trace, m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [_after(m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def _picture(trace: Trace, model: nn.Module) -> list[RemovableHandle]:

@@ -28,13 +28,15 @@ class Output:
 class Part:
     """One scalar to explain, and the position its explanation is read from where the target names one.
 
-    `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's.
+    `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's. `plain` says
+    that it is one of the model's own answers, and not a function of the user's that may read anything.
     """
 
     scalar: Tensor
     target: Target
     read: Callable[[Tensor, Tensor], Tensor]
     position: Tensor | None = None
+    plain: bool = True
 
 
 def read_output(output: object, *, span: bool = False) -> Output:
@@ -150,5 +152,8 @@ def _custom(function: Callable[[Tensor], Tensor], logits: Tensor) -> Part:
     if torch.is_grad_enabled() and not scalar.requires_grad:  # some methods need no gradient
         raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
     return Part(
-        scalar, Target(getattr(function, "__name__", type(function).__name__)), lambda logits, _: function(logits)
+        scalar,
+        Target(getattr(function, "__name__", type(function).__name__)),
+        lambda logits, _: function(logits),
+        plain=logits.ndim == 2,
     )

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.circumstances import PLAIN, How
-from vitrail.errors import OptionError
+from vitrail.errors import OptionError, SeamError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
+from vitrail.measure import structure_of
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
-from vitrail.recording import Layer, Recording
-from vitrail.restore import prepared
+from vitrail.recording import Recording
+from vitrail.shadow import autograd, in_precision, shadow
 from vitrail.targets import AnyTarget
 from vitrail.trace import Trace
 
@@ -33,16 +33,19 @@ def forward(
     *,
     lean: bool = False,
 ) -> Iterator[Pass]:
-    """Run the model once with the ears open; the model is as it was when the block ends.
+    """Run a shadow of the model once, and keep what its attention layers were given and gave.
 
     Args:
         lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
     """
     check_pairs(model, inputs)
     check_length(model, inputs)
-    # A readout that may turn out to be another has to be measured, and that takes a gradient.
-    cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
-    with prepared(model, body.owner, gradients=cut), _own_precision(inputs, how):
+    structure = structure_of(model, inputs, body)
+    if lean and structure.refusal is not None:  # nothing but layers will be read
+        raise SeamError(structure.refusal)
+    # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
+    cut = bool(wanted.gradients | wanted.states) or how.level is not None or not body.blocks
+    with autograd(gradients=cut), _own_precision(inputs, how):
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
         make_trace = partial(Trace, body, keep=wanted.states | wanted.gradients, cut=cut, how=how)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
@@ -55,7 +58,7 @@ def forward(
                 inputs, output = _heard(model, inputs, trace)
             trace.check(model)
             check_roots(trace, inputs)
-            yield Pass(inputs, trace, output, settings)
+            yield Pass(inputs, trace, output, settings, structure)
         finally:
             trace.release()
 
@@ -80,14 +83,8 @@ def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:
 
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
     """What the model returns, computed by a copy of its weights in another precision if asked for."""
-    if dtype is None:
+    with in_precision(model, dtype):
         return model(*inputs.args, **inputs.kwargs)
-    with torch.no_grad():
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        copies = {n: x.to(dtype) if x.is_floating_point() else x for n, x in tensors.items()}
-    for name, x in model.named_parameters():
-        copies[name] = copies[name].detach().requires_grad_(x.requires_grad)
-    return functional_call(model, copies, inputs.args, inputs.kwargs)
 
 
 def _rooted(inputs: Inputs, trace: Trace) -> Inputs:
@@ -126,17 +123,15 @@ def record(
         keep: which states and gradients to keep beside queries, keys and values; all by default.
         anatomy: where the parts of the model are, if it is of no known family.
     """
-    body = find_body(model, anatomy)
-    wanted = Wanted.of(frozenset(keep))
-    with forward(model, read_inputs(inputs), body, wanted, Settings()) as run:
+    wanted, read = Wanted.of(frozenset(keep)), read_inputs(inputs)
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy), wanted, Settings()) as run:
         part, *more = run.parts(target)
         if more:
             raise OptionError(
                 "an answer is two scalars, recorded one at a time: pass a function of the start and end logits "
                 "[b, t, 2], such as lambda both: both[:, 5, 0]."
             )
-        layers: list[Layer] = []
-        run.visit(part, wanted, layers.append, again=True)
+        layers = list(run.layers(part, wanted, again=True))
         return Recording(tuple(reversed(layers)), run.output.logits.detach(), part.scalar.detach())
 
 

@@ -51,7 +51,8 @@ class Early:
 class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
-    `readout` weighs the rows the prediction is read from; `owner` names the module that made the attention call;
+    `readout` weighs the rows the prediction is read from; `from_input` marks the tokens that are patches or words
+    of the input, where they do not simply follow a prefix; `owner` names the module that made the attention call;
     `output_weight` is the output projection, `[d_model, heads * d]`; `attention_scale` and `ffn_scale` are layer scale;
     `pooling` marks a query that pools the tokens and `pooled` every layer of a model that has one; `shared` says that
     several methods read the layer. `mask` holds booleans (what may be seen) or numbers added to the scores, and
@@ -67,6 +68,7 @@ class Layer:
     valid: Bool[Tensor, "b t"]
     readout: Float[Tensor, "b q"]
     prefix: int = 0
+    from_input: Bool[Tensor, " t"] | None = None
     kind: str = "image"
     owner: str = ""
     pooling: bool = False
@@ -120,7 +122,8 @@ class Layer:
     @property
     def content(self) -> Bool[Tensor, "b t"]:
         """The real tokens without the prefix: patches, or words."""
-        return self.valid & (torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix)
+        behind = torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix
+        return self.valid & (behind if self.from_input is None else self.from_input)
 
     @cached_property
     def keys(self) -> Float[Tensor, "b h k d"]:

@@ -1,6 +1,5 @@
 """A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from vitrail.record import forward
 from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
-from vitrail.restore import hooks, prepared
+from vitrail.shadow import autograd, hooks
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,9 @@ class Subject:
         needs = frozenset[str]().union(*(method.needs for method in methods))
         wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
 
-        def see(layer: Layer) -> None:
+        for layer in self.run.layers(self.part, wanted, again=True, shared=len(walkers) > 1) if walkers else ():
             for walker in walkers:
                 walker.see(layer)
-
-        if walkers:
-            self.run.visit(self.part, wanted, see, again=True, shared=len(walkers) > 1)
         return [result for walker in walkers if (result := walker.result) is not None]
 
     def repeated(self, copies: int) -> Inputs:
@@ -127,15 +123,11 @@ class Subject:
             edit: what becomes of the residual stream before it enters the first block.
         """
 
-        thread = threading.get_ident()
-
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            if edit is None or threading.get_ident() != thread:
-                return None
-            return replaced_stream(args, kwargs, edit)
+            return None if edit is None else replaced_stream(args, kwargs, edit)
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
-        with prepared(self.model, self.body.owner, gradients=False), hooks(handles):
+        with autograd(gradients=False), hooks(handles):
             output = read_output(self.model(*inputs.args, **inputs.kwargs), span=self.body.anatomy.span)
         return self.part.read(output.wide, rows)
 
@@ -160,6 +152,4 @@ class Procedure:
 
 
 def _layers(run: Pass, part: Part, wanted: Wanted, *, again: bool) -> list[Layer]:
-    layers: list[Layer] = []
-    run.visit(part, wanted, layers.append, again=again)
-    return layers[::-1]
+    return list(run.layers(part, wanted, again=again))[::-1]

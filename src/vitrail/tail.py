@@ -1,16 +1,15 @@
 """What a model does behind its last block, done again with other tokens."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.anatomy import Block
+from vitrail.listening import with_stream_of
 from vitrail.outputs import read_output
-from vitrail.restore import prepared
+from vitrail.shadow import autograd
 from vitrail.subject import Subject
 
 Tokens = Float[Tensor, "b t d"]
@@ -24,9 +23,9 @@ def leaving(subject: Subject, index: int) -> Tokens:
 def behind(subject: Subject, tokens: Tokens) -> Float[Tensor, " b"]:
     """The scalar, had the last block given these tokens. The blocks are not run again, all else is."""
     blocks, given = subject.body.blocks, [heard.returned for heard in subject.run.trace.blocks]
-    given[-1] = _with_stream(given[-1], _batch_first(blocks[-1], tokens))
+    given[-1] = with_stream_of(given[-1], _batch_first(blocks[-1], tokens))
     with ExitStack() as stack:
-        stack.enter_context(prepared(subject.model, subject.body.owner, gradients=True))
+        stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
             stack.enter_context(standing_in(block.module, out))
         inputs = subject.run.inputs
@@ -36,24 +35,15 @@ def behind(subject: Subject, tokens: Tokens) -> Float[Tensor, " b"]:
 
 @contextmanager
 def standing_in(module: nn.Module, out: object) -> Iterator[None]:
-    """Let the module give this instead of what it would compute, in this thread."""
-    thread, computed, own = threading.get_ident(), module.forward, vars(module).get("forward")
-
-    def give(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return out if threading.get_ident() == thread else computed(*args, **kwargs)
-
-    vars(module)["forward"] = give  # the module's own attribute hides its class's
+    """Let the module of a shadow give this instead of what it would compute."""
+    own = vars(module).get("forward")
+    vars(module)["forward"] = lambda *args, **kwargs: out  # the module's own attribute hides its class's
     try:
         yield
     finally:
         del vars(module)["forward"]
         if own is not None:
             vars(module)["forward"] = own
-
-
-def _with_stream(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
-    """What a block gave, the residual stream changed."""
-    return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
 
 
 def _batch_first(block: Block, x: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """What was heard in one forward pass: attention calls and stream states, still attached to the graph."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,7 +55,6 @@ class Trace:
         self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # told when one tensor stands for another
         self.notes: list[Any] = []  # what rules kept of the forward pass
         self.heed: Callable[[int | None, Tensor], None] = lambda block, relevance: None  # told each map's relevance
-        self.thread = threading.get_ident()
 
     @property
     def level(self) -> str:

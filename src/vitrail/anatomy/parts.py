@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import AnatomyError
 from vitrail.readout import MEASURED, READOUTS
-from vitrail.restore import every_module
+from vitrail.shadow import every_module
 
 
 @dataclass(frozen=True)

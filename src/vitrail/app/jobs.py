@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Event
+from weakref import WeakSet
 
 from torch import nn
 
 from vitrail.app.rooms import Room
 from vitrail.app.shelf import Opened
-from vitrail.restore import hooks
 
 Tell = Callable[[float, str], None]
 """Takes a fraction of the work and words."""
@@ -91,6 +92,33 @@ def running(opened: Opened, room: Room, tell: Tell, words: str, total: int | Non
     tell(0.0, f"{words}: waiting for the model")
     with opened.lock:
         watch.check()
-        heard = [opened.loaded.model.register_forward_pre_hook(watch.begin)]
-        with hooks([*heard, *(block.register_forward_pre_hook(watch.step) for block in blocks)]):
+        _observe(opened.loaded.model, blocks)
+        token = _current.set(watch)
+        try:
             yield watch
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_observed: "WeakSet[nn.Module]" = WeakSet()
+
+
+def _observe(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Report the passes of a model to the job that runs in the same context. The hooks stay, so that the model does
+    not change between two jobs, which would cost a new copy of its modules."""
+    if model not in _observed:
+        _observed.add(model)
+        model.register_forward_pre_hook(_begin)
+        for block in blocks:
+            block.register_forward_pre_hook(_step)
+
+
+def _begin(module: nn.Module, args: object) -> None:
+    if (watch := _current.get()) is not None:
+        watch.begin(module, args)
+
+
+def _step(module: nn.Module, args: object) -> None:
+    if (watch := _current.get()) is not None:
+        watch.step(module, args)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from vitrail.anatomy import Anatomy
 from vitrail.errors import TargetError
-from vitrail.grids import grid_of
 from vitrail.inputs import Inputs, read_inputs
 from vitrail.passes import Pass, Settings, Wanted
 from vitrail.readout import last_position
 from vitrail.record import find_body, forward
+from vitrail.shadow import shadow
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,8 @@ class Seen:
 def look(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Seen:
     """What the model says, for a language model of the token that follows."""
     read = read_inputs(inputs)
-    with forward(model, read, find_body(model, anatomy), Wanted(), Settings()) as run:
-        size = run.inputs.size
-        grid = None if size is None else grid_of(run.valid.shape[1] - run.prefix, size)
-        return Seen(read, _answer(run), grid)
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy), Wanted(), Settings()) as run:
+        return Seen(read, _answer(run), run.origin.grid)
 
 
 def _answer(run: Pass) -> Float[Tensor, "b c"]:

@@ -21,7 +21,7 @@ from vitrail.guided.lens import Lens, Levels, View, focus, sight_of
 from vitrail.guided.rewriting import NOTICE, Rewriting
 from vitrail.methods.options import check_count
 from vitrail.provenance import provenance
-from vitrail.restore import prepared
+from vitrail.shadow import autograd, shadow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -131,8 +131,8 @@ def rewrite(  # noqa: PLR0913  (each is a choice of its own)
     """
     budget, way = Budget(l2, linf), Way(eta, steps, probability)
     sight = sight_of(model, preprocess, squash=squash)
-    with prepared(sight.model, sight.model, gradients=True):
-        lens, original = focus(sight, image)
+    with shadow(sight.model) as own, autograd(gradients=True):
+        lens, original = focus(replace(sight, model=own), image)
         return rewrite_levels(lens, original, target, source, budget, way)
 
 

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from vitrail.guided.lens import Lens, Levels, View, focus, sight_of
 from vitrail.guided.rewrite import PROBABILITY, Way, rewrite_levels, strongest
 from vitrail.guided.rewriting import NOTICE, Rewriting
 from vitrail.jsonable import finite, json_text
-from vitrail.restore import prepared
+from vitrail.shadow import autograd, shadow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -108,7 +108,8 @@ def robustness(  # noqa: PLR0913  (each is a choice of its own)
     way, sight = Way(eta, steps, probability), sight_of(model, preprocess, squash=squash)
     pictures: list[dict[str, Any]] = []
     skipped: list[str] = []
-    with prepared(sight.model, sight.model, gradients=True):
+    with shadow(sight.model) as own, autograd(gradients=True):
+        sight = replace(sight, model=own)
         for name, image in images:
             lens, original = focus(sight, image)
             before = lens.reload(original)

@@ -29,11 +29,12 @@ from vitrail.outputs import Part
 from vitrail.passes import Pass, Settings, Wanted
 from vitrail.provenance import provenance
 from vitrail.record import find_body, forward
-from vitrail.recording import Layer, widen
+from vitrail.recording import widen
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import Request, read_request
 from vitrail.seams.bend import Bend, in_place_of, on_top_of
+from vitrail.shadow import shadow
 from vitrail.targets import AnyTarget, Target, as_target
 
 METHOD = "complete_gradient"
@@ -103,7 +104,9 @@ class Scene:
         walker = Walker(self.request.plan)
         bend = Bend(weights=lambda block, old: put(old, maps[block]), exact=True)
         with self.run(How(bend=bend)) as (run, part):
-            run.visit(part, WANTED, partial(_see, gradients, walker), again=False)
+            for layer in run.layers(part, WANTED, again=False):
+                gradients[layer.index] = layer.probs_grad
+                walker.see(layer)
             assert walker.result is not None
             found = attribution_of(self.request, [(part, walker.result)], run)
             return Seen(answer(run, part), part.scalar.detach(), gradients, found)
@@ -117,11 +120,6 @@ class Scene:
             pass
         settled = part.target if isinstance(self.request.target, Target) else self.request.target
         return replace(self, request=replace(self.request, target=settled)), clean, maps
-
-
-def _see(gradients: Maps, walker: Walker, layer: Layer) -> None:
-    gradients[layer.index] = layer.probs_grad
-    walker.see(layer)
 
 
 def _keep(maps: Maps, batch: int, block: int, weights: Tensor) -> Tensor:
@@ -172,11 +170,13 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
             f"eta={eta}, but a learning rate is a number above 0; direction='toward' turns the way round."
         )
     started = time.perf_counter()
-    read, body = read_inputs(inputs), find_body(model, anatomy)
-    check_blocks("transfer")(model, body, read)
-    scene = Scene(model, body, read, read_request(METHOD, "recommended", read, as_target(target)))
-    scene, clean, maps = scene.start()
-    seen, maps = _film(scene, maps, put, Rule(eta, sign, renormalise), steps)
+    read = read_inputs(inputs)
+    with shadow(model) as own:
+        body = find_body(own, anatomy)
+        check_blocks("transfer")(own, body, read)
+        scene = Scene(own, body, read, read_request(METHOD, "recommended", read, as_target(target)))
+        scene, clean, maps = scene.start()
+        seen, maps = _film(scene, maps, put, Rule(eta, sign, renormalise), steps)
     settings = {
         "eta": eta, "steps": steps, "direction": direction, "gradient": gradient, "renormalise": renormalise,
     }  # fmt: skip

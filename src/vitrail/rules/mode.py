@@ -4,7 +4,6 @@ Every torch function that reads something the explanation depends on is looked u
 result is given the way back that the rule says. The values are the model's own. Nothing survives the context.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.errors import RuleError
 from vitrail.listening import replaced_stream
-from vitrail.restore import hooks
 from vitrail.rules.kinds import ADDITIONS, DIVISIONS, IN_PLACE, KINDS, MODULES, MULTIPLICATIONS, ROUTING
 from vitrail.rules.operation import Operation, Rule
 from vitrail.seams.multihead import transparent_multihead
+from vitrail.shadow import hooks
 from vitrail.trace import Trace
 
 
@@ -88,6 +88,7 @@ class _Propagate(TorchFunctionMode):
         function = partial(_run_and_keep, made, func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
+            kind = "residual" if reads(active[1], active[0]) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
             tell=lambda relevance: self.trace.heed(block, relevance),
@@ -217,6 +218,20 @@ def kind_of(
     return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
 
 
+def reads(later: Tensor, earlier: Tensor) -> bool:
+    """Whether one tensor was computed from another: a sub-layer reads the stream, one of two branches not the other."""
+    source, first = get_gradient_edge(earlier).node, get_gradient_edge(later).node
+    waiting, seen = [first], {first}
+    while waiting:
+        node = waiting.pop()
+        if node is source:
+            return True
+        below = {edge for edge, _ in node.next_functions if edge is not None} - seen
+        seen |= below
+        waiting += below
+    return False
+
+
 def _picks_a_token(args: tuple) -> bool:
     x, index = args
     return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)
@@ -238,6 +253,10 @@ def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
 def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     made.append(func(*args, **kwargs))
     return made[-1]
+
+
+# torch.compile must not trace the mode: where a compiled function runs as compiled code, break its graph instead.
+_Propagate.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
@@ -265,14 +284,12 @@ def propagating(table: RuleSet, model: nn.Module, trace: Trace) -> Iterator[None
 
 
 def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    if threading.get_ident() != mode.trace.thread:
-        return None
     return replaced_stream(args, kwargs, mode.fork)
 
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """A module's forward as one operation."""
-    active = mode.active_among(args, kwargs) if threading.get_ident() == mode.trace.thread else ()
+    active = mode.active_among(args, kwargs)
     if not active:
         return forward(*args, **kwargs)
     mode.paused = True

@@ -1,6 +1,5 @@
 """The one mode that hears attention."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,11 +11,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import SeamError
-from vitrail.restore import hooks
 from vitrail.seams.bend import Bend, bent_call
 from vitrail.seams.call import AttentionCall, read_sdpa
 from vitrail.seams.eager import FOLLOWED, PRODUCTS, SOFTMAX, Follower, is_attention
 from vitrail.seams.multihead import transparent_multihead
+from vitrail.shadow import hooks
 
 HEARD = FOLLOWED | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
@@ -88,6 +87,10 @@ class _Listen(TorchFunctionMode):
         return (self.bend.scores(block, args[0]), *args[1:]) if is_attention(func, args[0], args, kwargs) else args
 
 
+# torch.compile would trace the mode into its graph, where gradients of what it keeps are lost: break the graph instead.
+_Listen.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
 @contextmanager
 def attention_calls(
     emit: Callable[[AttentionCall], None],
@@ -103,14 +106,14 @@ def attention_calls(
         block: the index of the block that runs, None outside of the blocks.
         only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
     """
-    mode, thread = _Listen(emit, bend, block), threading.get_ident()
+    mode = _Listen(emit, bend, block)
     if not only_in:
         with mode:
             yield mode.follower
         return
     entered = ExitStack()  # empty while nobody listens: torch calls `leave` also where an error came before `enter`
-    enter = lambda *_: entered.enter_context(mode) and None if threading.get_ident() == thread else None  # noqa: E731
-    leave = lambda *_: entered.close() if threading.get_ident() == thread else None  # noqa: E731
+    enter = lambda *_: entered.enter_context(mode) and None  # noqa: E731
+    leave = lambda *_: entered.close()  # noqa: E731
     handles = [module.register_forward_pre_hook(enter, prepend=True) for module in only_in]
     handles += [module.register_forward_hook(leave, always_call=True) for module in only_in]
     with hooks(handles), entered:  # torch calls no hook after a KeyboardInterrupt
