@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitrail.adding import Adding, hooks_for
 from vitrail.errors import SeamError
 from vitrail.seams import attention_calls
 from vitrail.shadow import hooks
@@ -99,9 +100,12 @@ def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[Removabl
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
-    module = trace.body.blocks[index].module
+    module, heard = trace.body.blocks[index].module, trace.blocks[index]
+    if "output_weight" in trace.keep:
+        heard.adding = Adding(trace.body.blocks[index])
     return [
         _before(module, partial(_enter, trace, index)),
+        *(hooks_for(heard.adding) if heard.adding is not None else ()),
         _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]

@@ -137,7 +137,9 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
         some = _with_source(some, seen)
         with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
             read_output(model(*some.args, **some.kwargs), span=body.anatomy.span)
-        if seen.checkpointed and not kept:  # recomputed in the backward pass, after the hooks are gone: run it as if it were not
+        if (
+            seen.checkpointed and not kept
+        ):  # recomputed in the backward pass, after the hooks are gone: run it as if it were not
             keep_saved(model)
             return _measured(model, inputs, body, kept=True)
         return _judged(some, body, seen)

@@ -10,7 +10,16 @@ from torch import Tensor
 from vitrail.anatomy import Block
 from vitrail.errors import AnatomyError, OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
-from vitrail.layering import as_heads, batch_first, operands_of, stream_around, weights_of
+from vitrail.layering import (
+    as_heads,
+    batch_first,
+    gradient_as_heads,
+    gradient_of_map,
+    operands_of,
+    stream_around,
+    weights_of,
+    with_added,
+)
 from vitrail.measure import Structure, check_origin
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
@@ -215,6 +224,8 @@ class Pass:
         names = wanted.gradients if index >= self.depth - 1 - pooled or not wanted.last_only else frozenset()
         if index == self.depth - 1 and not pooled:
             names = names | ({"leaving_grad"} if self.trace.blocks else {"output_grad"})
+        if pooled and index == self.depth - 1 and call.query is not None and not call.query.requires_grad:
+            names = names - {"query_grad"}  # a learned query of frozen weights depends on nothing
         chosen = {name: x for name, x in places.items() if name in names and x is not None}
         return {name: x for name, x in chosen.items() if x.requires_grad}
 
@@ -333,6 +344,7 @@ class Pass:
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in heard.states.items() if name in self.trace.keep}
+        added = self.trace.added(heard)
         return Layer(
             index=index,
             depth=self.depth,
@@ -344,13 +356,13 @@ class Pass:
             owner=call.owner,
             pooling=pooling,
             pooled=body.pool is not None,
-            query_grad=as_heads(gradients.get("query_grad"), batch),
+            query_grad=gradient_as_heads(gradients.get("query_grad"), call.query, batch),
             output_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is None else None,
-            weights_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is not None else None,
+            weights_grad=gradient_of_map(gradients.get("output_grad"), call.weights, batch),
             **operands_of(call, batch),
             grad_scale=scale,
-            **weights_of(block),
-            stream=stream_around(block, states, gradients),
+            **weights_of(block, added, call),
+            stream=stream_around(block, with_added(states, added), gradients),
             noted=heard.noted,
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,
