@@ -119,7 +119,9 @@ def surroundings() -> dict[str, Any]:
     return {
         "gradients": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled(),
+        ),
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "threads": torch.get_num_threads(),

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 
 from vitrail import Attribution, explain, targets
 from vitrail.errors import OutputError
-from vitrail.storage import load, save, save_figure
+from vitrail.storage import load, save, save_figure, write_bytes
 
 EXACT = pytest.mark.parametrize("suffix", [".json", ".npz"])
 
@@ -334,3 +335,33 @@ def test_infinite_numbers_of_options_and_provenance_come_back_and_are_no_words_i
     back = load(path)
     assert back.options == made.options
     assert np.isnan(load(save(image(options={"x": float("nan")}), path)).options["x"])
+
+
+def test_threads_that_write_to_one_file_never_disturb_each_other(tmp_path):
+    path, texts = tmp_path / "x.bin", [bytes([65 + n]) * 20_000 for n in range(4)]
+
+    def many(data):
+        for _ in range(100):
+            write_bytes(path, data)
+            assert path.read_bytes() in texts  # always all of one of them
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(many, texts))
+    assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_a_write_that_breaks_off_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = write_bytes(tmp_path / "x.bin", b"old")
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):
+    assert write_bytes(tmp_path / ("x" * 255), b"data").read_bytes() == b"data"

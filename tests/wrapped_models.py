@@ -67,10 +67,6 @@ def _timm() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", pretrained=False, **sizes, **drops)
 
 
-def _own() -> nn.Module:
-    return Own()
-
-
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -147,7 +143,8 @@ class FunctionCompiled(Own):
 
 BASES: dict[str, Callable[[], nn.Module]] = {
     "vit": _vit, "bert": _bert, "llama": _llama, "gpt2": _gpt2, "albert": _albert, "clip": _clip, "timm": _timm,
-    "own": _own, "without_dropout": partial(_vit, hidden_dropout_prob=0.0), "tied": partial(_llama, tie_word_embeddings=True),
+    "own": Own, "tied": partial(_llama, tie_word_embeddings=True),
+    "without_dropout": partial(_vit, hidden_dropout_prob=0.0),
 }  # fmt: skip
 ANATOMIES = {
     "own": vitrail.Anatomy(

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import secrets
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -32,7 +33,7 @@ FORMAT, VERSION = "vitrail.attribution", 1
 HEADER = "header"
 UNMARKED = "it is not marked as an attribution"
 TENSORS = ("scores", "valid", "own", "readout", "pixels", "layers", "heads")
-DTYPES: dict[object, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 }
@@ -97,17 +98,28 @@ def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
 
 def write_bytes(path: Path, data: bytes) -> Path:
     """The path, which holds either all of the data or what it held before."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
+        _replace(path, data)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}. Choose a folder that exists and may be written to."
         ) from error
     return path
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file of a name that no other thread or process has, then put it in the place of the old one at once."""
+    unfinished = path.with_name(f".vitrail-{secrets.token_hex(8)}.part")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:  # also when the user breaks off
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 def _picture(form: str) -> Callable[[Attribution], bytes]:
@@ -162,7 +174,7 @@ def _check_version(version: object) -> None:
         raise ValueError(f"it is of version {version}, and this vitrail reads up to {VERSION}: upgrade it")
 
 
-def _cast(name: str, values: Tensor, dtype: object) -> Tensor:
+def _cast(name: str, values: Tensor, dtype: Any) -> Tensor:  # noqa: ANN401
     """The values in the dtype they were saved from; one that would change them is refused."""
     if dtype not in DTYPES:
         raise ValueError(f"its {name} are said to be {dtype!r}, which is none of {', '.join(DTYPES)}")

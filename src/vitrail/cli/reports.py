@@ -84,7 +84,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         return
     if model is None:
         raise OptionError(f"which model explains {source}? Name it with --model; photo and sentiment are built in.")
-    specs = [parse_spec(text) for text in method] if method else [(DEFAULT_METHOD, {})]
+    specs = [parse_spec(text, auto=True) for text in method] if method else [(DEFAULT_METHOD, {})]
     loaded = open_model(model, arch, device)
     check_specs(specs, preset, loaded.kind)
     screen = Console(stderr=True)
