@@ -105,7 +105,7 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
         heard.adding = Adding(trace.body.blocks[index])
     return [
         _before(module, partial(_enter, trace, index)),
-        *(hooks_for(heard.adding) if heard.adding is not None else ()),
+        *(() if heard.adding is None else hooks_for(heard.adding, lambda: trace.here is heard)),
         _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]
@@ -180,7 +180,8 @@ def _keep_states(
     """Keep what goes into a module or comes out of it while its block runs; several blocks may share the module.
 
     Args:
-        turn: the number of the call that is meant, counted within the block; None for the last.
+        turn: the number of the call that is meant, counted within the block; None for the last. Where sub-layers
+            stand side by side there is one call, and it is meant for both.
     """
     heard = trace.blocks[index]
     calls = 0
@@ -188,7 +189,7 @@ def _keep_states(
     def keep(x: Tensor) -> None:
         nonlocal calls
         if trace.here is heard:
-            if turn is None or calls == turn:
+            if turn is None or calls <= turn:
                 heard.states.update(dict.fromkeys(names, x))
             calls += 1
 
