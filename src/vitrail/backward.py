@@ -17,7 +17,8 @@ from vitrail.trace import Heard
 
 UNMOVED = (
     "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
-    "the graph (detach, no_grad, checkpoint with use_reentrant=True), or the target reads what the layers do not reach."
+    "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
+    "reads what the layers do not reach."
 )
 Show = Callable[[int, dict[str, Tensor], Tensor | None], None]
 

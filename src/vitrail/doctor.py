@@ -68,7 +68,7 @@ class Report:
         return self.same_logits and all(row.passed for row in self.rows)
 
 
-def examine(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Report:
+def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Report:
     """What the recorder sees of a model, checked against the model itself.
 
     Args:

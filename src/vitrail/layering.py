@@ -1,9 +1,11 @@
 """From what was heard of a block to the tensors of a `Layer`: one order of axes, no graph."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.anatomy import Block, output_weight
@@ -76,6 +78,23 @@ def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: 
     """The residual stream around a block: the states, and those of the gradients that belong to them."""
     grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
     return Stream(**{name: batch_first(block, x.detach()) for name, x in (dict(states) | grads).items()})
+
+
+def behind_prefix(layer: Layer, hidden: int) -> Layer:
+    """A pooling layer that does not read the tokens of the prefix, as one that reads them with weight zero."""
+    given = layer.output_grad is not None or layer.weights_grad is not None
+    return replace(
+        layer,
+        weights=F.pad(layer.probs, (hidden, 0)),
+        weights_grad=F.pad(replace(layer, grad_scale=None).probs_grad, (hidden, 0)) if given else None,
+        softmax_input=F.pad(layer.scores, (hidden, 0), value=-torch.inf) if layer.query is not None else None,
+        key=None if layer.key is None else F.pad(layer.key, (0, 0, hidden, 0)),
+        value=None if layer.value is None else F.pad(layer.value, (0, 0, hidden, 0)),
+        mask=None,
+        causal=False,
+        logsumexp=None,
+        backend="dense",
+    )
 
 
 def passing_layer(block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor]) -> Layer:

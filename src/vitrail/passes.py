@@ -11,7 +11,7 @@ from vitrail.anatomy import Block
 from vitrail.backward import UNMOVED, Backward
 from vitrail.errors import OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
-from vitrail.layering import as_heads, batch_first, operands_of, stream_around, weights_of
+from vitrail.layering import as_heads, batch_first, behind_prefix, operands_of, stream_around, weights_of
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
 from vitrail.readout import READOUTS, mean_all, position, with_gradient
@@ -206,7 +206,8 @@ class Pass:
         queries, keys = call_shape(call)
         body, batch = self.trace.body, self.inputs.batch
         pooling = body.pool is not None and index == self.depth - 1
-        if not pooling and queries != keys:
+        hidden = self.valid.shape[1] - keys if pooling else 0  # tokens that a pooling query does not read
+        if (not pooling and queries != keys) or hidden not in (0, self.prefix):
             raise SeamError(unequal(index, queries, keys))
         block = self._block(index)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
@@ -215,7 +216,7 @@ class Pass:
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in heard.states.items() if name in self.trace.keep}
-        return Layer(
+        layer = Layer(
             index=index,
             depth=self.depth,
             valid=self.valid,
@@ -238,3 +239,4 @@ class Pass:
             shared=self.shared,
             ran=self.ran,
         )
+        return behind_prefix(layer, hidden) if hidden else layer

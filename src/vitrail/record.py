@@ -10,15 +10,16 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.circumstances import PLAIN, How
-from vitrail.errors import OptionError, SeamError
+from vitrail.errors import OptionError, SeamError, VitrailError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Layer, Recording
 from vitrail.saving import keep_saved
-from vitrail.shadow import autograd, in_precision, shadow
-from vitrail.targets import AnyTarget
+from vitrail.shadow import autograd, every_module, in_precision, shadow
+from vitrail.taking import check_target
+from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import Trace
 
 
@@ -93,10 +94,10 @@ def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Outp
 
 def check_differentiable(model: nn.Module) -> None:
     """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
-    for path, module in model.named_modules():
+    for module in every_module(model):
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
             raise SeamError(
-                f"{path!r} is a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
+                f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
                 "explanation needs one. Explain the model as it was before quantization."
             )
 
@@ -113,8 +114,20 @@ def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:
 
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
     """What the model returns, computed by a copy of its weights in another precision if asked for."""
-    with in_precision(model, dtype):
+    if dtype is None or all(p.dtype is dtype for p in model.parameters()):
         return model(*inputs.args, **inputs.kwargs)
+    with in_precision(model, dtype):
+        try:
+            return model(*inputs.args, **inputs.kwargs)
+        except (VitrailError, CheckpointError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+            raise OptionError(
+                f"{type(model).__name__} does not run in {str(dtype).removeprefix('torch.')}, which this method asks "
+                f"for: {type(error).__name__}: {str(error).splitlines()[0][:200]}. Weights of 8 bits and code that "
+                "converts its own numbers stay in the precision they have. Try precision='float32', or a method that "
+                "runs the model as it is, such as gae."
+            ) from error
 
 
 def _rooted(inputs: Inputs, trace: Trace) -> Inputs:
@@ -140,7 +153,7 @@ def check_roots(trace: Trace, inputs: Inputs) -> None:
 
 
 def record(
-    model: nn.Module,
+    model: object,
     inputs: Tensor | Mapping[str, Any],
     target: AnyTarget = None,
     *,
@@ -155,6 +168,7 @@ def record(
     """
     wanted, read = Wanted.of(frozenset(keep)), read_inputs(inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy), wanted, Settings()) as run:
+        check_target(own, as_target(target))
         part, *more = run.parts(target)
         if more:
             raise OptionError(

@@ -180,7 +180,7 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
 def output_weight(block: Block) -> Tensor | None:
     """The output projection as `[d_model, heads * d]`."""
     weight = getattr(block.output, "weight", None)
-    if weight is None:
+    if weight is None or not weight.is_floating_point():  # integers are no weights yet
         return None
     if type(block.output).__name__ == "Conv1D":  # Hugging Face's GPT-2 stores it the other way round
         weight = weight.T
