@@ -26,13 +26,19 @@ class _Listen(TorchFunctionMode):
     Args:
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
+        safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
     """
 
     def __init__(
-        self, emit: Callable[[AttentionCall], None], bend: Bend | None, block: Callable[[], int | None]
+        self,
+        emit: Callable[[AttentionCall], None],
+        bend: Bend | None,
+        block: Callable[[], int | None],
+        *,
+        safe: bool = False,
     ) -> None:
         super().__init__()
-        self.emit, self.bend, self.block = emit, bend, block
+        self.emit, self.bend, self.block, self.safe = emit, bend, block, safe
         self.follower = Follower(emit)
 
     def __torch_function__(
@@ -51,7 +57,7 @@ class _Listen(TorchFunctionMode):
             args = self._bent_scores(func, self._bent_values(func, args, block), kwargs, block)
         if func is F.scaled_dot_product_attention:
             return self._fused(block, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._safe_softmax(func, args, kwargs) if self.safe and func in SOFTMAX else func(*args, **kwargs)
         if self.bend is not None and block is not None and is_attention(func, out, args, kwargs):
             out = self.bend.weights(block, out)
         self.follower.hear(func, out, args, kwargs)
@@ -68,6 +74,14 @@ class _Listen(TorchFunctionMode):
             self.emit(call)
         self.follower.forget()
         return out
+
+    def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
+        """A softmax whose rows of nothing but minus infinity are zero, and so is their gradient."""
+        args = (kwargs.pop("input"), *args) if "input" in kwargs else args
+        empty = (args[0] == -torch.inf).all(dim=-1, keepdim=True)
+        if not is_attention(func, args[0], args, kwargs) or not bool(empty.any()):
+            return func(*args, **kwargs)
+        return func(args[0].masked_fill(empty, 0.0), *args[1:], **kwargs).masked_fill(empty, 0.0)
 
     def _bent_values(self, func: Callable[..., Any], args: tuple, block: int) -> tuple:
         """The arguments of a product of attention and values, the values changed."""
@@ -98,6 +112,7 @@ def attention_calls(
     block: Callable[[], int | None] = lambda: None,
     *,
     only_in: Sequence[nn.Module] = (),
+    safe: bool = False,
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
@@ -105,8 +120,9 @@ def attention_calls(
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
         only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
+        safe: give rows of attention that may see nothing the weight zero instead of NaN.
     """
-    mode = _Listen(emit, bend, block)
+    mode = _Listen(emit, bend, block, safe=safe)
     if not only_in:
         with mode:
             yield mode.follower
