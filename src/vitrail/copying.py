@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from vitrail.errors import AnatomyError, InputError
 
@@ -147,10 +147,7 @@ class _Copier:
             return x
         if id(x) in self.memo:
             return self.memo[id(x)]
-        treat: Any = TREATMENTS.get(kind)
-        if treat is None:
-            treat = _Copier._tensor if isinstance(x, Tensor) else _Copier._object
-            treat = _Copier._module if kind not in PROXIES and isinstance(x, nn.Module) else treat
+        treat = TREATMENTS.get(kind) or _treatment(x)
         made = treat(self, x)
         self._keep(x, made)
         return made
@@ -433,6 +430,13 @@ TREATMENTS: dict[type, Callable[[_Copier, Any], Any]] = {
 }
 
 
+def _treatment(x: object) -> Callable[[_Copier, Any], Any]:
+    """What becomes of an object whose very class is not in the table."""
+    if isinstance(x, nn.Module):
+        return _Copier._module
+    return _Copier._tensor if isinstance(x, Tensor) else _Copier._object
+
+
 def _leak(where: str, leak: object) -> AnatomyError:
     return AnatomyError(
         f"{where} holds on to a {type(leak).__name__} of the model in a way that cannot be copied. Vitrail explains a "
@@ -457,7 +461,7 @@ def _refuse_kind(module: nn.Module) -> None:
 def _refuse_tensor(x: Tensor, where: str) -> None:
     if type(x) is Tensor:
         return
-    if isinstance(x, UninitializedTensorMixin):
+    if isinstance(x, (UninitializedBuffer, UninitializedParameter)):
         raise InputError(f"{where} has no shape yet, because the model is lazy. Run the model once, then explain it.")
     if type(x).__name__ == "DTensor":
         raise AnatomyError(

@@ -25,11 +25,12 @@ from vitrail.relevance.walk import Walker
 from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
 from vitrail.shadow import shadow
 from vitrail.subject import Procedure, Subject
+from vitrail.taking import check_target
 from vitrail.targets import AnyTarget, as_target
 
 
 def explain(
-    model: nn.Module,
+    model: object,
     inputs: Tensor | Mapping[str, Any],
     method: str = DEFAULT_METHOD,
     target: AnyTarget = None,
@@ -43,7 +44,8 @@ def explain(
     """What the model looked at, as one score per patch or token.
 
     Args:
-        model: any module that returns logits. It is not changed.
+        model: any `torch.nn.Module` that returns logits, or a pipeline or a model of sentence-transformers around one.
+            It is not changed.
         inputs: a preprocessed image batch `[b, 3, h, w]`, or a mapping passed on as keywords.
         method: a name of `vitrail.METHODS`; `auto` is `consensus` where it applies, else `gae`.
         target: None (the predicted class), an int, one int per sample, a `vitrail.targets` object, or a function of
@@ -68,7 +70,7 @@ def explain(
 
 
 def compare(
-    model: nn.Module,
+    model: object,
     inputs: Tensor | Mapping[str, Any],
     methods: Sequence[MethodSpec] | str,
     target: AnyTarget = None,
@@ -81,7 +83,8 @@ def compare(
     """Several methods on the same inputs, from one forward pass and one backward pass per target scalar.
 
     Args:
-        model: any module that returns logits. It is not changed.
+        model: any `torch.nn.Module` that returns logits, or a pipeline or a model of sentence-transformers around one.
+            It is not changed.
         inputs: as for `explain`.
         methods: names, or pairs of a name and options; an option `preset` overrides the common one. `auto` is
             `consensus` where it applies, else `gae`.
@@ -99,10 +102,11 @@ def compare(
     read = read_inputs(inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     with shadow(model) as own:
+        check_target(own, as_target(target))
         identity, made = _explained(own, find_body(own, anatomy), requests, settings)
-    backend = made[0].provenance["backend"]
-    seconds = time.perf_counter() - started
-    origin = provenance(model, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
+        seconds = time.perf_counter() - started
+        backend = made[0].provenance["backend"]
+        origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
     return Comparison(
         [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
     )

@@ -1,9 +1,11 @@
 """From what was heard of a block to the tensors of a `Layer`: one order of axes, no graph."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.adding import Added
@@ -131,6 +133,23 @@ def _tokens_apart(x: Tensor, shape: torch.Size | None) -> Tensor:
             "are packed side by side without their padding cannot be told apart."
         )
     return x.view(*shape[:2], x.shape[1])
+
+
+def behind_prefix(layer: Layer, hidden: int) -> Layer:
+    """A pooling layer that does not read the tokens of the prefix, as one that reads them with weight zero."""
+    given = layer.output_grad is not None or layer.weights_grad is not None
+    return replace(
+        layer,
+        weights=F.pad(layer.probs, (hidden, 0)),
+        weights_grad=F.pad(replace(layer, grad_scale=None).probs_grad, (hidden, 0)) if given else None,
+        softmax_input=F.pad(layer.scores, (hidden, 0), value=-torch.inf) if layer.query is not None else None,
+        key=None if layer.key is None else F.pad(layer.key, (0, 0, hidden, 0)),
+        value=None if layer.value is None else F.pad(layer.value, (0, 0, hidden, 0)),
+        mask=None,
+        causal=False,
+        logsumexp=None,
+        backend="dense",
+    )
 
 
 def passing_layer(

@@ -69,7 +69,9 @@ def listening(model: nn.Module, trace: Trace) -> Iterator[None]:
             handles.append(_after(trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
         if trace.cut:
             handles += LEVEL_HOOKS[trace.level](trace, model)
-        with attention_calls(trace.hear, trace.how.bend, lambda: trace.block, only_in=trace.attending) as follower:
+        only_in, safe = trace.attending, trace.safe
+        calls = attention_calls(trace.hear, trace.how.bend, lambda: trace.block, only_in=only_in, safe=safe)
+        with calls as follower:
             trace.same = follower.same
             yield
 

@@ -178,7 +178,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
             seen.arriving = _with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
         (seen.outside if seen.here is None else seen.blocks[seen.here].calls).append(call)
 
-    with hooks(handles), attention_calls(emit):
+    with hooks(handles), attention_calls(emit, safe=True):
         yield
 
 

@@ -16,12 +16,14 @@ from vitrail.targets import NEXT_TOKEN, Target, answer_span
 class Output:
     """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`.
 
-    `wide` are the same logits in at least single precision; targets are functions of these.
+    `wide` are the same logits in at least single precision; targets are functions of these. `sound` says that all of
+    them are finite.
     """
 
     logits: Tensor
     wide: Tensor
     span: bool = False
+    sound: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,50 @@ def named_logits(output: object) -> object | None:
 
 
 def _finite(logits: Tensor, *, span: bool) -> Output:
-    if not bool(torch.isfinite(logits.detach()).all()):
-        raise InputError("the model's logits contain NaN or infinity, so nothing can be explained. Check the weights.")
-    return Output(logits, widen(logits), span)
+    """The output, if it answers at all; what is read of it is checked when a target reads it.
+
+    Padded positions may hold anything, and minus infinity stands for a class that the model excludes.
+    """
+    if bool(torch.isfinite(logits.detach()).all()):
+        return Output(logits, widen(logits), span)
+    wrong = _broken(logits.detach())
+    wrong = wrong.all(dim=1) if logits.ndim == 3 else wrong
+    if bool(wrong.any()):
+        raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
+    return Output(logits, widen(logits), span, sound=False)
+
+
+def _broken(logits: Tensor) -> Tensor:
+    """Which rows of logits hold what is no answer: NaN, or an overflow."""
+    return (logits.isnan() | (logits == torch.inf)).any(dim=-1)
+
+
+def _broken_words(samples: list[int]) -> str:
+    return (
+        f"the model's logits contain NaN or infinity in samples {samples}, so nothing can be explained. Check the "
+        "weights and their precision, and whether a row of the attention mask hides everything."
+    )
+
+
+def _checked(part: Part, here: Tensor, output: Output) -> Part:
+    """The part, if the logits it reads and its scalar are finite.
+
+    Args:
+        here: the logits of each sample that the target reads.
+    """
+    if output.sound:
+        return part
+    wrong = _broken(here.detach())
+    if bool(wrong.any()):
+        raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
+    excluded = ~part.scalar.detach().isfinite()
+    if bool(excluded.any()):
+        raise TargetError(
+            f"the {part.target} is {part.scalar.detach()[excluded][0].item()} in samples "
+            f"{excluded.nonzero()[:, 0].tolist()}: the model excludes that class or token, as it does by a mask over "
+            "its logits, so there is nothing to explain. Choose a target whose logit is finite."
+        )
+    return part
 
 
 def parts(
@@ -85,7 +128,7 @@ def parts(
     """The scalars that the target asks for: one, or two for the two ends of an answer."""
     logits = output.wide
     if not isinstance(target, Target):
-        return (_custom(target, logits),)
+        return (_custom(target, output),)
     # A method's own scalar may have turned the plain logit into a probability; an answer is explained by its logits.
     plain = target.name in ("logit", "probability") and target.first is None and target.position is None
     if target.name == "answer_span" or (output.span and plain):
@@ -99,7 +142,7 @@ def parts(
     def read(logits: Tensor, rows: Tensor) -> Tensor:
         return chosen.take(rows)(_at(logits, None if position is None else position[rows]))
 
-    return (Part(target(here), chosen, read, position),)
+    return (_checked(Part(target(here), chosen, read, position), here, output),)
 
 
 def _at(logits: Tensor, position: Tensor | None) -> Tensor:
@@ -138,11 +181,13 @@ def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tupl
         def read(logits: Tensor, rows: Tensor, which: int = which, position: Tensor = position) -> Tensor:
             return _at(logits, position[rows])[:, which]
 
-        ends.append(Part(scores.gather(1, position[:, None])[:, 0], target, read, position))
+        part = Part(scores.gather(1, position[:, None])[:, 0], target, read, position)
+        ends.append(_checked(part, scores.masked_fill(~valid, 0.0), output))
     return tuple(ends)
 
 
-def _custom(function: Callable[[Tensor], Tensor], logits: Tensor) -> Part:
+def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Part:
+    logits = output.wide
     scalar = function(logits)
     if not isinstance(scalar, Tensor) or scalar.shape != logits.shape[:1]:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
@@ -152,6 +197,11 @@ def _custom(function: Callable[[Tensor], Tensor], logits: Tensor) -> Part:
         )
     if torch.is_grad_enabled() and not scalar.requires_grad:  # some methods need no gradient
         raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
+    if not output.sound and not bool(scalar.detach().isfinite().all()):
+        raise TargetError(
+            f"the target function gave {scalar.detach().tolist()}, but only finite values can be explained. Does it "
+            "read a class that the model excludes, or a padded position?"
+        )
     return Part(
         scalar,
         Target(getattr(function, "__name__", type(function).__name__)),

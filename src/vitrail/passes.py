@@ -13,6 +13,7 @@ from vitrail.inputs import Inputs
 from vitrail.layering import (
     as_heads,
     batch_first,
+    behind_prefix,
     gradient_as_heads,
     gradient_of_map,
     operands_of,
@@ -335,7 +336,8 @@ class Pass:
         queries, keys = call_shape(call)
         body, batch = self.trace.body, self.inputs.batch
         pooling = body.pool is not None and index == self.depth - 1
-        if not pooling and queries != keys:
+        hidden = self.valid.shape[1] - keys if pooling else 0  # tokens that a pooling query does not read
+        if (not pooling and queries != keys) or hidden not in (0, self.prefix):
             raise SeamError(unequal(index, queries, keys))
         block = self._block(index)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
@@ -345,7 +347,7 @@ class Pass:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in heard.states.items() if name in self.trace.keep}
         added = self.trace.added(heard)
-        return Layer(
+        layer = Layer(
             index=index,
             depth=self.depth,
             valid=self.valid,
@@ -369,3 +371,4 @@ class Pass:
             shared=self.shared,
             ran=self.ran,
         )
+        return behind_prefix(layer, hidden) if hidden else layer

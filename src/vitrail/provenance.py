@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 SAMPLES = 256
+READABLE = (torch.strided, torch.sparse_coo)
 PACKAGES = ("vitrail", "torch", "transformers", "timm")
 
 
@@ -17,17 +18,39 @@ def fingerprint(model: nn.Module) -> str:
     """A hash of the names, shapes and dtypes of all weights and of 256 evenly spaced values of each.
 
     Cheap enough for every call and on any device: fine-tuning changes it, moving the model does not. It is no
-    proof against someone who alters single weights on purpose.
+    proof against someone who alters single weights on purpose. Of weights whose values are not there (offloaded to the
+    CPU or a disk) only names, shapes and dtypes count; `unread` says how many they are.
     """
     state = list(_state(model))
     digest = hashlib.sha256("".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode())
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    with torch.no_grad():
+    with torch.no_grad(), torch._C.DisableTorchFunction():
         for _, x in state:
-            samples.setdefault((x.device, x.dtype), []).append(_spaced(x))
+            for plain in _plain_parts(x):
+                samples.setdefault((plain.device, plain.dtype), []).append(_spaced(plain))
         for some in samples.values():  # one copy from a device, not one for each tensor
             digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def unread(model: nn.Module) -> int:
+    """How many weights have no values that can be read, so that the fingerprint knows their shapes alone."""
+    return sum(not _plain_parts(x) for _, x in _state(model))
+
+
+def _plain_parts(x: Tensor) -> list[Tensor]:
+    """The plain tensors that a weight is made of: itself, or the parts of a quantized one; none if it has no values."""
+    if x.device.type == "meta":
+        return []
+    if x.is_quantized:
+        return [x.int_repr()]
+    if type(x) in (Tensor, nn.Parameter):
+        return [x if x.layout is torch.strided else x.coalesce().values()] if x.layout in READABLE else []
+    if hasattr(x, "__tensor_flatten__"):  # tensors of other libraries, such as torchao
+        names, _ = cast(Any, x).__tensor_flatten__()
+        return [part for name in names for part in _plain_parts(getattr(x, name))]
+    # Parameters of other classes that still are tensors of numbers, such as those of bitsandbytes.
+    return [x.data.as_subclass(Tensor)] if x.layout is torch.strided else []
 
 
 def _state(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -76,6 +99,7 @@ def provenance(
         "model": name,
         "model_class": type(model).__name__,
         "model_hash": identity or fingerprint(model),
+        **({"model_hash_lacks": f"the values of {lacking} weights"} if (lacking := unread(model)) else {}),
         "versions": dict(versions()),
         "backend": backend,
         "samples": samples,

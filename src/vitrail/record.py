@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.circumstances import PLAIN, How
-from vitrail.errors import OptionError, SeamError
+from vitrail.errors import InputError, OptionError, SeamError, VitrailError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
 from vitrail.measure import structure_of
@@ -18,8 +19,9 @@ from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Recording
 from vitrail.saving import keep_saved
-from vitrail.shadow import autograd, in_precision, shadow
-from vitrail.targets import AnyTarget
+from vitrail.shadow import autograd, every_module, in_precision, shadow
+from vitrail.taking import check_target
+from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import Trace
 
 
@@ -84,7 +86,23 @@ def _traced(
         trace.release()
         trace = make_trace(lean=False)
         found = _heard(model, inputs, trace)
+    if not found[1].sound and bool(found[1].logits.detach().isnan().any()):  # at padding, and then in gradients too
+        trace.release()
+        trace = make_trace(lean=False)
+        trace.safe = True
+        found = found[0], _same_answer(found[1], _heard(model, inputs, trace)[1])
     return trace, *found
+
+
+def _same_answer(own: Output, safe: Output) -> Output:
+    """The output of a pass without NaN inside, NaN put back where the model has it; it answers as the model does."""
+    broken, known = own.logits.detach().isnan(), own.wide.detach()
+    if not torch.allclose(known.nan_to_num(), safe.wide.detach().masked_fill(broken, 0.0).nan_to_num(), atol=1e-4):
+        raise InputError(
+            "some of the model's logits are NaN, and so are gradients on the way to the others. Check the weights, and "
+            "whether a row of the attention mask hides everything: give padded rows one key to see."
+        )
+    return replace(safe, wide=safe.wide.masked_fill(broken, torch.nan), sound=False)
 
 
 def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Output]:
@@ -97,10 +115,10 @@ def _heard(model: nn.Module, inputs: Inputs, trace: Trace) -> tuple[Inputs, Outp
 
 def check_differentiable(model: nn.Module) -> None:
     """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
-    for path, module in model.named_modules():
+    for module in every_module(model):
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
             raise SeamError(
-                f"{path!r} is a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
+                f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
                 "explanation needs one. Explain the model as it was before quantization."
             )
 
@@ -117,8 +135,20 @@ def _own_precision(inputs: Inputs, how: How) -> AbstractContextManager[object]:
 
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
     """What the model returns, computed by a copy of its weights in another precision if asked for."""
-    with in_precision(model, dtype):
+    if dtype is None or all(p.dtype is dtype for p in model.parameters()):
         return model(*inputs.args, **inputs.kwargs)
+    with in_precision(model, dtype):
+        try:
+            return model(*inputs.args, **inputs.kwargs)
+        except (VitrailError, CheckpointError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+            raise OptionError(
+                f"{type(model).__name__} does not run in {str(dtype).removeprefix('torch.')}, which this method asks "
+                f"for: {type(error).__name__}: {str(error).splitlines()[0][:200]}. Weights of 8 bits and code that "
+                "converts its own numbers stay in the precision they have. Try precision='float32', or a method that "
+                "runs the model as it is, such as gae."
+            ) from error
 
 
 def _rooted(inputs: Inputs, trace: Trace) -> Inputs:
@@ -144,7 +174,7 @@ def check_roots(trace: Trace, inputs: Inputs) -> None:
 
 
 def record(
-    model: nn.Module,
+    model: object,
     inputs: Tensor | Mapping[str, Any],
     target: AnyTarget = None,
     *,
@@ -159,6 +189,7 @@ def record(
     """
     wanted, read = Wanted.of(frozenset(keep)), read_inputs(inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy), wanted, Settings()) as run:
+        check_target(own, as_target(target))
         part, *more = run.parts(target)
         if more:
             raise OptionError(

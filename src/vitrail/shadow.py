@@ -21,21 +21,20 @@ from torch import Tensor, nn
 
 from vitrail.caches import copy_caches
 from vitrail.copying import Copied, copied
-from vitrail.errors import InputError
+from vitrail.taking import taken
 
 
 @contextmanager
-def shadow(model: nn.Module) -> Iterator[nn.Module]:
+def shadow(model: object) -> Iterator[nn.Module]:
     """A shadow of the model for the time of the block, for this call alone."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}.")
-    made = _filled(model)
+    module = taken(model)
+    made = _filled(module)
     made.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     yield made.root
     made.check_writes()
     vars(made.root).clear()  # a kept shadow keeps nothing of the model alive
     # After an error nobody knows what it was left in: then it is not used again.
-    _idle.setdefault(model, []).append((made.signature, made.root))
+    _idle.setdefault(module, []).append((made.signature, made.root))
 
 
 _idle: "weakref.WeakKeyDictionary[nn.Module, list[tuple[list[object], nn.Module]]]" = weakref.WeakKeyDictionary()
@@ -76,11 +75,13 @@ def _replace(held: Any, tensors: Any) -> None:  # noqa: ANN401  (a module's own 
 
 
 def _converted(x: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> Tensor:
-    """A weight in another precision, once for all the names it has."""
-    if x.dtype is dtype or not x.is_floating_point():
+    """A weight in another precision, once for all the names it has; what is no plain tensor of numbers stays."""
+    if x.dtype is dtype or not x.is_floating_point() or type(x) not in (Tensor, nn.Parameter):
         return x
     if id(x) not in copies:
-        copies[id(x)] = x.detach().to(dtype).requires_grad_(x.requires_grad)
+        copies[id(x)] = x.detach().to(dtype)
+        if isinstance(x, nn.Parameter):  # offloading fills a parameter on its way in, and looks at its class
+            copies[id(x)] = nn.Parameter(copies[id(x)], requires_grad=x.requires_grad)
     return copies[id(x)]
 
 

@@ -56,6 +56,7 @@ class Trace:
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: Heard = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
+        self.safe = False  # whether rows of attention that may see nothing are zero instead of NaN
         self.outside = saving_hooks()
         self.checkpointed = False  # whether the model has checkpointed regions
         self.undone: str | None = None  # why attention has no gradient, where it has none

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -27,13 +28,19 @@ class _Listen(TorchFunctionMode):
     Args:
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
+        safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
     """
 
     def __init__(
-        self, emit: Callable[[AttentionCall], None], bend: Bend | None, block: Callable[[], int | None]
+        self,
+        emit: Callable[[AttentionCall], None],
+        bend: Bend | None,
+        block: Callable[[], int | None],
+        *,
+        safe: bool = False,
     ) -> None:
         super().__init__()
-        self.emit, self.bend, self.block = emit, bend, block
+        self.emit, self.bend, self.block, self.safe = emit, bend, block, safe
         self.follower = Follower(emit)
 
     def __torch_function__(
@@ -66,7 +73,7 @@ class _Listen(TorchFunctionMode):
             changed = self.bend.scores(block, args[0])
             self.follower.same(args[0], changed)
             args = (changed, *args[1:])
-        out = func(*args, **kwargs)
+        out = self._safe_softmax(func, args, kwargs) if self.safe else func(*args, **kwargs)
         if not over_keys:
             self.follower.changed(func, out, args, kwargs)
             return out
@@ -101,6 +108,13 @@ class _Listen(TorchFunctionMode):
             self.emit(call)
         return out
 
+    def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
+        """A softmax whose rows of nothing but minus infinity are zero, and so is their gradient."""
+        empty = (args[0] == -torch.inf).all(dim=-1, keepdim=True)
+        if not is_attention(func, args[0], args, kwargs) or not bool(empty.any()):
+            return func(*args, **kwargs)
+        return func(args[0].masked_fill(empty, 0.0), *args[1:], **kwargs).masked_fill(empty, 0.0)
+
 
 # torch.compile would trace the mode into its graph, where gradients of what it keeps are lost: break the graph instead.
 _Listen.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -113,6 +127,7 @@ def attention_calls(
     block: Callable[[], int | None] = lambda: None,
     *,
     only_in: Sequence[nn.Module] = (),
+    safe: bool = False,
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
@@ -120,8 +135,9 @@ def attention_calls(
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
         only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
+        safe: give rows of attention that may see nothing the weight zero instead of NaN.
     """
-    mode = _Listen(emit, bend, block)
+    mode = _Listen(emit, bend, block, safe=safe)
     if not only_in:
         with mode:
             yield mode.follower
