@@ -25,7 +25,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from vitrail.errors import AnatomyError, InputError
 
@@ -147,7 +147,7 @@ class _Copier:
             return x
         if id(x) in self.memo:
             return self.memo[id(x)]
-        treat: Callable[[_Copier, Any], Any] | None = TREATMENTS.get(kind)
+        treat: Any = TREATMENTS.get(kind)
         if treat is None:
             treat = _Copier._tensor if isinstance(x, Tensor) else _Copier._object
             treat = _Copier._module if kind not in PROXIES and isinstance(x, nn.Module) else treat

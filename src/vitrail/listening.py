@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitrail.adding import Adding, hooks_for
 from vitrail.errors import SeamError
 from vitrail.seams import attention_calls
 from vitrail.shadow import hooks
@@ -33,7 +35,13 @@ def _with_stream(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[t
     return tuple(new if x is old else x for x in args), {n: new if x is old else x for n, x in kwargs.items()}
 
 
-def _first(out: Any) -> Tensor:  # noqa: ANN401
+def with_stream_of(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
+    """What a block gave, the residual stream changed."""
+    return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
+
+
+def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
+    """The residual stream among what a block gave: the first tensor."""
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
@@ -93,9 +101,12 @@ def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[Removabl
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
-    module = trace.body.blocks[index].module
+    module, heard = trace.body.blocks[index].module, trace.blocks[index]
+    if "output_weight" in trace.keep:
+        heard.adding = Adding(trace.body.blocks[index])
     return [
         _before(module, partial(_enter, trace, index)),
+        *(hooks_for(heard.adding) if heard.adding is not None else ()),
         _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]
@@ -115,12 +126,23 @@ def _enter(trace: Trace, index: int, module: nn.Module, args: tuple, kwargs: dic
     return None if new is old else _with_stream(args, kwargs, old, new)
 
 
-def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured."""
+def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
+    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured.
+
+    In a pass without a graph, one begins after the last block.
+    """
     trace.here = trace.loose
+    last = index == len(trace.blocks) - 1
+    if last and not trace.cut:
+        torch.set_grad_enabled(True)
+        leaf = first_tensor(out).detach().requires_grad_()
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = leaf, out
+        trace.note(index)
+        return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if trace.keeps("leaving", index):
-        trace.blocks[index].states["leaving"], trace.blocks[index].returned = _first(out), out
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = first_tensor(out), out
     trace.note(index)
+    return None
 
 
 def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
@@ -175,7 +197,7 @@ class _Kept:
 
     def coming_out(self, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
         """A hook behind the module."""
-        self._keep(_first(out))
+        self._keep(first_tensor(out))
 
     def _keep(self, x: Tensor) -> None:
         if self.trace.here is self.heard:

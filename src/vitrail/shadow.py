@@ -86,7 +86,7 @@ def _converted(x: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> Tens
 
 @contextmanager
 def autograd(*, gradients: bool) -> Iterator[None]:
-    """Autograd on or off, whatever the caller set, and never inference mode; compiled functions run as written."""
+    """Autograd on or off, whatever the caller's own setting; never inference mode, and nothing compiled."""
     with torch.inference_mode(mode=False), torch.set_grad_enabled(gradients), _uncompiled():
         yield
 
