@@ -151,6 +151,17 @@ def test_the_matrix_of_a_module_is_what_it_does(form):
     assert_close(at_zero(made, 5, torch.zeros(1, dtype=torch.float64)), same.bias.detach())
 
 
+def test_a_weight_of_a_tensor_class_of_its_own_is_called_also_where_nobody_intercepts():
+    quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32))
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    with torch._C.DisableTorchFunction():
+        weight, bias = matrix(model[0], 64, torch.zeros(1))
+    assert_close(weight, model[0].weight.dequantize().detach())
+    assert_close(bias, model[0].bias.detach())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_half_precision_a_large_bias_hides_no_weight(dtype):
     torch.manual_seed(0)
@@ -249,6 +260,7 @@ POSTED = {
     "Granite": (PLAIN, {"residual_multiplier": 0.22}),
     "Llama": (PLAIN, {}),
     "Cohere": (replace(PLAIN, ffn_norm="input_layernorm"), {}),
+    "Phi": (replace(PLAIN, ffn_norm="input_layernorm", output="self_attn.dense"), {}),
 }
 
 
@@ -274,7 +286,8 @@ def test_heads_outputs_become_what_attention_adds_whatever_stands_between(name):
         added = heads @ one.output_weight.T.double()
         added = added if one.output_rows is None else added * one.output_rows[:, :, None]
         added = added if one.attention_scale is None else added * one.attention_scale
-        assert_close(added, actually_added(model, index), atol=1e-5, rtol=1e-4)  # norms compute in float32
+        bias = model.model.layers[index].self_attn.dense.bias.detach() if name == "Phi" else 0.0  # takes no part
+        assert_close(added + bias, actually_added(model, index), atol=1e-5, rtol=1e-4)  # norms compute in float32
 
 
 def actually_added(model, index):
@@ -299,6 +312,15 @@ def test_the_feed_forward_part_counts_as_it_is_added(name):
         assert_close(
             one.stream.leaving - added, one.stream.entering + actually_added(model, index), atol=1e-5, rtol=1e-4
         )
+
+
+@pytest.mark.parametrize("name", POSTED)
+def test_what_is_read_while_the_pass_runs_is_what_is_read_after_it(name):
+    anatomy, options = POSTED[name]
+    model = build(name, options)
+    found = vitrail.explain(model, INPUTS, "tokentm", vitrail.targets.logit(5), anatomy=anatomy)
+    layers = vitrail.record(model, INPUTS, 5, anatomy=anatomy).layers
+    assert_close(found.layers, run(tokentm.build(), layers).layers, atol=1e-9, rtol=1e-6)
 
 
 def test_a_norm_after_the_projection_changes_the_weights_of_tokens():
@@ -475,6 +497,20 @@ def test_what_stands_between_projection_and_stream_is_measured(name):
             rest = (actual - shift - added) / one.output_rows[:, :, None]
             assert_close(rest, rest[:1, :1].expand_as(rest), atol=1e-9, rtol=1e-7)
     assert vitrail.explain(model, IDS, "tokentm", 1, anatomy=OWN).scores.isfinite().all()
+
+
+def test_blocks_that_share_modules_are_measured_apart():
+    from copy import deepcopy
+
+    apart = Small(KNOWN["layer norm"]).double().eval()
+    shared = deepcopy(apart)
+    for name in ("out", "ffn", "between"):
+        setattr(apart.blocks[1], name, deepcopy(getattr(apart.blocks[0], name)))
+        setattr(shared.blocks[1], name, getattr(shared.blocks[0], name))
+    for one, two in zip(*(vitrail.record(m, IDS, 1, anatomy=OWN).layers for m in (apart, shared)), strict=True):
+        assert_close(one.output_rows, two.output_rows)
+        assert_close(one.output_weight, two.output_weight)
+        assert_close(one.stream.ffn_added, two.stream.ffn_added)
 
 
 class Shuffled(nn.Module):

@@ -9,6 +9,7 @@ A norm is not linear. Its statistics are those of the pass: with them fixed, it 
 (one over the deviation or root mean square of what the projection gave there) and then by one matrix for all tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -94,28 +95,39 @@ class Added:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def hooks_for(adding: Adding) -> list[RemovableHandle]:
-    """Hooks that fill in what is added in one block; to be set before those that read it."""
+def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHandle]:
+    """Hooks that fill in what is added in one block; to be set before those that read it.
+
+    Args:
+        running: whether it is this block that runs: several may share modules.
+    """
     block = adding.block
     reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
-    found = [
-        block.module.register_forward_pre_hook(partial(_enter, adding), with_kwargs=True),
-        block.module.register_forward_hook(lambda module, args, out: setattr(adding, "leaving", _first(out))),
-    ]
-    if reads is not None:
-        found.append(reads.register_forward_pre_hook(partial(_read, adding), with_kwargs=True))
+    before = [(block.module, partial(_enter, adding)), (reads, partial(_read, adding))]
+    after = [(block.module, partial(_leave, adding))]
     for module, name in ((block.output, "attention"), (block.ffn_output, "ffn")):
         if module is not None:
             caller = _caller(block, module)
-            hook = partial(_give, adding, name, caller is module)
-            found.append(caller.register_forward_hook(hook, with_kwargs=True))
+            after.append((caller, partial(_give, adding, name, caller is module)))
     watched = (m for m in every_module(block.module) if is_norm(m) or _passes(m) or _scales(m))
-    return [*found, *(m.register_forward_hook(partial(_take, adding), with_kwargs=True) for m in watched)]
+    after += [(module, partial(_take, adding)) for module in watched]
+
+    def only_then(hook: Callable[..., None]) -> Callable[..., None]:
+        return lambda *given: hook(*given) if running() else None
+
+    return [
+        *(m.register_forward_pre_hook(only_then(hook), with_kwargs=True) for m, hook in before if m is not None),
+        *(m.register_forward_hook(only_then(hook), with_kwargs=True) for m, hook in after),
+    ]
 
 
 def _enter(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:
     adding.clear()
     adding.entering = _given(args, kwargs)
+
+
+def _leave(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401
+    adding.leaving = _first(out)
 
 
 def _read(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -21,7 +21,8 @@ def is_plain(module: nn.Module) -> bool:
     """Whether a module is torch's own linear layer, or Hugging Face's `Conv1D`, with a weight of its own."""
     weight, kind = module._parameters.get("weight"), type(module)
     known = kind in PLAIN or (kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils")
-    return known and weight is not None and weight.is_floating_point() and "forward" not in vars(module)
+    stored = type(weight) in (nn.Parameter, Tensor) and weight is not None and weight.is_floating_point()
+    return known and stored and "forward" not in vars(module)
 
 
 def matrix(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -49,7 +50,8 @@ def at_zero(module: nn.Module, width: int, like: Tensor) -> Tensor:
 
 def _called(module: nn.Module, rows: Tensor) -> Tensor:
     """The module on rows of channels, each a sequence of its own; without hooks, whose users expect real inputs."""
-    with torch.no_grad():
+    # Weights may be tensors of a class of their own, which have to hear of torch functions also where nobody else does.
+    with torch.no_grad(), torch._C._EnableTorchFunction():
         out = module.forward(rows[:, None])
     return (out[0] if isinstance(out, (tuple, list)) else out)[:, 0]
 

@@ -106,7 +106,7 @@ def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
         heard.adding = Adding(trace.body.blocks[index])
     return [
         _before(module, partial(_enter, trace, index)),
-        *(hooks_for(heard.adding) if heard.adding is not None else ()),
+        *(() if heard.adding is None else hooks_for(heard.adding, lambda: trace.here is heard)),
         _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]
@@ -182,7 +182,8 @@ class _Kept:
 
     Args:
         names: what the state is called.
-        turn: the number of the call that is meant, counted within the block; None for the last.
+        turn: the number of the call that is meant, counted within the block; None for the last. Where sub-layers
+            stand side by side there is one call, and it is meant for both.
     """
 
     trace: Trace
@@ -201,7 +202,7 @@ class _Kept:
 
     def _keep(self, x: Tensor) -> None:
         if self.trace.here is self.heard:
-            if self.turn in (None, self.calls):
+            if self.turn is None or self.calls <= self.turn:
                 self.heard.states.update(dict.fromkeys(self.names, x))
             self.calls += 1
 

@@ -30,12 +30,14 @@ def query_gradient(last: Layer) -> Float[Tensor, "b h d"]:
     if last.query_grad is None and last.pooling and last.plain and not last.by_hand:
         scores = pull(last, last.readout, score_gradient)
         return torch.einsum("bhk,bhkd->bhd", scores, last.keys) * last.scale
-    return torch.einsum("bq,bhqd->bhd", last.readout, last.gradient("query_grad"))
+    gradient = last.gradient("query_grad")
+    return torch.einsum("bq,bhqd->bhd", last.readout.to(gradient.dtype), gradient)
 
 
 def class_relevance(last: Layer) -> Maps:
     """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens behind the prefix that the readout may see."""
-    maps = torch.einsum("bhkd,bhd->bhk", last.keys, query_gradient(last)) * last.content[:, None]
+    gradient = query_gradient(last)
+    maps = torch.einsum("bhkd,bhd->bhk", last.keys.to(gradient.dtype), gradient) * last.content[:, None]
     return maps if last.visible is None else maps * (pull(last, last.readout, _visible) > 0)
 
 
