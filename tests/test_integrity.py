@@ -44,8 +44,14 @@ EXACT = {"atol": 1e-9, "rtol": 1e-9}
 @pytest.fixture(autouse=True, scope="module")
 def _unchecked():
     """Shapes are checked elsewhere; here the checks would draw random numbers, and take most of the time."""
+    checked = jaxtyping.jaxtyped
+
+    def unless_nested(*, typechecker):
+        return lambda f: f if "<locals>" in f.__qualname__ else checked(f, typechecker=typechecker)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        patch.setattr(jaxtyping, "jaxtyped", unless_nested)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -83,14 +84,14 @@ def _may_attend(module: nn.Module) -> bool:
 
 def _name_hooks(trace: Trace, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
-
-    def start(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        trace.watch()
-        trace.running.append(name)
-
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(module, start)
+    enter = _before(module, partial(_begin, trace, name))
     return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
+
+
+def _begin(trace: Trace, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    trace.watch()
+    trace.running.append(name)
 
 
 def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[RemovableHandle]:
@@ -169,39 +170,43 @@ def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     # One norm in both places of a block is called first for attention, then for the feed-forward part.
     shared = block.ffn_norm is not None and block.ffn_norm is block.attention_norm
     turns = {"attention_normed": 0, "ffn_entering": 1, "ffn_normed": 1} if shared else {}
-    return [
-        _keep_states(trace, index, module, side, kept, turn=turns.get(kept[0]))
-        for module, side, names in places
-        if module is not None and (kept := tuple(name for name in names if name in trace.keep))
-    ]
+    handles = []
+    for module, side, names in places:
+        if module is not None and (kept := tuple(name for name in names if name in trace.keep)):
+            keep = _Kept(trace, trace.blocks[index], kept, turns.get(kept[0]))
+            handles.append(_before(module, keep.going_in) if side == "in" else _after(module, keep.coming_out))
+    return handles
 
 
-def _keep_states(
-    trace: Trace, index: int, module: nn.Module, side: str, names: tuple[str, ...], *, turn: int | None
-) -> RemovableHandle:
-    """Keep what goes into a module or comes out of it while its block runs; several blocks may share the module.
+@dataclass(eq=False)
+class _Kept:
+    """Keeps what goes into a module or comes out of it while its block runs; several blocks may share the module.
 
     Args:
+        names: what the state is called.
         turn: the number of the call that is meant, counted within the block; None for the last. Where sub-layers
             stand side by side there is one call, and it is meant for both.
     """
-    heard = trace.blocks[index]
-    calls = 0
 
-    def keep(x: Tensor) -> None:
-        nonlocal calls
-        if trace.here is heard:
-            if turn is None or calls <= turn:
-                heard.states.update(dict.fromkeys(names, x))
-            calls += 1
+    trace: Trace
+    heard: Heard
+    names: tuple[str, ...]
+    turn: int | None
+    calls: int = 0
 
-    def going_in(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        keep(stream_of(args, kwargs).detach())
+    def going_in(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A hook before the module."""
+        self._keep(stream_of(args, kwargs).detach())
 
-    def coming_out(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-        keep(first_tensor(out))
+    def coming_out(self, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        """A hook behind the module."""
+        self._keep(first_tensor(out))
 
-    return _before(module, going_in) if side == "in" else _after(module, coming_out)
+    def _keep(self, x: Tensor) -> None:
+        if self.trace.here is self.heard:
+            if self.turn is None or self.calls <= self.turn:
+                self.heard.states.update(dict.fromkeys(self.names, x))
+            self.calls += 1
 
 
 def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:
