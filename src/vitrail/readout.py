@@ -92,7 +92,8 @@ def agreed(claimed: Weights, measured: Weights, *, coarse: bool, named: str) -> 
     """
     said, seen = claimed > 0, measured > 0
     told = seen.any(dim=1, keepdim=True)  # a gradient that is zero everywhere says nothing
-    wrong = told & ((seen & ~said) | (~coarse & said & ~seen))
+    missed = torch.zeros_like(said) if coarse else said & ~seen
+    wrong = told & ((seen & ~said) | missed)
     if not bool(wrong.any()):
         return claimed
     sample = int(wrong.any(dim=1).nonzero()[0, 0])
