@@ -380,6 +380,8 @@ def _view(x: Tensor, order: einsum.Order) -> tuple[Tensor, Tensor]:
 def _map_after(func: Callable[..., Any], known: Map, old: Tensor, new: Tensor, args: tuple) -> Map:
     """What the result of a function of a map is."""
     plain = known.order == tuple(range(len(known.order)))
+    if known.changed and (func in SAME_ENTRIES or _moved(func, args, old.ndim) is not None):
+        return known
     if not known.changed and args and args[0] is old:
         if func in SAME_ENTRIES and new.shape == old.shape:
             return known
