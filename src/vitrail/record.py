@@ -17,6 +17,7 @@ from vitrail.listening import listening
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Layer, Recording
+from vitrail.refusals import check_implementation
 from vitrail.saving import keep_saved
 from vitrail.shadow import autograd, every_module, in_precision, shadow
 from vitrail.taking import check_target
@@ -44,6 +45,7 @@ def forward(
     check_length(model, inputs)
     # A readout that may turn out to be another has to be measured, and that takes a gradient.
     cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
+    check_implementation(model)
     if cut:
         check_differentiable(model)
     with autograd(gradients=cut), _own_precision(inputs, how), ExitStack() as stack:
@@ -162,11 +164,18 @@ def _rooted(inputs: Inputs, trace: Trace) -> Inputs:
 
 def check_roots(trace: Trace, inputs: Inputs) -> None:
     """Raise if the place where the gradient should end was not met."""
-    if trace.cut and not trace.roots:
-        raise OptionError(
-            f"level={trace.level!r} was not met in this pass on {inputs.kind} inputs: 'pixels' needs a picture, "
-            "'inputs_embeds' a model with a table of word embeddings. level='embedding_output' works for both."
-        )
+    if not trace.cut or trace.roots:
+        return
+    instead = "Use level='embedding_output'." if trace.body.blocks else "Name the blocks: vitrail.Anatomy(blocks=...)."
+    seen = {
+        "pixels": f"the inputs are {inputs.kind}, and no picture [b, 3, h, w] of real numbers. {instead}",
+        "inputs_embeds": "no table of word embeddings (nn.Embedding) was asked for the tokens of the text: the model "
+        f"makes them in another way. {instead}",
+        "embedding_output": "none of the blocks ran, or none was called with a tensor."
+        if trace.body.blocks
+        else f"the model has no nn.Embedding where the gradient could end. {instead}",
+    }
+    raise OptionError(f"the gradient was to end at level={trace.level!r}, but {seen[trace.level]}")
 
 
 def record(
