@@ -1,6 +1,9 @@
 """Random layers for tests of equations: no model, all sizes different, float64."""
 
+from dataclasses import replace
+
 import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from vitrail.recording import Layer, Stream
 from vitrail.relevance import Walk
@@ -23,13 +26,23 @@ def layer(index=0, depth=1, *, valid=None, readout=None, prefix=1, kind="image",
         attention_normed=random(B, T, M), ffn_entering=random(B, T, M), ffn_normed=random(B, T, M),
         ffn_added=random(B, T, M),
     )  # fmt: skip
-    return Layer(
+    one = Layer(
         index=index, depth=depth, valid=valid, readout=readout, prefix=prefix, kind=kind,
         query=random(B, heads, T, D), key=random(B, heads, T, D), value=random(B, heads, T, D),
         output_grad=random(B, heads, T, D), mask=None if causal else valid[:, None, None, :], causal=causal,
         scale=0.5, output_weight=random(M, heads * D),
         value_bias=random(3 * heads * D), stream=stream, **more,
     )  # fmt: skip
+    return with_query_gradient(one)
+
+
+def with_query_gradient(one):
+    """The layer with the gradient of its query that belongs to the gradient of its output."""
+    query = one.query.clone().requires_grad_()
+    mask = None if one.causal else one.mask
+    output = sdpa(query, one.keys, one.values, mask, is_causal=one.causal, scale=one.scale)
+    (gradient,) = torch.autograd.grad((output * one.output_grad).sum(), query)
+    return replace(one, query_grad=gradient)
 
 
 def stack(depth=3, **options):

@@ -1,6 +1,7 @@
 """The border: what users may get wrong, and what every result carries."""
 
 import json
+import time
 from functools import partial
 
 import pytest
@@ -159,9 +160,11 @@ def test_a_wrong_readout_names_the_right_ones():
         vitrail.explain(Unknown(), torch.randn(1, 3, 12, 20), anatomy=vitrail.Anatomy(readout="class"))
 
 
-def test_a_wrong_prefix_does_not_tile_the_image():
-    with pytest.raises(OptionError, match=r"Anatomy\(prefix=...\)"):
-        vitrail.explain(Unknown(), torch.randn(1, 3, 12, 20), anatomy=vitrail.Anatomy(prefix=0, readout="cls"))
+def test_a_prefix_that_nobody_named_is_measured_and_a_wrong_one_refused():
+    images, anatomy = torch.randn(1, 3, 12, 20), vitrail.Anatomy(readout="cls")
+    assert vitrail.explain(Unknown(), images, "gae", anatomy=anatomy).grid == (3, 5)
+    with pytest.raises(AnatomyError, match="says that 4 tokens stand before the patches, but 1"):
+        vitrail.explain(Unknown(), images, "gae", anatomy=vitrail.Anatomy(prefix=4, readout="cls"))
 
 
 class Twice(nn.Module):
@@ -215,6 +218,8 @@ def test_compare_runs_the_model_once_and_gives_what_explain_gives():
     model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
     runs = []
     handle = model.register_forward_hook(lambda *_: runs.append(1))
+    vitrail.explain(model, inputs, "gae")  # the first call measures the model's structure
+    runs.clear()
     methods = [*WALKING, ("gradtoken", {"depth": 2}), ("tokentm", {"scalar": "logit"})]
     together = vitrail.compare(model, inputs, methods, [0, 3])
     handle.remove()
@@ -227,6 +232,55 @@ def test_compare_runs_the_model_once_and_gives_what_explain_gives():
     assert together["gradtoken(depth=2)"] is together[-2]
     with pytest.raises(MethodError, match="not in this comparison"):
         together["lrp"]
+
+
+def test_every_result_of_a_comparison_carries_its_own_seconds():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    begun = time.perf_counter()
+    found = vitrail.compare(model, inputs, ["gae", "rollout", ("integrated_gradients", {"steps": 12}), "attn_lrp"])
+    total = time.perf_counter() - begun
+    seconds = [one.provenance["seconds"] for one in found]
+    (shared,) = {one.provenance["shared_seconds"] for one in found}
+    assert len(set(seconds)) == 4
+    assert min(*seconds, shared) > 0
+    assert sum(seconds) + shared <= total
+    assert seconds[2] > max(seconds[:2])  # twelve steps of its own against a walk over three layers
+
+
+def test_alone_a_result_shares_its_time_with_nobody():
+    begun = time.perf_counter()
+    found = explain("gae").provenance
+    total = time.perf_counter() - begun
+    assert 0 < found["seconds"] <= total
+    assert found["shared_seconds"] == 0
+
+
+def test_a_walk_beside_a_procedure_owns_its_passes():
+    model, inputs = tiny(BERT), MODELS[BERT].inputs()
+    walk, other = vitrail.compare(model, inputs, ["gae", "attn_lrp"], 1)
+    many, *_ = vitrail.compare(model, inputs, ["gae", *WALKING], 1)
+    assert walk.provenance["seconds"] > many.provenance["seconds"]  # with the forward and backward pass, and without
+    assert other.provenance["seconds"] != walk.provenance["seconds"]
+
+
+def test_a_comparison_is_asked_by_its_exact_label_first():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    later, plain = ("gae", {"start_layer": 2}), "gae"
+    both = vitrail.compare(model, inputs, [later, plain])
+    assert both.labels == ("gae(start_layer=2)", "gae")
+    assert both["gae"] is both[1]
+    assert both["gae(start_layer=2)"] is both[0]
+    assert vitrail.compare(model, inputs, [later, "rollout"])["gae"].label == "gae(start_layer=2)"  # the only one
+
+
+def test_a_name_that_stands_for_several_results_is_an_error_that_lists_them():
+    model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    found = vitrail.compare(model, inputs, [("gae", {"start_layer": 1}), ("gae", {"start_layer": 2}), "rollout"])
+    with pytest.raises(MethodError, match=r"2 results .* gae\(start_layer=1\), gae\(start_layer=2\)"):
+        found["gae"]
+    twice = vitrail.compare(model, inputs, ["gae", "gae"])
+    with pytest.raises(MethodError, match="'gae' names 2 results"):
+        twice["gae"]
 
 
 def test_masking_special_tokens_runs_the_model_apart_and_gives_them_nothing():

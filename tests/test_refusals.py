@@ -1,112 +1,246 @@
-"""Models that cannot be explained: the message says what was found in them, not what others would do."""
+"""Inputs and targets that have no right answer are refused, with words that help."""
 
+import numpy as np
 import pytest
 import torch
-import transformers
-from timm.models.mlp_mixer import MlpMixer
-from tiny_models import MODELS
+from PIL import Image
+from saved_models import save_bert
+from tiny_models import MODELS, tiny
 from torch import nn
 
 import vitrail
-from vitrail.errors import OptionError, SeamError
-
-IDS = {"input_ids": torch.tensor([[1, 5, 9, 2, 4, 3]])}
-SIZES = {
-    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
-
-class Linear(nn.Module):
-    """Attention without a softmax."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(60, 12), nn.Linear(12, 3)
-        self.layers = nn.ModuleList([nn.ModuleList([nn.Linear(12, 12) for _ in range(3)]) for _ in range(2)])
-
-    def forward(self, input_ids):
-        x = self.embed(input_ids)
-        for q, k, v in self.layers:
-            x = x + torch.relu(q(x)) @ (torch.relu(k(x)).transpose(1, 2) @ v(x))
-        return self.head(x.mean(dim=1))
+from vitrail import targets
+from vitrail.errors import InputError, TargetError
+from vitrail.inputs import read_inputs
+from vitrail.loading import load
+from vitrail.loading.images import open_image, to_rgb
+from vitrail.loading.loaded import is_blank
+from vitrail.plots.picture import as_picture
 
 
-def mamba():
-    options = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
-    return transformers.MambaForCausalLM(transformers.MambaConfig(**options)), "backbone.layers", IDS
+def explain(name, target=None, method="gae", **changed):
+    inputs = MODELS[name].inputs()
+    return vitrail.explain(tiny(name), {**inputs, **changed} if changed else inputs, method, target)
 
 
-def fnet():
-    return transformers.FNetForSequenceClassification(transformers.FNetConfig(**SIZES)), "fnet.encoder.layer", IDS
+@pytest.mark.parametrize(
+    "target",
+    [
+        True,
+        False,
+        np.True_,
+        np.array([True, False]),
+        torch.tensor(1) > 0,
+        torch.tensor([True, False]),
+        [True, False],
+        [1, True],
+        (np.True_, 0),
+        [torch.tensor(1) > 0, 1],
+    ],
+    ids=repr,
+)
+def test_a_truth_value_is_no_class(target):
+    with pytest.raises(TargetError, match="whole number"):
+        targets.as_target(target)
 
 
-def mixer():
-    model = MlpMixer(num_classes=5, img_size=64, patch_size=32, num_blocks=2, embed_dim=16)
-    return model, "blocks", torch.randn(1, 3, 64, 64)
+def test_explain_takes_no_truth_value():
+    with pytest.raises(TargetError, match="whole number, or there is one for each sample, but True was given"):
+        explain("hf_bert", target=True)
 
 
-WITHOUT = {
-    mamba: "2 MambaMixer",
-    fnet: "2 FNetFourierTransform",
-    mixer: "2 MixerBlock",
-    lambda: (Linear(), "layers", IDS): "7 Linear",
-}
+@pytest.mark.parametrize("make", [targets.logit, targets.probability, targets.next_token])
+def test_no_target_object_takes_a_truth_value(make):
+    with pytest.raises(TargetError, match="whole number"):
+        make(*[True])
 
 
-@pytest.mark.parametrize("build", WITHOUT)
-@pytest.mark.parametrize("method", ["gae", "auto"])
-def test_a_model_without_softmax_attention_is_told_so(build, method):
-    model, blocks, inputs = build()
-    with pytest.raises(SeamError, match="a model without softmax attention") as refusal:
-        vitrail.explain(model.eval(), inputs, method, 0, anatomy=vitrail.Anatomy(blocks=blocks))
-    assert WITHOUT[build] in str(refusal.value)
-    assert "Load it" not in str(refusal.value)
+def test_a_position_is_a_whole_number():
+    with pytest.raises(TargetError, match="position is the whole number of a token, but True was given"):
+        targets.logit(1, position=True)
 
 
-@pytest.mark.parametrize("kernel", ["flex_attention", "flash_attention_2", "kernels-community/flash-attn"])
-def test_kernels_that_hide_attention_are_named(kernel):
-    model = MODELS["hf_bert"].build().eval()
-    model.config._attn_implementation = kernel
-    with pytest.raises(SeamError, match=f"attn_implementation='{kernel}'.*'sdpa' or 'eager'"):
-        vitrail.explain(model, MODELS["hf_bert"].inputs(), "gae", 0)
+@pytest.mark.parametrize("target", [np.int64(1), torch.tensor(1), [np.int32(1), torch.tensor(0)], np.array([1, 0])])
+def test_whole_numbers_of_every_library_are_classes(target):
+    assert len(explain("hf_bert", target)) == 2
 
 
-def test_blocks_without_attention_are_counted_and_named():
-    config = transformers.Lfm2Config(
-        **{**SIZES, "num_hidden_layers": 5}, num_key_value_heads=2,
-        layer_types=["conv", "conv", "full_attention", "conv", "full_attention"],
-    )  # fmt: skip
-    model = transformers.Lfm2ForCausalLM(config).eval()
-    with pytest.raises(SeamError, match=r"in 3 of the 5 blocks of Lfm2ForCausalLM: 0-1, 3 \(3 Lfm2DecoderLayer\)"):
-        vitrail.explain(model, IDS, "gae", 0, anatomy=vitrail.Anatomy(blocks="model.layers"))
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert"])
+@pytest.mark.parametrize("method", ["gae", "tokentm", "rollout"])
+def test_a_classifier_has_no_next_token(name, method):
+    """TokenTM explains the probability: what it asks for is still a next token."""
+    with pytest.raises(TargetError, match=r"predicts no next token\. Name a class"):
+        explain(name, targets.next_token(1), method)
 
 
-def test_blocks_that_are_none_are_told_from_those_that_are():
-    model = MODELS["hf_bert"].build().eval()
-    model.extra = nn.ModuleList([nn.Linear(2, 2)])
-    with pytest.raises(SeamError, match=r"none of the 1 blocks named.*3 attention calls.*bert\.encoder\.layer"):
-        vitrail.explain(model, IDS, "gae", 0, anatomy=vitrail.Anatomy(blocks="extra"))
+def test_a_method_of_probabilities_still_knows_a_next_token():
+    found = explain("hf_gpt2", targets.next_token(7), "tokentm")
+    assert str(found.target) == "next token probability of 7"
+    assert torch.equal(found.scores, explain("hf_gpt2", 7, "tokentm").scores)
 
 
-class Sparse(nn.Module):
-    """Words become vectors by a product with one-hot rows: there is no table of embeddings."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Linear(60, 12), nn.Linear(12, 3)
-        layer = nn.TransformerEncoderLayer(12, 3, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, ids):
-        x = self.words(nn.functional.one_hot(ids, 60).to(self.words.weight.dtype))
-        return self.head(self.encoder(x).mean(dim=1))
+MASK = torch.ones(2, 9, dtype=torch.int64)
 
 
-def test_a_level_that_was_not_met_is_answered_by_one_that_works():
-    model, ids = Sparse(), IDS["input_ids"]
-    with pytest.raises(OptionError, match=r"no table of word embeddings.*Use level='embedding_output'"):
-        vitrail.explain(model, ids, "input_x_gradient", 0, level="inputs_embeds")
-    assert bool(vitrail.explain(model, ids, "input_x_gradient", 0, level="embedding_output").scores.any())
-    with pytest.raises(OptionError, match=r"no nn\.Embedding.*Name the blocks"):
-        vitrail.explain(model, ids, "gae", 0, anatomy=vitrail.Anatomy())
+def with_value(value, dtype):
+    mask = MASK.to(dtype).clone()
+    mask[1, -1] = value
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "words"),
+    [
+        (torch.nan, torch.float32, "1 NaN of 18"),
+        (-1, torch.int64, "holds -1"),
+        (2, torch.int64, "holds 2"),
+        (0.5, torch.float64, "holds 0.5"),
+        (-torch.inf, torch.float32, "holds -inf"),
+        (torch.finfo(torch.float32).min, torch.float32, "added to the attention scores has four axes"),
+        (torch.nan, torch.float16, "NaN"),
+    ],
+)
+def test_a_mask_of_two_axes_holds_zeros_and_ones(value, dtype, words):
+    with pytest.raises(InputError, match=words):
+        explain("hf_bert", attention_mask=with_value(value, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float64])
+def test_zeros_and_ones_are_a_mask_in_every_dtype(dtype):
+    read = read_inputs({"input_ids": MASK, "attention_mask": with_value(0, dtype)})
+    assert read.attention_mask is not None
+
+
+def test_a_mask_of_more_axes_may_hold_what_is_added_but_no_nan():
+    added = torch.zeros(2, 1, 9, 9).masked_fill(torch.ones(9, 9).triu(1) > 0, -torch.inf)
+    assert read_inputs({"input_ids": MASK, "attention_mask": added}).attention_mask is None
+    added[0, 0, 0, 0] = torch.nan
+    with pytest.raises(InputError, match="attention_mask holds 1 NaN of 162"):
+        read_inputs({"input_ids": MASK, "attention_mask": added})
+
+
+def test_a_mask_of_ones_own_model_may_hold_minus_infinity():
+    padding = torch.zeros(2, 9).masked_fill(torch.arange(9) > 5, -torch.inf)
+    assert read_inputs({"x": torch.randn(2, 9, 4), "src_key_padding_mask": padding}).batch == 2
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return load(str(save_bert(tmp_path_factory.mktemp("bert"))))
+
+
+INVISIBLE = ["\u200b", "\u200b\u200d\ufeff", " \u2060\u00ad ", "\u200e\n\u200f", "\x00\x07"]
+
+
+@pytest.mark.parametrize("text", INVISIBLE, ids=ascii)
+def test_a_text_of_invisible_characters_is_empty(bert, text):
+    assert is_blank(text)
+    with pytest.raises(InputError, match="empty"):
+        bert.text(text)
+    with pytest.raises(InputError, match="empty"):
+        bert.text("a film", text)
+
+
+@pytest.mark.parametrize("text", ["a", "\u200ba", "你", "🙂", "-", "١"])
+def test_a_text_of_one_visible_character_is_not_empty(text):
+    assert not is_blank(text)
+
+
+@pytest.mark.parametrize("more", [{}, {"return_special_tokens_mask": True}], ids=["plain", "with special tokens"])
+@pytest.mark.parametrize("text", [*INVISIBLE, "", "\u0301"], ids=ascii)
+def test_special_tokens_alone_are_not_explained(bert, text, more):
+    """What reaches the border as token ids is known by the tokens: here [CLS] [SEP] and padding."""
+    inputs = bert.tokenizer(["a dull film", text], padding=True, return_tensors="pt", **more)
+    with pytest.raises(InputError, match="text 1 of the batch has no token of its own"):
+        vitrail.explain(bert.model, inputs, "gae")
+
+
+def test_a_word_the_tokenizer_does_not_know_is_content(bert):
+    inputs = bert.tokenizer("zyzzyva", return_tensors="pt")
+    assert vitrail.explain(bert.model, inputs, "gae").scores.shape == (1, 3)
+
+
+SHAPES = [
+    (torch.randn(2, 16000), r"\(2, 16000\).*audio \[b, samples\] or a table \[b, features\].*not supported"),
+    ({"input_values": torch.randn(1, 400)}, r"input_values has shape.*audio"),
+    (torch.randn(2, 4, 3, 8, 8), r"video \[b, frames, 3, h, w\], which is not supported: explain its frames"),
+    ({"pixel_values": torch.randn(2, 4, 3, 8, 8)}, "video"),
+    ({"pixel_values": torch.randn(3, 8, 8)}, "one picture: is the batch axis missing"),
+    ({"pixel_values": torch.randn(8, 8)}, "one picture: is the batch axis missing"),
+    (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "pictures in whole numbers: run the model's own preprocessing"),
+    (torch.zeros(3, 8, 8, dtype=torch.uint8), "one picture in whole numbers"),
+    (torch.tensor([1, 2, 3]), "token ids of one text: is the batch axis missing"),
+    (torch.randn(7), "one example of audio or of a table"),
+    (torch.tensor(3), "what is explained is a batch of images"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "words"), SHAPES, ids=[words for _, words in SHAPES])
+def test_a_shape_that_is_not_supported_is_called_by_its_name(inputs, words):
+    with pytest.raises(InputError, match=words):
+        read_inputs(inputs)
+
+
+def test_a_model_of_tables_is_told_so():
+    with pytest.raises(InputError, match="table"):
+        vitrail.explain(nn.Linear(5, 2), torch.randn(3, 5))
+
+
+GREY = np.linspace(0, 255, 12 * 7).reshape(7, 12).round()
+
+
+def saved(path, array, **more):
+    Image.fromarray(array).save(path, **more)
+    return path
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        (GREY * 1e6).astype(np.int32),
+        (GREY * 257).astype(np.int32),
+        GREY.astype(np.int32),
+        -GREY.astype(np.int32),
+        np.zeros((7, 12), dtype=np.int32),
+    ],
+    ids=["large", "as 16 bits", "as 8 bits", "negative", "zeros"],
+)
+def test_32_bit_integers_have_no_white(tmp_path, array):
+    with pytest.raises(
+        InputError, match=r"x\.tif: the picture holds 32-bit integers from .* Save it with 8 or 16 bits"
+    ):
+        open_image(saved(tmp_path / "x.tif", array))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [GREY, GREY / 254, -GREY / 255, np.where(GREY > 9, np.nan, 0), np.full((7, 12), np.inf)],
+    ids=["0 to 255", "above one", "negative", "NaN", "infinite"],
+)
+def test_real_numbers_run_from_zero_to_one(tmp_path, array):
+    with pytest.raises(InputError, match=r"real numbers from .* only those from 0 \(black\) to 1 \(white\)"):
+        open_image(saved(tmp_path / "x.tif", array.astype(np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("array", "name"),
+    [
+        ((GREY * 257).astype(np.uint16), "x.tif"),
+        ((GREY * 257).astype(np.uint16), "x.png"),
+        ((GREY / 255).astype(np.float32), "x.tif"),
+    ],
+)
+def test_a_range_that_is_defined_is_scaled(tmp_path, array, name):
+    assert np.abs(np.asarray(open_image(saved(tmp_path / name, array)))[..., 0] - GREY).max() <= 1
+
+
+def test_a_png_that_pillow_hands_over_as_32_bits_has_16():
+    """Versions of Pillow before 11 do so."""
+    image = Image.fromarray((GREY * 257).astype(np.int32))
+    image.format = "PNG"
+    assert np.abs(np.asarray(to_rgb(image))[..., 0] - GREY).max() <= 1
+
+
+def test_a_deep_picture_is_drawn_in_all_its_greys():
+    drawn = as_picture(Image.fromarray((GREY * 1000).astype(np.int32)))
+    np.testing.assert_allclose(drawn[..., 0], GREY / 255, atol=1e-9)

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 
 from vitrail import Attribution, explain, targets
 from vitrail.errors import OutputError
-from vitrail.storage import load, save, save_figure
+from vitrail.storage import load, save, save_figure, write_bytes
 
 EXACT = pytest.mark.parametrize("suffix", [".json", ".npz"])
 
@@ -63,7 +64,7 @@ def test_lists_and_tuples_come_back_as_they_were(tmp_path, suffix):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_every_bit_of_every_dtype_comes_back(tmp_path, suffix, dtype):
     scores = torch.tensor([[0.1, -0.0, 1e-7, 3.0, 1 / 3, -2.5]], dtype=dtype)
-    back = load(save(image(scores=scores), tmp_path / f"x{suffix}")).scores
+    back = load(save(image(scores=scores, target=targets.logit([3])), tmp_path / f"x{suffix}")).scores
     assert back.dtype == dtype
     assert torch.equal(back.signbit(), scores.signbit())
     assert torch.equal(back, scores)
@@ -71,7 +72,7 @@ def test_every_bit_of_every_dtype_comes_back(tmp_path, suffix, dtype):
 
 @EXACT
 def test_scores_with_a_gradient_are_saved(tmp_path, suffix):
-    made = image(scores=torch.randn(1, 6, requires_grad=True))
+    made = image(scores=torch.randn(1, 6, requires_grad=True), target=targets.logit([3]))
     assert load(save(made, tmp_path / f"x{suffix}")).equals(made)
 
 
@@ -184,3 +185,183 @@ def test_a_file_of_a_later_version_asks_for_an_upgrade(tmp_path):
 def test_an_option_that_no_file_can_hold_is_named(tmp_path, suffix):
     with pytest.raises(OutputError, match="a dtype, which a file cannot hold"):
         save(image(options={"dtype": torch.float32}), tmp_path / f"x{suffix}")
+
+
+def rewritten(path, change):
+    """The file with its header and arrays changed, whatever its form."""
+    if path.suffix == ".json":
+        content = json.loads(path.read_text())
+        tensors = content.pop("tensors")
+        arrays = {name: np.array(x["values"]).reshape(x["shape"]) for name, x in tensors.items()}
+        change(content, arrays)
+        kept = {name: {"shape": list(x.shape), "values": x.flatten().tolist()} for name, x in arrays.items()}
+        path.write_text(json.dumps({**content, "tensors": kept}))
+        return
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"}
+        header = json.loads(file["header"].tobytes())
+    change(header, arrays)
+    np.savez(path, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)
+
+
+def field(name, value):
+    return lambda header, arrays: header.update({name: value})
+
+
+def array(name, make):
+    return lambda header, arrays: arrays.update({name: make(arrays[name])})
+
+
+def dtype(name, value):
+    return lambda header, arrays: header["dtypes"].update({name: value})
+
+
+def aim(**changes):
+    return lambda header, arrays: header["target"].update(changes)
+
+
+def filled(value):
+    return lambda x: np.where(np.arange(x.size).reshape(x.shape) == 1, value, x)
+
+
+def without(name):
+    return lambda header, arrays: arrays.pop(name)
+
+
+def with_pixels():
+    return image(pixels=torch.randn(2, 10, 15))
+
+
+CONTRADICTIONS = {
+    "five scores for a grid of 16 x 16": (image, [array("scores", lambda x: x[:, :5]), field("grid", [16, 16])]),
+    "another grid": (image, [field("grid", [3, 3])]),
+    "a negative grid": (image, [field("grid", [-2, -3])]),
+    "half a grid": (image, [field("grid", [6])]),
+    "a broken grid": (image, [field("grid", [2.0, 3.0])]),
+    "a grid of truth values": (image, [field("grid", [True, 6])]),
+    "a negative size": (image, [field("size", [-10, 15])]),
+    "an empty size": (image, [field("size", [0, 15])]),
+    "NaN": (image, [array("scores", filled(np.nan))]),
+    "infinity": (image, [array("scores", filled(np.inf))]),
+    "NaN in pixels": (with_pixels, [array("pixels", filled(np.nan))]),
+    "infinity in layers": (text, [array("layers", filled(-np.inf))]),
+    "version 0": (text, [field("version", 0)]),
+    "a negative version": (text, [field("version", -1)]),
+    "a later version": (text, [field("version", 2)]),
+    "half a version": (text, [field("version", 0.5)]),
+    "a version in words": (text, [field("version", "1")]),
+    "a version of truth": (text, [field("version", value=True)]),
+    "fewer tokens": (text, [field("tokens", [["a", "b"], ["c", "d"]])]),
+    "tokens of fewer samples": (text, [field("tokens", [["a", "b", "c"]])]),
+    "tokens that are no text": (text, [field("tokens", [[1, 2, 3], [4, 5, 6]])]),
+    "one long token": (text, [field("tokens", ["abc", "def"])]),
+    "fewer scores than tokens": (text, [array("scores", lambda x: x[:, :2])]),
+    "layers of another length": (text, [array("layers", lambda x: x[:, :, :2])]),
+    "heads of another length": (text, [array("heads", lambda x: x[:, :, :2])]),
+    "layers of another batch": (text, [array("layers", lambda x: x[:1])]),
+    "layers without layers": (text, [array("layers", lambda x: x[:, :0])]),
+    "a mask of another length": (text, [array("valid", lambda x: x[:, :2])]),
+    "a mask of numbers": (text, [array("valid", lambda x: x * 1.0), dtype("valid", "float64")]),
+    "a readout outside": (text, [array("readout", lambda x: x * 0 + 3)]),
+    "a readout below -1": (text, [array("readout", lambda x: x * 0 - 2)]),
+    "readouts of another batch": (text, [array("readout", lambda x: x[:1])]),
+    "a readout in halves": (text, [array("readout", lambda x: x + 0.5)]),
+    "pixels of another size": (with_pixels, [field("size", [10, 14])]),
+    "scores of three axes": (text, [array("scores", lambda x: x[..., None])]),
+    "scores in whole numbers": (image, [array("scores", lambda x: x.astype(np.int64)), dtype("scores", "int64")]),
+    "scores said to be whole": (image, [dtype("scores", "int64")]),
+    "an unknown dtype": (image, [dtype("scores", "float8")]),
+    "a dtype that is a function": (image, [dtype("scores", "load")]),
+    "a dtype too small": (image, [array("scores", filled(1e300)), dtype("scores", "float32")]),
+    "a missing array": (text, [without("heads")]),
+    "no scores": (image, [without("scores"), lambda header, arrays: header["dtypes"].pop("scores")]),
+    "an unknown array": (text, [lambda header, arrays: arrays.update(more=np.ones(2))]),
+    "an unknown kind": (text, [field("kind", "sound")]),
+    "signed by a word": (text, [field("signed", "no")]),
+    "no method": (text, [field("method", None)]),
+    "an empty method": (text, [field("method", "")]),
+    "options in a list": (text, [field("options", [1])]),
+    "classes of another batch": (text, [aim(first=[1, 0, 2])]),
+    "a class in words": (text, [aim(first=["cat", "dog"])]),
+    "a class of truth": (text, [aim(first=True)]),
+    "a position in words": (text, [aim(position="last")]),
+    "an unknown field of the target": (text, [aim(third=1)]),
+}
+
+
+@EXACT
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_file_that_contradicts_itself_is_refused(tmp_path, suffix, name):
+    make, changes = CONTRADICTIONS[name]
+    path = save(make(), tmp_path / f"x{suffix}")
+    rewritten(path, lambda header, arrays: None)
+    assert load(path).method  # writing it again alone changes nothing
+    rewritten(path, lambda header, arrays: [change(header, arrays) for change in changes])
+    with pytest.raises(OutputError, match="cannot be read as an attribution") as caught:
+        load(path)
+    assert "Type-check" not in str(caught.value)  # found by ourselves, not by the types that only tests check
+
+
+@pytest.mark.parametrize("shape", [[-1, 6], [2, 6.0], [3, 4], [12], [2, 6, 0]])
+def test_a_shape_that_does_not_hold_its_values_is_refused(tmp_path, shape):
+    path = save(image(), tmp_path / "x.json")
+    content = json.loads(path.read_text())
+    content["tensors"]["scores"]["shape"] = shape
+    path.write_text(json.dumps(content))
+    with pytest.raises(OutputError, match="cannot be read as an attribution"):
+        load(path)
+
+
+@EXACT
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: image(scores=torch.full((2, 6), torch.nan)), "its scores hold 12 NaN or infinite values of 12"),
+        (lambda: image(grid=(16, 16)), "it has 6 scores for a grid of 16 x 16"),
+    ],
+    ids=["NaN", "grid"],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path, suffix, made, words):
+    with pytest.raises(OutputError, match=words):
+        save(made(), tmp_path / f"x{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+@EXACT
+def test_infinite_numbers_of_options_and_provenance_come_back_and_are_no_words_in_json(tmp_path, suffix):
+    made = image(options={"limit": float("inf"), "low": (-float("inf"), np.float32("inf"))}, provenance={"x": [1.0]})
+    path = save(made, tmp_path / f"x{suffix}")
+    assert b"Infinity" not in path.read_bytes()
+    back = load(path)
+    assert back.options == made.options
+    assert np.isnan(load(save(image(options={"x": float("nan")}), path)).options["x"])
+
+
+def test_threads_that_write_to_one_file_never_disturb_each_other(tmp_path):
+    path, texts = tmp_path / "x.bin", [bytes([65 + n]) * 20_000 for n in range(4)]
+
+    def many(data):
+        for _ in range(100):
+            write_bytes(path, data)
+            assert path.read_bytes() in texts  # always all of one of them
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(many, texts))
+    assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_a_write_that_breaks_off_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = write_bytes(tmp_path / "x.bin", b"old")
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):
+    assert write_bytes(tmp_path / ("x" * 255), b"data").read_bytes() == b"data"

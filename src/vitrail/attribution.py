@@ -37,9 +37,10 @@ class Attribution:
         layers: one map per layer, first to last, where the method has them; for `consensus` one per part, by the
             names in `provenance["parts"]`.
         heads: one map per head, where the method has them.
-        provenance: model, its fingerprint, library versions, backend and seconds; `residual`, for methods whose scores
-            should add up, is what their sum lacks in each sample; `parts` and `disagreement`, of methods that add up
-            others; `default`, why the best method did not apply where none was named.
+        provenance: model, its fingerprint, library versions and backend; `seconds` spent on this result alone, and
+            `shared_seconds` of what served several results of one `compare`, such as its forward pass; `residual`, for
+            methods whose scores should add up, is what their sum lacks in each sample; `parts` and `disagreement`, of
+            methods that add up others; `default`, why the best method did not apply where none was named.
     """
 
     scores: Float[Tensor, "b n"]

@@ -23,13 +23,19 @@ class Comparison(Sequence[Attribution]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[Attribution]: ...
     def __getitem__(self, key: int | str | slice) -> Attribution | Sequence[Attribution]:
-        """By position, or by label: `comparison["gae"]`."""
-        if not isinstance(key, str):
-            return self.attributions[key]
-        for name, attribution in zip(self.labels, self.attributions, strict=True):
-            if key in (name, attribution.method):
-                return attribution
-        raise MethodError(f"{key!r} is not in this comparison. {suggest(key, self.labels)}")
+        """By position, by label, or by a method that was run once: `comparison["gae"]`."""
+        return self._named(key) if isinstance(key, str) else self.attributions[key]
+
+    def _named(self, name: str) -> Attribution:
+        """The attribution of this label; where there is none, the only one of this method."""
+        labelled = [a for a, label in zip(self.attributions, self.labels, strict=True) if label == name]
+        found = labelled or [a for a in self.attributions if a.method == name]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise MethodError(f"{name!r} is not in this comparison. {suggest(name, self.labels)}")
+        labels = ", ".join(a.label for a in found)
+        raise MethodError(f"{name!r} names {len(found)} results of this comparison: {labels}. Use a label or a number.")
 
     def __len__(self) -> int:
         """How many methods were compared."""

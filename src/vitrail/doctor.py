@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.anatomy import Anatomy
-from vitrail.grids import grid_of
 from vitrail.inputs import Inputs, read_inputs
+from vitrail.measure import check_origin, structure_of
 from vitrail.outputs import read_output
 from vitrail.record import find_body, record
 from vitrail.recording import Layer, widen
@@ -79,13 +79,13 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
     with shadow(model) as own:
         body, plain = find_body(own, anatomy), _plain_logits(own, read)
-    tokens = recording.layers[0].valid.shape[1]
+        origin = check_origin(structure_of(own, read, body))
     return Report(
         family=body.anatomy.name,
         model_class=type(model).__name__,
-        prefix=body.anatomy.prefix,
+        prefix=body.anatomy.prefix if origin.prefix is None or read.kind == "text" else origin.prefix,
         readout=str(body.anatomy.readout),
-        grid=grid_of(tokens - body.anatomy.prefix, read.size) if read.size else None,
+        grid=origin.grid,
         rows=tuple(_row(layer) for layer in recording.layers),
         same_logits=torch.equal(plain.nan_to_num(), recording.logits.nan_to_num()),  # padding may give NaN
     )

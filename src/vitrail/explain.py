@@ -20,7 +20,6 @@ from vitrail.outputs import Part
 from vitrail.passes import Settings
 from vitrail.provenance import fingerprint, provenance
 from vitrail.record import find_body, forward
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
@@ -108,7 +107,9 @@ def compare(
         backend = made[0].provenance["backend"]
         seconds = time.perf_counter() - started
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    return Comparison([_with_provenance(made[i], origin) for i in range(len(requests))])
+    return Comparison(
+        [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
+    )
 
 
 def _explained(
@@ -121,7 +122,8 @@ def _explained(
     for i, request in enumerate(requests):
         if isinstance(request.plan, Procedure):
             try:
-                made[i] = _follow(model, body, request, request.plan, settings)
+                begun = time.perf_counter()
+                made[i] = _with_seconds(_follow(model, body, request, request.plan, settings), begun=begun)
             except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
                 requests[i] = instead(request, error)
     order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
@@ -132,8 +134,21 @@ def _explained(
     return identity, made
 
 
-def _with_provenance(attribution: Attribution, origin: Mapping[str, Any]) -> Attribution:
-    return Attribution(**{**vars(attribution), "provenance": {**origin, **attribution.provenance}})
+def _timed(made: Sequence[Attribution], total: float) -> list[Attribution]:
+    """Each result with its own seconds, and with those of the call that belong to no one result alone."""
+    if len(made) == 1:
+        return [_with_provenance(made[0], {}, seconds=total, shared_seconds=0.0)]
+    shared = max(0.0, total - sum(one.provenance["seconds"] for one in made))
+    return [_with_provenance(one, {}, shared_seconds=shared) for one in made]
+
+
+def _with_seconds(attribution: Attribution, *, begun: float) -> Attribution:
+    """The result with the seconds that were spent on it alone."""
+    return _with_provenance(attribution, {}, seconds=time.perf_counter() - begun)
+
+
+def _with_provenance(attribution: Attribution, origin: Mapping[str, Any], **more: Any) -> Attribution:  # noqa: ANN401
+    return Attribution(**{**vars(attribution), "provenance": {**origin, **attribution.provenance, **more}})
 
 
 def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settings) -> tuple[str, list[Attribution]]:
@@ -141,29 +156,32 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
 
     The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
     """
+    begun = time.perf_counter()
     with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Part, Result]]] = {request: [] for request in requests}
         ran: dict[Request, set[str]] = {request: set() for request in requests}
+        spent = dict.fromkeys(requests, 0.0)
         for job, (part, group) in enumerate(jobs):
             for request in group:
                 check_scalar(request, part.target)
             walkers = [Walker(request.plan) for request in group if isinstance(request.plan, Walk)]
-
-            def see(layer: Layer, walkers: list[Walker] = walkers) -> None:
+            again = job + 1 < len(jobs)
+            for layer in run.layers(part, wanted_by(group), again=again, shared=len(group) > 1):
                 for walker in walkers:
                     walker.see(layer)
-
-            run.visit(part, wanted_by(group), see, again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walker in zip(group, walkers, strict=True):
                 assert walker.result is not None
                 found[request].append((part, walker.result))
                 ran[request] |= walker.ran
+                spent[request] += walker.seconds
         identity = fingerprint(model)
         made = []
         for request in requests:
             run.ran = ran[request]
-            made.append(attribution_of(request, found[request], run))
+            if len(requests) > 1:  # else both passes are its own
+                begun = time.perf_counter() - spent[request]
+            made.append(_with_seconds(attribution_of(request, found[request], run), begun=begun))
         return identity, made
 
 

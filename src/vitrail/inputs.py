@@ -94,12 +94,35 @@ def _kind(name: str, x: Tensor) -> str:
     """Whether a tensor is a batch of images or of texts, by its shape."""
     if x.is_floating_point() and x.ndim == 4:
         return "image"
-    if (x.ndim == 2 and not x.is_floating_point()) or (x.ndim == 3 and x.is_floating_point()):
+    embeddings = x.ndim == 3 and x.is_floating_point() and name != "pixel_values"
+    if (x.ndim == 2 and not x.is_floating_point()) or embeddings:
         return "text"
     raise InputError(
-        f"{name} of shape {tuple(x.shape)} and dtype {x.dtype} is neither a batch of images [b, 3, h, w] nor of token "
-        "ids [b, t] nor of embeddings [b, t, d]. Is the batch axis missing?"
+        f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}, but what is explained is a batch of images "
+        f"[b, 3, h, w] in real numbers, of token ids [b, t], or of embeddings [b, t, d]. {_looks_like(name, x)}"
     )
+
+
+def _looks_like(name: str, x: Tensor) -> str:
+    """What a tensor that cannot be explained probably is, and what to do with it."""
+    if x.is_floating_point():
+        return REAL_SHAPES.get(x.ndim, "") if name != "pixel_values" or x.ndim > 3 else ONE_PICTURE
+    return WHOLE_SHAPES.get(x.ndim, "")
+
+
+ONE_PICTURE = "This looks like one picture: is the batch axis missing? Add it with x[None]."
+REAL_SHAPES = {
+    1: "This looks like one example of audio or of a table, which are not supported.",
+    2: "This looks like audio [b, samples] or a table [b, features], which are not supported. If it is the embeddings "
+    "[t, d] of one text or one channel of a picture: is the batch axis missing? Add it with x[None].",
+    5: "This looks like video [b, frames, 3, h, w], which is not supported: explain its frames one by one.",
+}
+WHOLE_SHAPES = {
+    1: "This looks like the token ids of one text: is the batch axis missing? Add it with x[None].",
+    3: "This looks like one picture in whole numbers: give it a batch axis and the model's own preprocessing.",
+    4: "This looks like pictures in whole numbers: run the model's own preprocessing, which scales them.",
+    5: "This looks like video in whole numbers, which is not supported: explain its frames one by one.",
+}
 
 
 def _read_tensor(x: Tensor) -> Inputs:
@@ -130,8 +153,12 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     kind = _kind(main, x)
     shared = TEXTS & tensors.keys() if kind == "image" and "input_ids" in tensors else frozenset()
     mask = tensors.get("attention_mask")
+    for name, one in tensors.items():
+        _check_mask(name, one)
     if mask is not None and mask.ndim == 2 and not bool(mask.bool().any(dim=1).all()):
         raise InputError("one of the texts is empty: its attention_mask has no 1. Leave it out of the batch.")
+    if kind == "text":
+        _check_content(inputs, mask)
     # For the reader of the result or for training, not for the model's answer.
     skip = {"special_tokens_mask", "offset_mapping", "labels", "start_positions", "end_positions"}
     return Inputs(
@@ -155,6 +182,49 @@ def _check_values(name: str, x: Tensor) -> None:
     if x.is_floating_point() and "mask" not in name and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"{name} holds {bad} NaN or infinite values of {x.numel()}. Check the preprocessing.")
+
+
+def _check_mask(name: str, x: Tensor) -> None:
+    """Refuse what is no mask. Masks of more axes may hold what is added to the attention scores, minus infinity too."""
+    if "mask" not in name:
+        return
+    if x.is_floating_point() and bool(x.isnan().any()):
+        raise InputError(f"{name} holds {int(x.isnan().sum())} NaN of {x.numel()} values. Check how it was made.")
+    if x.ndim == 2 and name.endswith(PLAIN_MASKS) and not bool(((x == 0) | (x == 1)).all()):
+        wrong = x[(x != 0) & (x != 1)][0].item()
+        raise InputError(
+            f"{name} holds {wrong:g}, but a mask [b, t] holds 1 for tokens that are read and 0 for padding. A mask "
+            "that is added to the attention scores has four axes."
+        )
+
+
+PLAIN_MASKS = ("attention_mask", "special_tokens_mask", "pixel_mask")
+"""Names of masks that hold 0 and 1 where they have two axes; a model of one's own may call others as it likes."""
+
+
+def _check_content(inputs: Mapping[str, Any], mask: Tensor | None) -> None:
+    """Refuse a text of which the tokenizer left nothing but its own marks."""
+    special = _special_tokens(inputs)
+    if special is None:
+        return
+    content = special == 0
+    if mask is not None and mask.shape == content.shape:
+        content &= mask.to(content.device) != 0
+    empty = (~content.any(dim=1)).nonzero()[:, 0].tolist()
+    if empty:
+        raise InputError(
+            f"text {empty[0]} of the batch has no token of its own, only special tokens: it is empty, or holds nothing "
+            "but characters that the tokenizer drops, such as zero-width ones. Leave it out of the batch."
+        )
+
+
+def _special_tokens(inputs: Mapping[str, Any]) -> Tensor | None:
+    """Which tokens are the tokenizer's own marks, where it says so."""
+    given = inputs.get("special_tokens_mask")
+    if isinstance(given, Tensor):
+        return given if given.ndim == 2 else None
+    encodings = getattr(inputs, "encodings", None) if getattr(inputs, "is_fast", False) else None
+    return torch.tensor([one.special_tokens_mask for one in encodings]) if encodings else None
 
 
 def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, ...], ...] | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError
-from vitrail.grids import grid_of, patch_sums
+from vitrail.grids import patch_sums
 from vitrail.outputs import Part
 from vitrail.passes import Pass
 from vitrail.relevance import Result
@@ -37,9 +37,8 @@ def attribution_of(
         return None if total is None else _content(total, run)
 
     pixels, residual = joined("pixels"), joined("residual")
-    patches = run.valid.shape[1] - run.prefix
-    grid = grid_of(patches, inputs.size) if inputs.size else None
-    scores = content("scores") if pixels is None or grid is None else patch_sums(pixels, grid)
+    grid = run.origin.grid
+    scores = content("scores") if pixels is None or grid is None else patch_sums(pixels, grid, run.origin.patch)
     assert scores is not None
     if not bool(torch.isfinite(scores).all()):
         raise InputError(
@@ -57,7 +56,7 @@ def attribution_of(
         grid=grid,
         size=inputs.size,
         tokens=inputs.tokens if inputs.kind == "text" else None,
-        valid=run.valid if inputs.kind == "text" and not bool(run.valid.all()) else None,
+        valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
         own=content("own"),
         readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
         pixels=pixels,
@@ -67,6 +66,7 @@ def attribution_of(
             "backend": run.worked,
             **({} if residual is None else {"residual": residual.tolist()}),
             **({} if request.reason is None else {"default": request.reason}),
+            **({} if not (assumed := run.assumed) else {"assumed": list(assumed)}),
             **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
             **_parts_of([result for _, result in results]),
         },
@@ -89,6 +89,5 @@ def _said(value: object) -> object:
 
 
 def _content(x: Any, run: Pass) -> Tensor:  # noqa: ANN401
-    """Scores of real tokens only: padding zero, and for images without the prefix."""
-    x = x * run.valid.view(x.shape[0], *[1] * (x.ndim - 2), -1)
-    return x[..., run.prefix :].clone() if run.inputs.kind == "image" else x
+    """Scores of the patches or words of the input in their order, padding zero."""
+    return run.patches(x * run.valid.view(x.shape[0], *[1] * (x.ndim - 2), -1))

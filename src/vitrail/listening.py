@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitrail.adding import Adding, hooks_for
 from vitrail.errors import SeamError
 from vitrail.seams import attention_calls
 from vitrail.shadow import hooks
@@ -32,7 +34,13 @@ def _with_stream(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[t
     return tuple(new if x is old else x for x in args), {n: new if x is old else x for n, x in kwargs.items()}
 
 
-def _first(out: Any) -> Tensor:  # noqa: ANN401
+def with_stream_of(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
+    """What a block gave, the residual stream changed."""
+    return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
+
+
+def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
+    """The residual stream among what a block gave: the first tensor."""
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
@@ -94,9 +102,12 @@ def _place_hooks(trace: Trace, module: nn.Module, heard: Heard) -> list[Removabl
 
 
 def _block_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
-    module = trace.body.blocks[index].module
+    module, heard = trace.body.blocks[index].module, trace.blocks[index]
+    if "output_weight" in trace.keep:
+        heard.adding = Adding(trace.body.blocks[index])
     return [
         _before(module, partial(_enter, trace, index)),
+        *(() if heard.adding is None else hooks_for(heard.adding, lambda: trace.here is heard)),
         _after(module, partial(_leave, trace, index)),
         *_state_hooks(trace, index),
     ]
@@ -116,12 +127,23 @@ def _enter(trace: Trace, index: int, module: nn.Module, args: tuple, kwargs: dic
     return None if new is old else _with_stream(args, kwargs, old, new)
 
 
-def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured."""
+def _leave(trace: Trace, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
+    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured.
+
+    In a pass without a graph, one begins after the last block.
+    """
     trace.here = trace.loose
+    last = index == len(trace.blocks) - 1
+    if last and not trace.cut:
+        torch.set_grad_enabled(True)
+        leaf = first_tensor(out).detach().requires_grad_()
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = leaf, out
+        trace.note(index)
+        return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if trace.keeps("leaving", index):
-        trace.blocks[index].states["leaving"], trace.blocks[index].returned = _first(out), out
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = first_tensor(out), out
     trace.note(index)
+    return None
 
 
 def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
@@ -135,31 +157,51 @@ def _entering(trace: Trace, stream: Tensor, index: int) -> Tensor:
 
 def _state_hooks(trace: Trace, index: int) -> list[RemovableHandle]:
     """Hooks for the states inside a block, only for those that are asked for and exist."""
-    block, states = trace.body.blocks[index], trace.blocks[index].states
-
-    ears: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
+    block = trace.body.blocks[index]
+    places: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
         (block.attention_norm, "out", ("attention_normed",)),
         (block.ffn_norm, "in", ("ffn_entering",)),
         (block.ffn_norm, "out", ("ffn_normed",)),
         (block.ffn_output, "out", ("ffn_added",)),
     ]
     if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
-        ears.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+        places.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+    # One norm in both places of a block is called first for attention, then for the feed-forward part.
+    shared = block.ffn_norm is not None and block.ffn_norm is block.attention_norm
+    turns = {"attention_normed": 0, "ffn_entering": 1, "ffn_normed": 1} if shared else {}
     return [
-        _after(module, partial(_coming_out, states, kept))
-        if side == "out"
-        else _before(module, partial(_going_in, states, kept))
-        for module, side, names in ears
+        _keep_states(trace, index, module, side, kept, turn=turns.get(kept[0]))
+        for module, side, names in places
         if module is not None and (kept := tuple(name for name in names if name in trace.keep))
     ]
 
 
-def _going_in(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, kwargs: dict) -> None:
-    states.update(dict.fromkeys(names, stream_of(args, kwargs).detach()))
+def _keep_states(
+    trace: Trace, index: int, module: nn.Module, side: str, names: tuple[str, ...], *, turn: int | None
+) -> RemovableHandle:
+    """Keep what goes into a module or comes out of it while its block runs; several blocks may share the module.
 
+    Args:
+        turn: the number of the call that is meant, counted within the block; None for the last. Where sub-layers
+            stand side by side there is one call, and it is meant for both.
+    """
+    heard = trace.blocks[index]
+    calls = 0
 
-def _coming_out(states: dict, names: tuple[str, ...], module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    states.update(dict.fromkeys(names, _first(out)))
+    def keep(x: Tensor) -> None:
+        nonlocal calls
+        if trace.here is heard:
+            if turn is None or calls <= turn:
+                heard.states.update(dict.fromkeys(names, x))
+            calls += 1
+
+    def going_in(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        keep(stream_of(args, kwargs).detach())
+
+    def coming_out(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        keep(first_tensor(out))
+
+    return _before(module, going_in) if side == "in" else _after(module, coming_out)
 
 
 def _first_block(trace: Trace, model: nn.Module) -> list[RemovableHandle]:

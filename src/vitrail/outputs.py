@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.errors import InputError, TargetError
 from vitrail.readout import last_position
 from vitrail.recording import widen
-from vitrail.targets import Target, answer_span
+from vitrail.targets import NEXT_TOKEN, Target, answer_span
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,16 @@ class Output:
 class Part:
     """One scalar to explain, and the position its explanation is read from where the target names one.
 
-    `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's.
+    `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's. `plain` says
+    that it is one of the model's own answers, and not a function of the user's that may read anything.
     """
 
     scalar: Tensor
     target: Target
     read: Callable[[Tensor, Tensor], Tensor]
     position: Tensor | None = None
+    plain: bool = True
+    needed: bool = True  # whether a gradient of zero is an error, and not one step of many
 
 
 def read_output(output: object, *, span: bool = False) -> Output:
@@ -151,6 +154,11 @@ def _position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) ->
     if logits.ndim == 2:
         if target.position is not None:
             raise TargetError("this model gives one answer for the whole input; its targets have no position.")
+        if target.name in NEXT_TOKEN:
+            raise TargetError(
+                f"this model gives one answer with {logits.shape[1]} classes for the whole input and predicts no next "
+                "token. Name a class: targets.logit(c)."
+            )
         return None
     if target.position is not None:
         position = torch.full((logits.shape[0],), target.position, device=logits.device)
@@ -195,5 +203,8 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Part:
             "read a class that the model excludes, or a padded position?"
         )
     return Part(
-        scalar, Target(getattr(function, "__name__", type(function).__name__)), lambda logits, _: function(logits)
+        scalar,
+        Target(getattr(function, "__name__", type(function).__name__)),
+        lambda logits, _: function(logits),
+        plain=logits.ndim == 2,
     )

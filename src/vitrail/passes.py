@@ -1,6 +1,6 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,19 +8,35 @@ import torch
 from torch import Tensor
 
 from vitrail.anatomy import Block
-from vitrail.backward import UNMOVED, Backward
-from vitrail.errors import OptionError, SeamError, TargetError, suggest
+from vitrail.errors import AnatomyError, OptionError, SeamError, TargetError, suggest
 from vitrail.inputs import Inputs
-from vitrail.layering import as_heads, batch_first, behind_prefix, operands_of, stream_around, weights_of
+from vitrail.layering import (
+    as_heads,
+    batch_first,
+    behind_prefix,
+    gradient_as_heads,
+    gradient_of_map,
+    operands_of,
+    stream_around,
+    weights_of,
+    with_added,
+)
+from vitrail.measure import Structure, check_origin
 from vitrail.outputs import Output, Part, parts
 from vitrail.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
-from vitrail.readout import READOUTS, mean_all, position, with_gradient
+from vitrail.readout import READOUTS, agreed, mean_all, position, with_gradient
 from vitrail.recording import Early, Layer, own_dtypes, widen
 from vitrail.relevance.backends import check_backend, choose_backend
+from vitrail.seams import AttentionCall
 from vitrail.targets import AnyTarget, as_target
 from vitrail.trace import STATES, Trace
 
 GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
+UNMOVED = (
+    "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
+    "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
+    "reads what the layers do not reach."
+)
 KEEPS = frozenset({*STATES, *GRADIENTS})
 """What a recording can keep beside the operands of every attention call."""
 
@@ -63,20 +79,19 @@ class Wanted:
 class Pass:
     """One forward pass, ready to be differentiated as often as there are scalars to explain."""
 
-    def __init__(self, inputs: Inputs, trace: Trace, output: Output, settings: Settings) -> None:
+    def __init__(self, inputs: Inputs, trace: Trace, output: Output, settings: Settings, structure: Structure) -> None:
         self.inputs, self.trace, self.output, self.settings = inputs, trace, output, settings
+        self.structure, self.origin = structure, check_origin(structure)
         self.heard = trace.layers
         self.depth = len(self.heard)
         self.shared = False
         first = self.heard[0].calls[0]
-        self.valid = real_tokens(inputs, first, output.logits.device)
+        self.valid = self._valid(first)
+        self.from_input = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
+        self.from_input[list(self.origin.index)] = True
+        self._check_prefix()
         queries, keys = call_shape(first)
         self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
-        if queries != self.valid.shape[1] and inputs.attention_mask is not None:
-            raise SeamError(
-                f"the text has {self.valid.shape[1]} tokens, but the blocks work on {queries}: the model adds tokens "
-                "of its own, as prompt tuning does. Which score belongs to which word is not known then."
-            )
         device = self.valid.device.type
         refusals = (fused_refusal(heard.calls[0], device) for heard in self.heard)
         refusal = next((why for why in refusals if why), None)
@@ -90,7 +105,7 @@ class Pass:
         )
         self.backend = self.choose(shared=False)
         self.ran: set[str] = set()
-        self.measured: Tensor | None = None
+        self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
 
     @property
     def worked(self) -> str:
@@ -101,29 +116,54 @@ class Pass:
         """The scalars of a target on this pass's output."""
         return parts(self.output, as_target(target), self.valid, causal=self.trace.body.anatomy.causal)
 
-    def visit(
-        self, part: Part, wanted: Wanted, see: Callable[[Layer], None], *, again: bool, shared: bool = False
-    ) -> None:
-        """Show every layer to `see`, last to first, each as soon as the gradients it needs are there.
+    def _valid(self, first: AttentionCall) -> Tensor:
+        """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
+        found = real_tokens(self.inputs, first, self.output.logits.device)
+        tokens, index = self.origin.tokens, list(self.origin.index)
+        if found.shape[1] == tokens or found.shape[1] != len(index):
+            return found
+        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
+        every[:, index] = found
+        return every
+
+    def _check_prefix(self) -> None:
+        """Refuse an anatomy whose prefix is not what was measured."""
+        said, seen = self.trace.body.anatomy.prefix, self.origin.prefix
+        if self.inputs.kind == "image" and said > 0 and seen is not None and said != seen:
+            raise AnatomyError(
+                f"the {self.trace.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
+                f"{seen} of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
+            )
+
+    def patches(self, x: Tensor) -> Tensor:
+        """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
+        return x[..., torch.tensor(self.origin.index, device=x.device)]
+
+    def among_tokens(self, x: Tensor) -> Tensor:
+        """What belongs to patches or words, as one value for each token; other tokens get zero."""
+        found = x.new_zeros(*x.shape[:-1], self.origin.tokens)
+        found[..., torch.tensor(self.origin.index, device=x.device)] = x
+        return found
+
+    def layers(self, part: Part, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Layer]:
+        """Every layer, last to first, with the gradients of the scalar.
 
         Args:
             again: keep the graph for another scalar.
             shared: several methods will read each layer.
         """
-        self.shared, self.measured = shared, self._known_readout(part)
-        self.backend = self.choose(shared=shared)
-        # Without blocks, what the last attention gives tells which rows are read.
-        telling = "leaving_grad" if self.trace.blocks else "output_grad"
-        names = set(wanted.gradients) | ({telling} if self.measured is None else set())
+        if self.structure.refusal is not None:
+            raise SeamError(self.structure.refusal)
+        self.shared, self.backend = shared, self.choose(shared=shared)
         # A caller's autocast is for the model, not for the relevance algebra.
         with own_dtypes(self.valid.device.type):
-            if names:
-                # A pooling attention stands behind the last block, which is a last layer too.
-                last = self.depth - 1 - (self.trace.body.pool is not None)
-                self._differentiate(part, names, see, again=again, lowest=max(last, 0) if wanted.last_only else 0)
-                return
+            gradients, scale = self._gradients(part, wanted, again=again)
+            self.measured = self._readout(part, gradients)
             for index in reversed(range(self.depth)):
-                see(self._layer(index, {}, None))
+                yield self._layer(index, gradients[index], scale)
+                gradients[index].clear()
+                if not again:
+                    self.heard[index].calls.clear()  # nobody else reads the operands
 
     def at_roots(self, part: Part) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
@@ -150,51 +190,142 @@ class Pass:
         (root,) = self.trace.roots
         return torch.autograd.grad(self.output.logits, root, seed, retain_graph=True)[0]
 
-    def _differentiate(
-        self, part: Part, names: set[str], see: Callable[[Layer], None], *, again: bool, lowest: int
-    ) -> None:
-        def show(index: int, gradients: dict[str, Tensor], scale: Tensor | None) -> None:
-            if self.measured is None:
-                self.measured = with_gradient(self._telling(index, gradients), self.valid)
-            with own_dtypes(self.valid.device.type):  # the engine may run this in another thread
-                see(self._layer(index, gradients, scale))
-            if not again:
-                self.heard[index].calls.clear()  # free the operands as the backward pass frees the graph
+    def _gradients(self, part: Part, wanted: Wanted, *, again: bool) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+        """The gradients each layer is asked for, from one backward pass, and what they were divided by."""
+        if not part.scalar.requires_grad:
+            raise TargetError(UNMOVED)
+        places = [
+            (index, name, tensor) for index in range(self.depth) for name, tensor in self._places(index, wanted).items()
+        ]
+        found: list[dict[str, Tensor]] = [{} for _ in range(self.depth)]
+        if not places:
+            return found, None
+        seed, outputs, scale = self._seed(part, places[0][2])
+        tensors = [tensor for _, _, tensor in places]
+        gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
+        if all(gradient is None for gradient in gradients):
+            raise TargetError(UNMOVED)
+        for (index, name, tensor), gradient in zip(places, gradients, strict=True):
+            # A layer that the scalar does not depend on takes no part.
+            found[index][name] = torch.zeros_like(tensor) if gradient is None else gradient
+        return found, scale
 
-        back = Backward(self.heard, self.trace.roots, names, lowest=lowest)
-        back.run(part.scalar, self.output.wide, show, again=again)
+    def _places(self, index: int, wanted: Wanted) -> dict[str, Tensor]:
+        """The tensors of one layer whose gradients are asked for, by the gradient's name."""
+        (call,), states = self.heard[index].calls, self.heard[index].states
+        attention = call.weights if call.weights is not None else call.output
+        places = {
+            "output_grad": attention,
+            "query_grad": call.query,
+            "entering_grad": states.get("entering"),
+            "leaving_grad": states.get("leaving"),
+            "attention_normed_grad": states.get("attention_normed"),
+        }
+        pooled = self.trace.body.pool is not None
+        # A pooling attention comes after the last block, which is a last layer too.
+        names = wanted.gradients if index >= self.depth - 1 - pooled or not wanted.last_only else frozenset()
+        if index == self.depth - 1 and not pooled:
+            names = names | ({"leaving_grad"} if self.trace.blocks else {"output_grad"})
+        if pooled and index == self.depth - 1 and call.query is not None and not call.query.requires_grad:
+            names = names - {"query_grad"}  # a learned query of frozen weights depends on nothing
+        chosen = {name: x for name, x in places.items() if name in names and x is not None}
+        return {name: x for name, x in chosen.items() if x.requires_grad}
 
-    def _telling(self, index: int, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The gradient that tells which rows are read, `[b, t, d]`."""
-        if self.trace.blocks:
-            return batch_first(self._block(index), gradients["leaving_grad"])
-        heads = as_heads(gradients["output_grad"], self.inputs.batch)
-        assert heads is not None
-        return heads.transpose(1, 2).flatten(2)
+    def _seed(self, part: Part, example: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Where the backward pass starts. In float16 a probability's gradient would underflow: start it at size one."""
+        if example.dtype is not torch.float16:
+            return torch.ones_like(part.scalar), part.scalar, None
+        logits = self.output.wide
+        (gradient,) = torch.autograd.grad(part.scalar.sum(), logits, retain_graph=True, allow_unused=True)
+        if gradient is None:  # a scalar of something else than the logits
+            return torch.ones_like(part.scalar), part.scalar, None
+        scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        return gradient / scale.view(-1, *[1] * (gradient.ndim - 1)), logits, scale
 
-    def _known_readout(self, part: Part) -> Tensor | None:
-        """The rows the prediction reads, or None if only the gradient can tell."""
+    def _readout(self, part: Part, gradients: list[dict[str, Tensor]]) -> Tensor:
+        """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees."""
         body = self.trace.body
         if body.pool is not None:
             queries = call_shape(self.heard[-1].calls[0])[0]
             return torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device)
-        if part.position is not None:
-            return position(self.valid, part.position)
-        readout = body.anatomy.readout if self.trace.answered(self.output.logits) else "auto"
+        measured = self._measured_readout(gradients[-1])
+        claimed, named = self._claimed_readout(part)
+        empty = ~(measured > 0).any(dim=1)
+        if claimed is None and part.needed and bool(empty.any()):
+            raise TargetError(
+                f"the gradient of the target is zero at every token of samples {empty.nonzero()[:, 0].tolist()}, so "
+                "nothing was read. A probability of exactly one has no gradient: explain the logit instead."
+            )
+        coarse = gradients[-1]["leaving_grad" if self.trace.blocks else "output_grad"].dtype.itemsize < 4
+        if claimed is None or part.position is None:
+            return measured if claimed is None else agreed(claimed, measured, coarse=coarse, named=named)
+        inside = (measured * claimed).sum(dim=1) > 0
+        if not bool((inside | empty).all()):
+            raise SeamError(
+                f"the answer is asked for at {named}, but the gradient does not arrive at that token of the last of "
+                f"the {len(self.trace.blocks)} blocks found: the model answers in another sequence of tokens than the "
+                "one these blocks work on."
+            )
+        return torch.where(empty[:, None], claimed, measured)
+
+    def _measured_readout(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The tokens of the last layer at which the gradient arrives, alike."""
+        if self.trace.blocks:
+            arriving = batch_first(self.trace.body.blocks[-1], gradients["leaving_grad"])
+        else:
+            heads = as_heads(gradients["output_grad"], self.inputs.batch)
+            assert heads is not None
+            arriving = heads.transpose(1, 2).flatten(2)
+        if arriving.shape[:2] != self.valid.shape:
+            raise SeamError(
+                f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
+                f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
+            )
+        return with_gradient(arriving, self.valid)
+
+    def _claimed_readout(self, part: Part) -> tuple[Tensor | None, str]:
+        """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""
+        anatomy = self.trace.body.anatomy
+        if part.position is not None and part.position.max() < self.valid.shape[1]:
+            return position(self.valid, part.position), f"position {part.position.tolist()}"
+        readout = anatomy.readout if self.trace.answered(self.output.logits) and part.plain else "auto"
+        named = f"readout={anatomy.readout!r} of the {anatomy.name} anatomy"
         if isinstance(readout, int):
-            return position(self.valid, readout)
-        return READOUTS[readout](self.valid, self.prefix) if readout in READOUTS else None
+            return position(self.valid, readout), named
+        content = self.valid & self._content
+        return (READOUTS[readout](self.valid, content) if readout in READOUTS else None), named
+
+    @property
+    def _content(self) -> Tensor:
+        """The patches of a picture, or the words of a text after its prefix."""
+        if self.inputs.kind == "image":
+            return self.from_input
+        return self.from_input & (torch.arange(len(self.from_input), device=self.valid.device) >= self.prefix)
+
+    @property
+    def content(self) -> Tensor:
+        """The real patches, or the real words of a text after its prefix."""
+        return self.valid & self._content
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was not measured on the model."""
+        counted = () if self.origin.measured else ("tokens are those of the input in order",)
+        return (*self.structure.assumed, *counted)
 
     def readout_position(self) -> Tensor | None:
         """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
         if self.measured is None or self.trace.body.pool is not None:
             return None
-        return torch.where(self.measured.amax(dim=1) == 1, self.measured.argmax(dim=1), -1)
+        places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
+        places[list(self.origin.index)] = torch.arange(len(self.origin.index), device=self.valid.device)
+        return torch.where(self.measured.amax(dim=1) == 1, places[self.measured.argmax(dim=1)], -1)
 
     @property
     def prefix(self) -> int:
-        """How many tokens stand before the content."""
-        return self.trace.body.anatomy.prefix
+        """How many tokens stand before the content; of a picture as measured."""
+        measured = self.origin.prefix if self.inputs.kind == "image" else None
+        return self.trace.body.anatomy.prefix if measured is None else measured
 
     def _block(self, index: int) -> Block | None:
         """The block an attention layer is in; None for the pooling behind them, and where none are known."""
@@ -212,27 +343,29 @@ class Pass:
         block = self._block(index)
         dtype = torch.promote_types(call_dtype(call), torch.float32)
         # Below a pooling query every token is read.
-        readout = mean_all(self.valid, 0) if body.pool is not None and not pooling else self.measured
+        readout = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else self.measured
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in heard.states.items() if name in self.trace.keep}
+        added = self.trace.added(heard)
         layer = Layer(
             index=index,
             depth=self.depth,
             valid=self.valid,
             readout=readout.to(dtype),
             prefix=self.prefix,
+            from_input=self._content,
             kind=self.inputs.kind,
             owner=call.owner,
             pooling=pooling,
             pooled=body.pool is not None,
-            query_grad=as_heads(gradients.get("query_grad"), batch),
+            query_grad=gradient_as_heads(gradients.get("query_grad"), call.query, batch),
             output_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is None else None,
-            weights_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is not None else None,
+            weights_grad=gradient_of_map(gradients.get("output_grad"), call.weights, batch),
             **operands_of(call, batch),
             grad_scale=scale,
-            **weights_of(block),
-            stream=stream_around(block, states, gradients),
+            **weights_of(block, added, call),
+            stream=stream_around(block, with_added(states, added), gradients),
             noted=heard.noted,
             backend=self.backend,
             chunk_rows=self.settings.chunk_rows,

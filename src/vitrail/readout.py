@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vitrail.errors import SeamError
+
 Valid = Bool[Tensor, "b t"]
 Weights = Float[Tensor, "b t"]
 
@@ -26,12 +28,12 @@ def position(valid: Valid, index: Tensor | int) -> Weights:
     return weights.scatter_(1, rows[:, None] % valid.shape[1], 1.0)
 
 
-def cls(valid: Valid, prefix: int) -> Weights:
+def cls(valid: Valid, content: Valid) -> Weights:
     """The first token, which is where models read it, padding or not."""
     return position(valid, 0)
 
 
-def last(valid: Valid, prefix: int) -> Weights:
+def last(valid: Valid, content: Valid) -> Weights:
     """The last real token, whichever side the padding is on."""
     return position(valid, last_position(valid))
 
@@ -41,31 +43,29 @@ def last_position(valid: Valid) -> Tensor:
     return valid.shape[1] - 1 - valid.to(torch.int64).flip(1).argmax(dim=1)
 
 
-def mean(valid: Valid, prefix: int) -> Weights:
-    """The mean of all real tokens but the prefix."""
-    chosen = valid.clone()
-    chosen[:, :prefix] = False
-    return _normalised(chosen)
+def mean(valid: Valid, content: Valid) -> Weights:
+    """The mean of all real patches or words, without class tokens and their like."""
+    return _normalised(valid & content)
 
 
-def mean_all(valid: Valid, prefix: int) -> Weights:
+def mean_all(valid: Valid, content: Valid) -> Weights:
     """The mean of all real tokens."""
     return _normalised(valid)
 
 
-def cls_mean(valid: Valid, prefix: int) -> Weights:
+def cls_mean(valid: Valid, content: Valid) -> Weights:
     """The class token beside the mean of the patches, as in DINOv2's classifier."""
-    return (cls(valid, prefix) + mean(valid, prefix)) / 2
+    return (cls(valid, content) + mean(valid, content)) / 2
 
 
-def first_two(valid: Valid, prefix: int) -> Weights:
+def first_two(valid: Valid, content: Valid) -> Weights:
     """The class token and the distillation token alike, as in a distilled DeiT."""
     chosen = torch.zeros_like(valid)
     chosen[:, :2] = True
     return _normalised(chosen)
 
 
-READOUTS: dict[str, Callable[[Valid, int], Weights]] = {
+READOUTS: dict[str, Callable[[Valid, Valid], Weights]] = {
     "cls": cls,
     "last": last,
     "mean": mean,
@@ -81,3 +81,28 @@ MEASURED = ("pool", "position", "auto")
 def with_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> Weights:
     """The mean of the real tokens whose gradient is not zero: what any head was seen to read."""
     return _normalised(valid & (gradient != 0).any(dim=2))
+
+
+def agreed(claimed: Weights, measured: Weights, *, coarse: bool, named: str) -> Weights:
+    """The rows that are said to be read, if the gradient does not contradict.
+
+    Args:
+        coarse: whether small gradients may have vanished, as in half precision.
+        named: what says so, for the message.
+    """
+    said, seen = claimed > 0, measured > 0
+    told = seen.any(dim=1, keepdim=True)  # a gradient that is zero everywhere says nothing
+    wrong = told & ((seen & ~said) | (~coarse & said & ~seen))
+    if not bool(wrong.any()):
+        return claimed
+    sample = int(wrong.any(dim=1).nonzero()[0, 0])
+    raise SeamError(
+        f"{named} says that the prediction is read from tokens {_listed(said[sample])}, but the gradient of the target "
+        f"arrives at tokens {_listed(seen[sample])} of the last block. Leave the readout out, and it is measured: "
+        "vitrail.Anatomy(readout='auto')."
+    )
+
+
+def _listed(chosen: Tensor) -> str:
+    places = chosen.nonzero()[:, 0].tolist()
+    return ", ".join(map(str, places[:6])) + (f" and {len(places) - 6} more" if len(places) > 6 else "") or "none"

@@ -14,9 +14,10 @@ from vitrail.circumstances import PLAIN, How
 from vitrail.errors import InputError, OptionError, SeamError, VitrailError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
+from vitrail.measure import structure_of
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
-from vitrail.recording import Layer, Recording
+from vitrail.recording import Recording
 from vitrail.refusals import check_implementation
 from vitrail.saving import keep_saved
 from vitrail.shadow import autograd, every_module, in_precision, shadow
@@ -43,11 +44,14 @@ def forward(
     """
     check_pairs(model, inputs)
     check_length(model, inputs)
-    # A readout that may turn out to be another has to be measured, and that takes a gradient.
-    cut = bool(wanted.gradients) or how.level is not None or body.anatomy.readout == "auto" or body.head is not None
     check_implementation(model)
+    # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
+    cut = bool(wanted.gradients | wanted.states) or how.level is not None or not body.blocks
     if cut:
         check_differentiable(model)
+    structure = structure_of(model, inputs, body)
+    if lean and structure.refusal is not None:  # nothing but layers will be read
+        raise SeamError(structure.refusal)
     with autograd(gradients=cut), _own_precision(inputs, how), ExitStack() as stack:
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
@@ -63,7 +67,7 @@ def forward(
         if wanted.gradients or how.level is not None:
             trace.check_gradients()
         check_roots(trace, inputs)
-        yield Pass(inputs, trace, output, settings)
+        yield Pass(inputs, trace, output, settings, structure)
 
 
 def _traced(
@@ -201,8 +205,7 @@ def record(
                 "an answer is two scalars, recorded one at a time: pass a function of the start and end logits "
                 "[b, t, 2], such as lambda both: both[:, 5, 0]."
             )
-        layers: list[Layer] = []
-        run.visit(part, wanted, layers.append, again=True)
+        layers = list(run.layers(part, wanted, again=True))
         return Recording(tuple(reversed(layers)), run.output.logits.detach(), part.scalar.detach())
 
 

@@ -3,7 +3,7 @@
 Axes: b batch, h head, g key/value head, q query position, k key position, t token, d channel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -51,15 +51,18 @@ class Early:
 class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
-    `readout` weighs the rows the prediction is read from; `owner` names the module that made the attention call;
-    `output_weight` is the output projection, `[d_model, heads * d]`; `attention_scale` and `ffn_scale` are layer scale;
-    `pooling` marks a query that pools the tokens and `pooled` every layer of a model that has one; `shared` says that
-    several methods read the layer. `mask` holds booleans (what may be seen) or numbers added to the scores, and
-    broadcasts to `[b, h, q, k]`; `first_row` is the place of the first query where only some are shown; `logsumexp` is
-    the logarithm of the softmax's denominator, as the model's own kernel left it. `ran` collects the backends that
-    worked on the layer; `noted` has what was read of it early. `probs` and `probs_grad` are
-    computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever
-    the model's own dtype.
+    `readout` weighs the rows the prediction is read from; `from_input` marks the tokens that are patches or words of
+    the input, where they do not simply follow a prefix; `owner` names the module that made the attention call;
+    `output_weight` is the map from the heads' outputs to what is added to the stream, `[d_model, heads * d]`, but for
+    `output_rows`, by which a norm after the output projection multiplies each query's row, and for `attention_scale`,
+    layer scale, as `ffn_scale` is; `missing` says why something is not known; `pooling` marks a query that pools the
+    tokens and `pooled` every layer of a model that has one; `shared` says that several methods read the layer. `mask`
+    holds booleans (what may be seen) or numbers added to the scores, and broadcasts to `[b, h, q, k]`; `first_row` is
+    the place of the first query where only some are shown; `logsumexp` is the logarithm of the softmax's denominator,
+    as the model's own kernel left it. `by_hand` marks attention that the model writes out itself; `plain` says that
+    scores are `scale * query @ key^T`, plus at most a bias or mask. `ran` collects the backends that worked on the
+    layer; `noted` has what was read of it early. `probs` and `probs_grad` are computed from the operands when first
+    read. All properties are float32, or float64 in a float64 model, whatever the model's own dtype.
     """
 
     index: int
@@ -67,6 +70,7 @@ class Layer:
     valid: Bool[Tensor, "b t"]
     readout: Float[Tensor, "b q"]
     prefix: int = 0
+    from_input: Bool[Tensor, " t"] | None = None
     kind: str = "image"
     owner: str = ""
     pooling: bool = False
@@ -85,8 +89,11 @@ class Layer:
     first_row: int = 0
     logsumexp: Float[Tensor, "b h q"] | None = None
     scale: float = 1.0
+    by_hand: bool = False
+    plain: bool = True
     grad_scale: Float[Tensor, " b"] | None = None
     output_weight: Float[Tensor, "m c"] | None = None
+    output_rows: Float[Tensor, "b q"] | None = None
     value_bias: Float[Tensor, " n"] | None = None
     attention_scale: Float[Tensor, " m"] | None = None
     ffn_scale: Float[Tensor, " m"] | None = None
@@ -94,6 +101,7 @@ class Layer:
     backend: str = "dense"
     chunk_rows: int | None = None
     shared: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict, compare=False)
     ran: set[str] = field(default_factory=set, compare=False)
     noted: dict[Early, Any] = field(default_factory=dict, compare=False)
 
@@ -120,7 +128,8 @@ class Layer:
     @property
     def content(self) -> Bool[Tensor, "b t"]:
         """The real tokens without the prefix: patches, or words."""
-        return self.valid & (torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix)
+        behind = torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix
+        return self.valid & (behind if self.from_input is None else self.from_input)
 
     @cached_property
     def keys(self) -> Float[Tensor, "b h k d"]:
@@ -146,7 +155,9 @@ class Layer:
     @cached_property
     def scores(self) -> Probs:
         """S, what enters the softmax: scaled products of queries and keys, mask and bias added."""
-        return self._scores() if self.softmax_input is None else widen(self.softmax_input)
+        if self.softmax_input is None and not self.by_hand:
+            return self._scores()
+        return widen(self.get("softmax_input"))  # masks and biases that the model adds itself are not known
 
     @cached_property
     def probs_grad(self) -> Probs:
@@ -170,6 +181,7 @@ class Layer:
         """A recorded tensor, or an error that names it."""
         found = getattr(self, name)
         if found is None:
+            self._explain_missing(name)
             held = [n for n, x in vars(self).items() if isinstance(x, Tensor)]
             raise MissingTensorError(
                 f"this method reads {name!r} of attention layer {self.index}, but the recording holds only "
@@ -178,10 +190,23 @@ class Layer:
             )
         return found
 
+    def _explain_missing(self, name: str) -> None:
+        """Raise if it is known why something was not recorded."""
+        if name in self.missing:
+            raise MissingTensorError(
+                f"this method reads {name!r} of attention layer {self.index}, which is not known there: "
+                f"{self.missing[name]}. Take a method that reads attention maps only, such as gae."
+            )
+
+    def gradient(self, name: str) -> Tensor:
+        """A recorded gradient in its true size, or an error that names it."""
+        return self._unscale(self.get(name))
+
     def state(self, name: str) -> Float[Tensor, "b t d"]:
         """A recorded state of the residual stream, or an error that names it."""
         found = getattr(self.stream, name)
         if found is None:
+            self._explain_missing(name)
             raise MissingTensorError(
                 f"this method reads the state {name!r} of block {self.index}, which was not recorded. Name the "
                 "blocks and their parts in vitrail.Anatomy(blocks=..., ffn_input=..., ffn_output=...)."
@@ -209,11 +234,13 @@ class Layer:
         # Masks may have one row that stands for all.
         rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
         normaliser = None if self.logsumexp is None else self.logsumexp[:, :, cut]
+        output_rows = None if self.output_rows is None else self.output_rows[:, cut]
         return replace(
             self,
             readout=self.readout[:, cut],
             first_row=self.first_row + start,
             logsumexp=normaliser,
+            output_rows=output_rows,
             backend="dense",
             **rows,
         )
@@ -245,7 +272,7 @@ class Layer:
 
 
 OPERANDS = ("query", "query_grad", "key", "value", "output", "output_grad", "weights", "weights_grad", "softmax_input")
-PER_SAMPLE = (*OPERANDS, "valid", "readout", "mask", "logsumexp", "grad_scale")
+PER_SAMPLE = (*OPERANDS, "valid", "readout", "mask", "logsumexp", "grad_scale", "output_rows")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from call to call as long as the structure of the model stays the same: what was
 it. Two calls at once get two shadows.
 """
 
+import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -86,9 +87,19 @@ def _converted(x: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> Tens
 
 @contextmanager
 def autograd(*, gradients: bool) -> Iterator[None]:
-    """Autograd on or off, whatever the caller's own setting, and never inference mode."""
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(gradients):
+    """Autograd on or off, whatever the caller's own setting; never inference mode, and nothing compiled."""
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(gradients), _uncompiled():
         yield
+
+
+def _uncompiled() -> AbstractContextManager[None]:
+    """Let functions that torch.compile made run as they were written, in this thread only.
+
+    A shadow has no compiled modules, but a model's code may call compiled functions that belong to no module. Compiled
+    code would follow hooks and modes into its graph. torch's own stance cannot be used: it is that of all threads.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # if nobody imported it, nothing is compiled
+    return getattr(dynamo, "_use_eager_on_nested_compile", nullcontext)()
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 """Attributions and figures on disk: `.json` and `.npz` come back exactly as they were, pictures do not come back."""
 
 import json
+import math
 import os
+import secrets
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
@@ -15,8 +19,9 @@ import torch
 from torch import Tensor
 
 from vitrail.attribution import Attribution
+from vitrail.consistency import check
 from vitrail.errors import OutputError
-from vitrail.jsonable import decode, encode
+from vitrail.jsonable import decode, encode, json_text
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import origin, to_page
 from vitrail.targets import Target
@@ -28,6 +33,10 @@ FORMAT, VERSION = "vitrail.attribution", 1
 HEADER = "header"
 UNMARKED = "it is not marked as an attribution"
 TENSORS = ("scores", "valid", "own", "readout", "pixels", "layers", "heads")
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+}
 WORDS = ("method", "kind", "signed", "preset")
 TUPLES = ("grid", "size", "tokens")
 FIGURES = (".png", ".pdf", ".svg")
@@ -45,7 +54,17 @@ def save(attribution: Attribution, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
         raise _suffix_error("an attribution is saved as", path, WRITERS)
+    if path.suffix.lower() in READERS:
+        _check_sound(attribution, path)
     return write_bytes(path, WRITERS[path.suffix.lower()](attribution))
+
+
+def _check_sound(attribution: Attribution, path: Path) -> None:
+    """Refuse to write what `load` would refuse to read."""
+    try:
+        check(attribution)
+    except ValueError as error:
+        raise OutputError(f"this attribution cannot be saved as {path}, since {error}.") from error
 
 
 def load(path: str | Path) -> Attribution:
@@ -79,17 +98,28 @@ def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
 
 def write_bytes(path: Path, data: bytes) -> Path:
     """The path, which holds either all of the data or what it held before."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
+        _replace(path, data)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}. Choose a folder that exists and may be written to."
         ) from error
     return path
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file of a name that no other thread or process has, then put it in the place of the old one at once."""
+    unfinished = path.with_name(f".vitrail-{secrets.token_hex(8)}.part")
+    try:
+        with unfinished.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:  # also when the user breaks off
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 def _picture(form: str) -> Callable[[Attribution], bytes]:
@@ -122,19 +152,37 @@ def _header(attribution: Attribution) -> Header:
 def _attribution(header: Header, arrays: Arrays) -> Attribution:
     if header.get("format") != FORMAT:
         raise ValueError(UNMARKED)
-    if header["version"] > VERSION:
-        raise ValueError(f"it is of version {header['version']}, and this vitrail reads up to {VERSION}: upgrade it")
+    _check_version(header["version"])
+    if header["dtypes"].keys() != arrays.keys() or not arrays.keys() <= set(TENSORS):
+        raise ValueError(f"it announces {', '.join(header['dtypes'])}, but holds {', '.join(arrays) or 'nothing'}")
     known: dict[str, Any] = {
         **{name: header[name] for name in WORDS},
         **{name: _tupled(header[name]) for name in TUPLES},
-        **{name: arrays[name].to(getattr(torch, dtype)) for name, dtype in header["dtypes"].items()},
+        **{name: _cast(name, arrays[name], dtype) for name, dtype in header["dtypes"].items()},
     }
-    return Attribution(
-        **known,
-        target=Target(**{name: _tupled(value) for name, value in header["target"].items()}),
-        options=decode(header["options"]),
-        provenance=decode(header["provenance"]),
-    )
+    known |= {name: decode(header[name]) for name in ("options", "provenance")}
+    target = {name: _tupled(value) for name, value in header["target"].items()}
+    usual = {field.name: field.default for field in fields(Target)}
+    check(SimpleNamespace(**{**dict.fromkeys(TENSORS), **known, "target": SimpleNamespace(**{**usual, **target})}))
+    return Attribution(**known, target=Target(**target))
+
+
+def _check_version(version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"it is of version {version!r}, but versions are whole numbers from 1 on")
+    if version > VERSION:
+        raise ValueError(f"it is of version {version}, and this vitrail reads up to {VERSION}: upgrade it")
+
+
+def _cast(name: str, values: Tensor, dtype: Any) -> Tensor:  # noqa: ANN401
+    """The values in the dtype they were saved from; one that would change them is refused."""
+    if dtype not in DTYPES:
+        raise ValueError(f"its {name} are said to be {dtype!r}, which is none of {', '.join(DTYPES)}")
+    wanted = DTYPES[dtype]
+    exact = wanted.is_floating_point or values.is_floating_point() == wanted.is_floating_point
+    if not exact or (values.dtype is torch.bool) != (wanted is torch.bool):
+        raise ValueError(f"its {name} are said to be {dtype}, but are {str(values.dtype).removeprefix('torch.')}")
+    return values.to(wanted)
 
 
 def _tupled(value: Any) -> Any:  # noqa: ANN401
@@ -151,20 +199,35 @@ def _to_json(attribution: Attribution) -> bytes:
     values = {
         name: {"shape": list(x.shape), "values": x.flatten().tolist()} for name, x in _tensors(attribution).items()
     }
-    return json.dumps({**_header(attribution), "tensors": values}).encode()
+    return json_text({**_header(attribution), "tensors": values}).encode()
 
 
 def _from_json(data: bytes) -> tuple[Header, Arrays]:
-    header = json.loads(data)
+    header = _parsed(data)
+    return header, {name: _array(name, x["values"], x["shape"]) for name, x in header.get("tensors", {}).items()}
+
+
+def _parsed(data: bytes) -> Header:
+    """What a JSON text holds; the words NaN and Infinity, which Python would take, are not JSON."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"it holds {word}, which is no number in JSON")
+
+    header = json.loads(data, parse_constant=refuse)
     if not isinstance(header, dict):
         raise ValueError(UNMARKED)
-    tensors = header.get("tensors", {})
-    # Python's floats are float64 and repeat themselves exactly; whole numbers stay whole.
-    return header, {name: torch.from_numpy(np.array(x["values"]).reshape(x["shape"])) for name, x in tensors.items()}
+    return header
+
+
+def _array(name: str, values: list[Any], shape: list[int]) -> Tensor:
+    """Python's floats are float64 and repeat themselves exactly; whole numbers stay whole."""
+    if not all(isinstance(n, int) and n >= 0 for n in shape) or math.prod(shape) != len(values):
+        raise ValueError(f"it has {len(values)} values for {name} of shape {shape}")
+    return torch.from_numpy(np.array(values).reshape(shape))
 
 
 def _to_npz(attribution: Attribution) -> bytes:
-    sink, header = BytesIO(), json.dumps(_header(attribution)).encode()
+    sink, header = BytesIO(), json_text(_header(attribution)).encode()
     arrays: dict[str, Any] = {
         name: (x.float() if x.dtype == torch.bfloat16 else x).numpy()  # numpy has no bfloat16; float32 holds it exactly
         for name, x in _tensors(attribution).items()
@@ -175,8 +238,8 @@ def _to_npz(attribution: Attribution) -> bytes:
 
 def _from_npz(data: bytes) -> tuple[Header, Arrays]:
     with np.load(BytesIO(data), allow_pickle=False) as file:
-        header = json.loads(file[HEADER].tobytes())
-        return header, {name: torch.from_numpy(file[name]) for name in file.files if name in TENSORS}
+        header = _parsed(file[HEADER].tobytes())
+        return header, {name: torch.from_numpy(file[name]) for name in file.files if name != HEADER}
 
 
 WRITERS: dict[str, Callable[[Attribution], bytes]] = {

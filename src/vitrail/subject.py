@@ -55,12 +55,9 @@ class Subject:
         needs = frozenset[str]().union(*(method.needs for method in methods))
         wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
 
-        def see(layer: Layer) -> None:
+        for layer in self.run.layers(self.part, wanted, again=True, shared=len(walkers) > 1) if walkers else ():
             for walker in walkers:
                 walker.see(layer)
-
-        if walkers:
-            self.run.visit(self.part, wanted, see, again=True, shared=len(walkers) > 1)
         return [result for walker in walkers if (result := walker.result) is not None]
 
     def repeated(self, copies: int) -> Inputs:
@@ -85,7 +82,7 @@ class Subject:
         with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, how) as run:
             scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
             position = None if self.part.position is None else self.part.position.repeat(copies)
-            yield run, replace(self.part, scalar=scalar, position=position)
+            yield run, replace(self.part, scalar=scalar, position=position, needed=False)
 
     def recorded(
         self,
@@ -155,6 +152,4 @@ class Procedure:
 
 
 def _layers(run: Pass, part: Part, wanted: Wanted, *, again: bool) -> list[Layer]:
-    layers: list[Layer] = []
-    run.visit(part, wanted, layers.append, again=again)
-    return layers[::-1]
+    return list(run.layers(part, wanted, again=again))[::-1]

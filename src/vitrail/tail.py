@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.anatomy import Block
+from vitrail.listening import with_stream_of
 from vitrail.outputs import read_output
 from vitrail.shadow import autograd
 from vitrail.subject import Subject
@@ -23,7 +23,7 @@ def leaving(subject: Subject, index: int) -> Tokens:
 def behind(subject: Subject, tokens: Tokens) -> Float[Tensor, " b"]:
     """The scalar, had the last block given these tokens. The blocks are not run again, all else is."""
     blocks, given = subject.body.blocks, [heard.returned for heard in subject.run.trace.blocks]
-    given[-1] = _with_stream(given[-1], _batch_first(blocks[-1], tokens))
+    given[-1] = with_stream_of(given[-1], _batch_first(blocks[-1], tokens))
     with ExitStack() as stack:
         stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
@@ -44,11 +44,6 @@ def standing_in(module: nn.Module, out: object) -> Iterator[None]:
         del vars(module)["forward"]
         if own is not None:
             vars(module)["forward"] = own
-
-
-def _with_stream(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
-    """What a block gave, the residual stream changed."""
-    return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
 
 
 def _batch_first(block: Block, x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "logit": lambda logits, first, second: first,
     "next_token": lambda logits, first, second: first,
     "probability": lambda logits, first, second: _probability(logits, first),
+    "next_token_probability": lambda logits, first, second: _probability(logits, first),
     "difference": lambda logits, first, second: first - second,
     "relative_difference": lambda logits, first, second: (first - second) / first,
     "ratio": lambda logits, first, second: first / second,
@@ -35,9 +36,13 @@ def _probability(logits: Tensor, first: Tensor) -> Tensor:
     return first.sigmoid() if logits.shape[1] == 1 else (first - logits.logsumexp(dim=1)).exp()
 
 
-SINGLE = {"logit", "next_token", "probability"}
-SCALARS = {"logit": "logit", "probability": "probability"}
-"""What a method's `scalar` option makes of a plain class target."""
+NEXT_TOKEN = {"next_token", "next_token_probability"}
+SINGLE = {"logit", "probability"} | NEXT_TOKEN
+SCALARS = {
+    "logit": {"logit": "logit", "next_token": "next_token"},
+    "probability": {"logit": "probability", "next_token": "next_token_probability"},
+}
+"""What a method's `scalar` option makes of a plain class target or next token."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,12 @@ class Target:
 
 def logit(c: Index | None = None, *, position: int | None = None) -> Target:
     """The logit of a class; `position` where the model answers at every token."""
-    return Target("logit", _classes(c), position=position)
+    return Target("logit", _classes(c), position=_place(position))
 
 
 def probability(c: Index | None = None, *, position: int | None = None) -> Target:
     """The softmax probability of a class."""
-    return Target("probability", _classes(c), position=position)
+    return Target("probability", _classes(c), position=_place(position))
 
 
 def difference(a: Index, b: Index) -> Target:
@@ -128,12 +133,28 @@ def _classes(c: Any) -> Classes:  # noqa: ANN401
         return None
     given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy
     try:
-        return tuple(index(x) for x in given) if isinstance(given, Sequence) else index(given)
+        return tuple(_whole(x) for x in given) if isinstance(given, Sequence) else _whole(given)
     except TypeError as error:
         raise TargetError(
             f"a class index is a whole number, or there is one for each sample, but {c!r} was given. Class names are "
             "known to the command line only."
         ) from error
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    """A whole number. Python counts True and False among them, but a mask of classes is no class."""
+    value = value.item() if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.ndim == 0) else value
+    if isinstance(value, bool):
+        raise TypeError("a truth value is no index")
+    return index(value)
+
+
+def _place(position: Any) -> int | None:  # noqa: ANN401
+    """The position of a token, checked."""
+    try:
+        return None if position is None else _whole(position)
+    except TypeError as error:
+        raise TargetError(f"position is the whole number of a token, but {position!r} was given.") from error
 
 
 def _each(classes: Classes, logits: Tensor) -> tuple[int, ...]:
@@ -181,8 +202,8 @@ def with_scalar(
     Args:
         explicit: whether the user asked for the scalar. A method's default gives way to a target of another kind.
     """
-    if isinstance(target, Target) and target.name in {"logit", "next_token"}:
-        return replace(target, name=SCALARS[scalar]) if SCALARS[scalar] != "logit" else target
+    if isinstance(target, Target) and target.name in SCALARS[scalar]:
+        return replace(target, name=SCALARS[scalar][target.name])
     if explicit:
         raise TargetError(
             f"the option scalar={scalar!r} applies to a plain class or next token, but the target is "

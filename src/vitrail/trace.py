@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.adding import Added, Adding, measured
 from vitrail.anatomy import Body
 from vitrail.circumstances import PLAIN, How
 from vitrail.errors import SeamError
@@ -18,7 +19,8 @@ from vitrail.refusals import no_attention, uneven_attention
 from vitrail.saving import saving_hooks
 from vitrail.seams import AttentionCall
 
-STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input")
+STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input",
+          "output_weight")  # fmt: skip
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Heard:
     states: dict[str, Tensor] = field(default_factory=dict)
     returned: object = None  # by the block, whatever else it gives beside the stream
     noted: dict[Early, Any] = field(default_factory=dict)  # what was read of it when the forward pass left it
+    adding: Adding | None = None  # what its sub-layers add to the stream, where that is asked for
 
 
 class Trace:
@@ -97,10 +100,19 @@ class Trace:
         states = {name: x for name, x in heard.states.items() if name in self.keep}
         device = next(iter(states.values())).device.type
         with torch.no_grad(), torch._C.DisableTorchFunction(), own_dtypes(device):  # nobody should hear this
-            layer = passing_layer(self.body.blocks[index], index, len(self.blocks), heard.calls[0], states)
+            block, call = self.body.blocks[index], heard.calls[0]
+            layer = passing_layer(block, index, len(self.blocks), call, states, self.added(heard))
             heard.noted.update({early: early.read(layer) for early in self.early})
+        if "output_weight" in self.passing:
+            heard.adding = None
         for name in self.passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else self.passing:
             heard.states.pop(name, None)
+
+    def added(self, heard: Heard) -> Added | None:
+        """What the sub-layers of a block add to the stream; None if nobody asks."""
+        if heard.adding is None:
+            return None
+        return measured(heard.adding, heard.calls[0], ffn="ffn_added" in self.keep)
 
     def root(self, x: Tensor) -> Tensor:
         """End the gradient at this tensor, or at what the circumstances make of it."""
@@ -115,7 +127,7 @@ class Trace:
             heard.calls.clear()
             heard.states.clear()
             heard.noted.clear()
-            heard.returned = None
+            heard.returned = heard.adding = None
         self.roots.clear()
         self.notes.clear()
         self.answer = None

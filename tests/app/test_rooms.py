@@ -1,11 +1,16 @@
 """Visitors are apart, and nobody's table grows without end."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from time import sleep
+
 import pytest
 from saved_models import save_bert, save_vit
 
 from vitrail.app.rooms import Given, Recent, Room, Rooms
 from vitrail.app.shelf import OPEN, Shelf
 from vitrail.errors import ModelError
+from vitrail.loading import load
 
 
 def test_a_table_forgets_what_was_longest_not_used():
@@ -72,3 +77,61 @@ def test_pickled_weights_are_refused_unless_a_flag_says_otherwise(pickled):
     with pytest.raises(ModelError, match="could not be loaded"):
         Shelf([pickled]).open(pickled, "image")
     assert Shelf([pickled], pickles=True).open(pickled, "image").loaded.classes == 4
+
+
+@pytest.fixture
+def slow(monkeypatch, tmp_path):
+    """A shelf of a model that loads quickly and one whose load waits for an event, and how often each was loaded."""
+    quick, late = str(tmp_path / "quick"), str(tmp_path / "late")
+    save_vit(tmp_path / "quick")
+    save_vit(tmp_path / "late")
+    begun, go, loads = Event(), Event(), []
+
+    def loading(name, **options):
+        loads.append(name)
+        if name == late:
+            begun.set()
+            assert go.wait(20)
+        return load(name, **options)
+
+    monkeypatch.setattr("vitrail.app.shelf.load", loading)
+    shelf = Shelf([quick, late])
+    shelf.open(quick, "image")
+    yield shelf, quick, late, begun, go, loads
+    go.set()
+
+
+def test_a_model_that_is_loaded_is_there_while_another_one_loads(slow):
+    shelf, quick, late, begun, go, loads = slow
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(shelf.open, late, "image")
+        assert begun.wait(20)
+        assert pool.submit(shelf.open, quick, "image").result(5).loaded.name == quick
+        assert late in pool.submit(shelf.names, "image").result(5)
+        assert not waiting.done()
+        go.set()
+        assert waiting.result(20).loaded.name == late
+    assert loads == [quick, late]
+
+
+def test_visitors_who_ask_for_the_same_model_wait_for_one_load(slow):
+    shelf, quick, late, begun, go, loads = slow
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(shelf.open, late, "image") for _ in range(4)]
+        assert begun.wait(20)
+        sleep(0.1)  # so that all of them stand there
+        go.set()
+        found = {id(one.result(20)) for one in waiting}
+    assert len(found) == 1
+    assert loads == [quick, late]
+
+
+def test_a_load_that_fails_keeps_nobody_waiting(monkeypatch):
+    def fail(name, **options):
+        raise ModelError("no such model")
+
+    monkeypatch.setattr("vitrail.app.shelf.load", fail)
+    shelf = Shelf(["a"])
+    for _ in range(2):
+        with pytest.raises(ModelError, match="no such model"):
+            shelf.open("a", "image")

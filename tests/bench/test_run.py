@@ -350,3 +350,15 @@ def test_ablations_expand_to_the_blocks_of_the_model(plan_of, tmp_path):
     assert len(table.rows) == 6  # five schemes and the plain mean of heads; two blocks leave no other depth
     bench.run(plan_of(trials=(), ablation="vtranm", limit=1, metrics=("segmentation",)), tmp_path / "v.db")
     assert len(bench.tables(tmp_path / "v.db")[0].rows) == 6
+
+
+def test_a_text_of_which_the_tokenizer_leaves_nothing_is_skipped_and_the_others_measured(place, text_plan_of, tmp_path):
+    """A zero-width space, and an accent without a letter, which this tokenizer strips."""
+    shutil.copytree(place / "sst2", tmp_path / "sst2")
+    with (tmp_path / "sst2" / "dev.tsv").open("a", encoding="utf-8") as file:
+        file.write("\u200b\t1\n\u0301\t0\n")
+    plan = text_plan_of(data=(bench.DataSpec("sst2", str(tmp_path / "sst2")),), trials=(bench.Trial("gae"),))
+    bench.run(plan, tmp_path / "r.db")
+    found = list(values(tmp_path / "r.db", "gae", "text_deletion").values())
+    assert sum(value is None for value in found) == 2
+    assert len(found) == 10

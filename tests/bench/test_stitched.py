@@ -98,8 +98,8 @@ def test_masks_do_not_fit_stitched_pictures(cui, tmp_path):
     [
         ("cui(guide=zebra)", InputError, "there is no guide zebra: give one of golf_ball, temple or the path"),
         ("cui(gide=zebra)", OptionError, "Did you mean guide"),
-        ("cui(k=many)", OptionError, "cannot be read"),
-        ("cui(levels=0.5)", OptionError, "write it in a plan file"),
+        ("cui(k=many)", OptionError, "not a whole number"),
+        ("cui(levels=0.5)", OptionError, r"not a list such as \[1, 2\]"),
         ("kui", OptionError, "there is no protocol 'kui'"),
     ],
 )

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from saved_models import save_bert, save_gpt2, save_question_bert, save_timm, save_vit
 from typer.testing import CliRunner
@@ -10,6 +11,7 @@ from vitrail.cli.app import app
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
+    torch.manual_seed(1)
     save_timm(folder)
     for save in (save_bert, save_question_bert, save_gpt2, save_vit):
         save(folder / save.__name__.removeprefix("save_"))

@@ -114,3 +114,12 @@ def test_a_default_method_that_the_model_cannot_give_is_left_out(run, monkeypatc
     result = run("compare", "cat.png", "-m", "vit")
     assert result.exit_code == 0
     assert "left out gradtoken: depth=9" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["explain", "compare"])
+def test_auto_and_a_number_of_blocks_are_understood(run, tmp_path, command):
+    given = ("--method", "auto", "--method", "le_grad(blocks=1)", "--method", "auto(power=1)")
+    result = run(command, "cat.png", "-m", "vit", *given, "-o", tmp_path / "m.json")
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["m-consensus.json", "m-consensus_power=1.0.json", "m-le_grad_blocks=1.json"]

@@ -1,6 +1,7 @@
 import inspect
 import json
 import math
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vitrail.guided.likeness import psnr, ssim
 from vitrail.guided.rewriting import NOTICE
 from vitrail.guided.robustness import robustness
 from vitrail.loading import load
+from vitrail.plots.canvas import rendered
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SHAPE = (12, 13, 3)
@@ -233,6 +235,41 @@ def test_everything_says_that_it_is_an_audit(tmp_path):
     assert any(NOTICE in text.get_text() for text in made.plot().texts)
     with pytest.raises(OutputError, match=r"does not end in \.png"):
         made.save(tmp_path / "new.jpg")
+
+
+@pytest.mark.parametrize("name", ["mask: N95", ": ", "a: b: c", "cash $5 to $6", "two\nlines", ""])
+def test_a_class_may_have_any_name(name):
+    made = replace(go(other()), names=(name, "x: y"))
+    rendered(made.plot())
+    assert any(f"rewritten\n{name} " in text.get_text() for text in made.plot().texts)
+
+
+def strict(path):
+    """JSON as other readers take it: NaN and Infinity are no words of it."""
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_an_unchanged_picture_has_no_infinity_in_its_json(tmp_path):
+    made = go(other())
+    same = replace(made, levels=(made.levels[0], made.levels[0]))
+    assert same.psnr == math.inf
+    assert strict(same.save(tmp_path / "x.json"))["psnr"] is None
+    with Image.open(same.save(tmp_path / "x.png")) as image:
+        assert "Infinity" not in image.text["Description"]
+    assert json.dumps(same.to_dict(), allow_nan=False)
+
+
+def test_an_audit_with_an_unchanged_picture_has_no_infinity_in_its_json(tmp_path):
+    found = robustness(Linear(), [("a", picture())], preprocess=prepare, steps=1, budgets=[Budget(linf=1 / 255)])
+    within = {**found.pictures[0]["within"][0], "psnr": math.inf}
+    row = replace(found.rows[0], psnr=math.inf, ssim=math.nan)
+    changed = replace(found, rows=(row,), pictures=({**found.pictures[0], "within": [within]},))
+    content = strict(changed.save(tmp_path / "x.json"))
+    assert content["pictures"][0]["within"][0]["psnr"] is content["rows"][0]["psnr"] is None
 
 
 def test_the_model_is_as_it_was_also_after_an_error(monkeypatch):

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from layers import B, D, H, T, layer, run, stack
+from layers import B, D, H, T, layer, run, stack, with_query_gradient
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.testing import assert_close
 
@@ -34,7 +34,7 @@ def test_class_relevance_is_the_closed_form_over_key_products():
 
 def test_a_constant_added_to_all_keys_changes_the_map_by_a_constant():
     one = layer()
-    moved = replace(one, key=one.key + torch.randn(B, H, 1, D, dtype=torch.float64))
+    moved = with_query_gradient(replace(one, key=one.key + torch.randn(B, H, 1, D, dtype=torch.float64)))
     change = (gradtoken.class_relevance(moved) - gradtoken.class_relevance(one))[:, :, 1:]
     assert_close(change, change[:, :, :1].expand_as(change))
 

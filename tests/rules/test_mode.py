@@ -18,6 +18,7 @@ from vitrail.record import find_body, forward
 from vitrail.rules import propagating
 from vitrail.rules.constants import ATTN, CONSERVATIVE
 from vitrail.rules.deep_taylor import CONSERVING, ORIG
+from vitrail.shadow import shadow
 
 ENCODERS = [
     n for n in MODELS if n.startswith(("hf_vit", "hf_bert", "hf_roberta", "hf_deit", "timm_vit", "torchvision"))
@@ -29,7 +30,8 @@ def logits_under(table, model, inputs, dtype=None):
         return propagating(table, model, trace)
 
     how = How(level="embedding_output", within=within, dtype=dtype)
-    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), Settings(), how) as run:
+    read = read_inputs(inputs)
+    with shadow(model) as own, forward(own, read, find_body(own, None), Wanted(), Settings(), how) as run:
         return run.output.logits.detach()
 
 

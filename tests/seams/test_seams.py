@@ -64,9 +64,9 @@ def test_attention_written_by_hand_is_heard_through_dropout_cast_and_reshape():
 
 
 def test_attention_by_einsum_is_heard_with_its_weights():
-    a, v = random(2, 3, 5, 7), random(2, 7, 3, 4)
-    (call,), _ = heard(lambda: torch.einsum("bhqk,bkhd->bqhd", a.softmax(dim=-1), v))
-    assert_close(call.weights, a.softmax(dim=-1))
+    q, k, v = random(2, 3, 5, 4), random(2, 3, 7, 4), random(2, 7, 3, 4)
+    (call,), _ = heard(lambda: torch.einsum("bhqk,bkhd->bqhd", (q @ k.mT).softmax(dim=-1), v))
+    assert_close(call.weights, (q @ k.mT).softmax(dim=-1))
 
 
 def test_a_softmax_that_multiplies_nothing_is_no_attention():

@@ -5,7 +5,7 @@ from torch import nn
 from vitrail.anatomy import huggingface
 from vitrail.anatomy.clip import TextTower, text_anatomy
 from vitrail.anatomy.encoder import encoder_anatomy
-from vitrail.anatomy.parts import Anatomy, Block, Body, Finder, output_weight, resolve
+from vitrail.anatomy.parts import Anatomy, Block, Body, Finder, resolve
 from vitrail.anatomy.vision import TIMM_CLASSES, timm_anatomy, torchvision_anatomy
 from vitrail.errors import AnatomyError
 
@@ -33,4 +33,4 @@ def anatomy(model: nn.Module) -> Anatomy:
     )
 
 
-__all__ = ["Anatomy", "Block", "Body", "TextTower", "anatomy", "output_weight", "resolve"]
+__all__ = ["Anatomy", "Block", "Body", "TextTower", "anatomy", "resolve"]

@@ -77,6 +77,7 @@ class Block:
 
     module: nn.Module
     output: nn.Module | None
+    value: nn.Module | None  # the module whose bias is the value projection's
     value_bias: Tensor | None
     attention_norm: nn.Module | None
     attention_scale: Tensor | None
@@ -121,6 +122,12 @@ def _tensor(block: nn.Module, path: str | None) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def _biased(block: nn.Module, path: str | None) -> nn.Module | None:
+    """The module that has a bias of this name, whether there is one or not."""
+    parents = (spelling.removesuffix(".bias") for spelling in (path or "").split("|") if spelling.endswith(".bias"))
+    return next((found for parent in parents if (found := _module(block, parent)) is not None), None)
+
+
 def _batch_first(block: nn.Module) -> bool:
     attention = [m for m in every_module(block) if isinstance(m, nn.MultiheadAttention)]
     return all(m.batch_first for m in attention)
@@ -130,6 +137,7 @@ def _block(module: nn.Module, anatomy: Anatomy) -> Block:
     return Block(
         module=module,
         output=_module(module, anatomy.output),
+        value=_biased(module, anatomy.value_bias),
         value_bias=_tensor(module, anatomy.value_bias),
         attention_norm=_module(module, anatomy.attention_norm),
         attention_scale=_tensor(module, anatomy.attention_scale),
@@ -175,16 +183,6 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
         head=_module(model, anatomy.head),
         temperature=_tensor(owner, anatomy.temperature),
     )
-
-
-def output_weight(block: Block) -> Tensor | None:
-    """The output projection as `[d_model, heads * d]`."""
-    weight = getattr(block.output, "weight", None)
-    if weight is None or not weight.is_floating_point():  # integers are no weights yet
-        return None
-    if type(block.output).__name__ == "Conv1D":  # Hugging Face's GPT-2 stores it the other way round
-        weight = weight.T
-    return weight.detach()
 
 
 def from_library(module: nn.Module, package: str) -> bool:

@@ -9,6 +9,7 @@ from html import escape
 from vitrail.app.rooms import Case
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
+from vitrail.jsonable import json_text
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
 from vitrail.plots.document import document
@@ -44,7 +45,7 @@ def _html(case: Case, target: int, found: Sequence[Attribution]) -> bytes:
 def _json(case: Case, target: int, found: Sequence[Attribution]) -> bytes:
     """One attribution as `Attribution.load` reads it, several as a list of such."""
     each = [WRITERS[".json"](one) for one in found]
-    return each[0] if len(each) == 1 else json.dumps([json.loads(one) for one in each]).encode()
+    return each[0] if len(each) == 1 else json_text([json.loads(one) for one in each]).encode()
 
 
 FORMS: dict[str, tuple[str, Callable[[Case, int, Sequence[Attribution]], bytes]]] = {

@@ -5,10 +5,11 @@ import warnings
 from dataclasses import dataclass
 from io import BytesIO
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vitrail.errors import InputError
-from vitrail.loading.images import BROKEN, to_rgb
+from vitrail.loading.images import BROKEN, to_rgb, upright
+from vitrail.loading.loaded import is_blank
 
 MEGABYTE, MEGAPIXEL = 2**20, 10**6
 KINDS: dict[str, tuple[tuple[int, bytes], ...]] = {
@@ -53,7 +54,7 @@ def read_picture(data: bytes, limits: Limits) -> Image.Image:
             with Image.open(BytesIO(data), formats=(kind,)) as image:
                 _check_size(image.size, limits)  # only the header has been read so far
                 image.load()
-                return to_rgb(ImageOps.exif_transpose(image))
+                return to_rgb(upright(image))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError("the picture is too large to open safely. Make it smaller.") from error
     except InputError:
@@ -81,7 +82,7 @@ def _check_size(size: tuple[int, int], limits: Limits) -> None:
 def read_text(text: str, limits: Limits) -> str:
     """The text without spaces around it, if it is one and not too long."""
     plain = text.strip()
-    if not plain:
+    if is_blank(plain):
         raise InputError("there is no text yet: write a sentence.")
     if len(plain) > limits.letters:
         raise InputError(f"the text has {len(plain)} characters, but at most {limits.letters} are accepted.")

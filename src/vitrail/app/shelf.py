@@ -48,17 +48,23 @@ class Opened:
 
 
 class Shelf:
-    """Models by name, loaded when first asked for; only a few stay loaded."""
+    """Models by name, loaded when first asked for; only a few stay loaded.
+
+    One model is loaded at a time, since the libraries that load them change settings of the whole process meanwhile.
+    Whoever asks for a model that is loaded already does not wait for that.
+    """
 
     def __init__(self, allowed: Sequence[str] = (), *, any_model: bool = False, pickles: bool = False) -> None:
         self.allowed, self.any_model, self.pickles = tuple(allowed), any_model, pickles
         self._open: OrderedDict[str, Opened] = OrderedDict()
-        self._lock = threading.Lock()
+        self._table = threading.Lock()
+        self._loading = threading.Lock()
 
     def names(self, kind: str) -> list[str]:
         """The models offered for pictures or for text; what a listed one reads is known only once it is open."""
         own = [name for name in EMBEDDED if KIND_OF[name] == kind]
-        known = {name: opened.loaded.kind for name, opened in self._open.items()}
+        with self._table:
+            known = {name: opened.loaded.kind for name, opened in self._open.items()}
         return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]
 
     def open(self, name: str, kind: str) -> Opened:
@@ -67,13 +73,26 @@ class Shelf:
             raise ModelError(
                 f"this page may not open {name!r}. Whoever starts it can allow that: vitrail app --allow {name}"
             )
-        with self._lock:  # two visitors who ask for the same model wait for one load
-            opened = self._open.get(name) or self._load(name)
-            self._open[name] = opened
-            self._open.move_to_end(name)
-            self._forget()
+        opened = self._find(name) or self._loaded(name)
         if opened.loaded.kind != kind:
             raise ModelError(f"{name} reads {READS[opened.loaded.kind]}, not {READS[kind]}: use the other tab.")
+        return opened
+
+    def _find(self, name: str) -> Opened | None:
+        """The model if it is loaded, from now on the one that was asked for last."""
+        with self._table:
+            if name in self._open:
+                self._open.move_to_end(name)
+            return self._open.get(name)
+
+    def _loaded(self, name: str) -> Opened:
+        """The model, loaded now; a second visitor who asks for it waits for the first one's load."""
+        with self._loading:
+            opened = self._find(name) or self._load(name)
+            with self._table:
+                self._open[name] = opened
+                self._open.move_to_end(name)
+                self._forget()
         return opened
 
     def _load(self, name: str) -> Opened:

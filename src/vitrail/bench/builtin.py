@@ -9,7 +9,7 @@ from vitrail import data
 from vitrail.data.dataset import Dataset
 from vitrail.data.examples import ImageExample, TextExample
 from vitrail.data.files import pictures_in, read_lines, require_file, require_folder
-from vitrail.data.pictures import open_picture
+from vitrail.data.pictures import PictureFile
 from vitrail.data.table import Entry
 from vitrail.errors import InputError, OptionError, suggest
 
@@ -48,7 +48,7 @@ def read_pictures(source: str | Path) -> Dataset[ImageExample]:
 
 
 def _from_file(paths: list[Path], number: int) -> ImageExample:
-    return ImageExample(paths[number].name, partial(open_picture, paths[number].name, paths[number]))
+    return ImageExample(paths[number].name, PictureFile(paths[number].name, paths[number]))
 
 
 def read_sentences(source: str | Path) -> Dataset[TextExample]:

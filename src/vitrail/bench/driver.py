@@ -1,24 +1,25 @@
 """Run a plan: name its runs, hand out what has no results yet, and write what comes back. Only the driver writes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vitrail.bench.ablations import ablation
 from vitrail.bench.builtin import find_entry
 from vitrail.bench.engines import Engine, local
-from vitrail.bench.opened import Opened, content_hash, forget_data, open_data, open_model
+from vitrail.bench.identity import hash_of, library_versions, model_identity, set_hash
+from vitrail.bench.opened import Opened, forget, open_data, open_model
 from vitrail.bench.pairing import applies, check_pairs, metrics_for
 from vitrail.bench.plan import DTYPES, DataSpec, ModelSpec, Plan, Trial
 from vitrail.bench.protocols import Protocol
 from vitrail.bench.settings import Settings
-from vitrail.bench.store import Store, writing
+from vitrail.bench.store import About, Store, identity, writing
 from vitrail.bench.units import Finished, Job, Unit
 from vitrail.bench.worker import Worker
 from vitrail.data.dataset import Dataset
-from vitrail.provenance import fingerprint, versions
 from vitrail.record import find_body
 
 
@@ -30,6 +31,10 @@ class Progress:
         done: examples that are finished, of all data sets and models together.
         fresh: those of them that this run computed.
         skipped: results that could not be computed, so far in this run.
+        runs: the identities of the runs of this plan, known at the end.
+        older: how many other runs of the same names the file holds, known at the end. They were made of another data
+            content, model, setting or library version; they are kept, but not gone on with.
+        changed: in which parts of their identity those differ.
     """
 
     done: int
@@ -37,6 +42,9 @@ class Progress:
     fresh: int
     skipped: int
     what: str
+    runs: frozenset[str] = frozenset()
+    older: int = 0
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,20 +70,21 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
         engine: who does the units.
         watch: is told after every unit.
     """
-    forget_data()
+    forget()
     here = plan.device if engine is local else "cpu"  # workers elsewhere may have a GPU that this machine lacks
     pairs = check_pairs(plan, here)
     settings = Settings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
     progress = Progress(0, sum(len(_chosen(plan, spec)[1]) for _, spec in pairs), 0, 0, "")
+    runs: set[str] = set()
     with (
         writing(Path(path)) as store,
-        closing(engine(_units(plan, store, pairs, here), Worker(settings))) as results,  # workers end also after errors
+        closing(engine(_units(plan, store, pairs, here, runs), Worker(settings))) as results,  # also after errors
     ):
         for finished in results:
             store.add(finished.rows)
             progress = _advanced(progress, finished)
             watch(progress)
-    progress = replace(progress, done=progress.total)  # also those that were there already
+        progress = _ended(progress, store, runs)
     watch(progress)
     return progress
 
@@ -91,6 +100,21 @@ def _advanced(progress: Progress, finished: Finished) -> Progress:
     )
 
 
+def _ended(progress: Progress, store: Store, runs: Set[str]) -> Progress:
+    """All examples are done, also those that were there already; and what else the file holds under the same names."""
+    known = store.runs()
+    mine = {_names(known[run]): known[run] for run in runs}
+    older = [about for run, about in known.items() if run not in runs and _names(about) in mine and store.metrics(run)]
+    changed = {part for about in older for part, x in mine[_names(about)].items() if about.get(part) != x}
+    return replace(
+        progress, done=progress.total, runs=frozenset(runs), older=len(older), changed=tuple(sorted(changed))
+    )
+
+
+def _names(about: About) -> tuple[str, str, str, str]:
+    return about["model"]["name"], about["data"]["name"], about["protocol"]["name"], about["method"]["label"]
+
+
 def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
     """All examples, and those the plan takes of them."""
     whole = open_data(spec)
@@ -98,12 +122,18 @@ def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
     return whole, whole if limit is None else whole.spread(limit)
 
 
-def _units(plan: Plan, store: Store, pairs: Sequence[tuple[ModelSpec, DataSpec]], here: str) -> Iterator[Unit]:
-    """The batches that lack results, made as they are asked for."""
+def _units(
+    plan: Plan, store: Store, pairs: Sequence[tuple[ModelSpec, DataSpec]], here: str, runs: set[str]
+) -> Iterator[Unit]:
+    """The batches that lack results, made as they are asked for; notes the runs that they belong to."""
     passed = 0
+    models, contents = cache(lambda model: model_identity(open_model(model, here).loaded)), Contents(plan, store)
     for model, spec in pairs:
-        whole, chosen = _chosen(plan, spec)
-        named = _name_runs(plan, store, open_model(model, here), model, spec, whole, chosen)
+        _, chosen = _chosen(plan, spec)
+        hashes, about = contents.of(spec)
+        common = {"model": {"name": Path(model.name).name, "arch": model.arch, **models(model)}, "data": about}
+        named = _name_runs(plan, store, open_model(model, here), spec, common, chosen)
+        runs.update(one.run for one in named)
         for start in range(0, len(chosen), plan.batch):
             part = chosen[start : start + plan.batch]
             keys, numbers = tuple(part.keys), tuple(part.order)
@@ -113,8 +143,39 @@ def _units(plan: Plan, store: Store, pairs: Sequence[tuple[ModelSpec, DataSpec]]
             if wanted:
                 rows = [i for i, key in enumerate(keys) if key in wanted]
                 some = tuple(keys[i] for i in rows), tuple(numbers[i] for i in rows)
-                yield Unit(model, spec, *some, jobs, skipped=passed)
+                yield Unit(model, spec, *some, jobs, passed, tuple(hashes[key] for key in some[0]))
                 passed = 0
+
+
+class Contents:
+    """The content of each data set of a plan, hashed once for all models."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan, self.store = plan, store
+        self.found: list[tuple[DataSpec, tuple[dict[str, str], About]]] = []
+
+    def of(self, spec: DataSpec) -> tuple[dict[str, str], About]:
+        """The hashes of the chosen examples, and what the set is in the identity of a run."""
+        known = next((result for other, result in self.found if other == spec), None)
+        if known is None:
+            known = self._hashed(spec)
+            self.found.append((spec, known))
+        return known
+
+    def _hashed(self, spec: DataSpec) -> tuple[dict[str, str], About]:
+        whole, chosen = _chosen(self.plan, spec)
+        about = {
+            "name": spec.name,
+            "kind": find_entry(spec.name).kind,
+            "options": dict(spec.options),
+            "set": set_hash(whole),
+        }
+        hashes = {key: hash_of(whole, number) for key, number in zip(chosen.keys, chosen.order, strict=True)}
+        numbers = dict(zip(whole.keys, whole.order, strict=True))
+        version = self.store.data_version(
+            identity(about), hashes, lambda key: hash_of(whole, numbers[key]) if key in numbers else None
+        )
+        return hashes, {**about, "content": version}
 
 
 def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
@@ -128,23 +189,11 @@ def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
 
 
 def _name_runs(
-    plan: Plan,
-    store: Store,
-    opened: Opened,
-    model: ModelSpec,
-    spec: DataSpec,
-    whole: Dataset[Any],
-    chosen: Dataset[Any],
+    plan: Plan, store: Store, opened: Opened, spec: DataSpec, common: About, chosen: Dataset[Any]
 ) -> list[Named]:
     common = {
-        "model": {"name": Path(model.name).name, "arch": model.arch, "hash": fingerprint(opened.loaded.model)},
-        "data": {
-            "name": spec.name,
-            "kind": find_entry(spec.name).kind,
-            "options": dict(spec.options),
-            "content": content_hash(whole),
-        },
-        "versions": versions(),
+        **common,
+        "versions": library_versions(),
         "device": plan.device.partition(":")[0],
         "dtype": plan.dtype,
         "seed": plan.seed,
@@ -155,7 +204,8 @@ def _name_runs(
         if not metrics:
             continue
         for trial in _trials(plan, opened):
-            run = store.add_run({**common, "protocol": protocol.table(), "method": _about(trial, plan.preset, opened)})
+            about = {**common, "protocol": protocol.table(), "method": _about(trial, plan.preset, opened)}
+            run = store.add_run(about)
             keys = None if trial.subset is None else frozenset(chosen.spread(trial.subset).keys)
             named.setdefault(run, Named(run, trial, protocol, metrics, keys))
     return list(named.values())

@@ -5,7 +5,7 @@ features of one column for the methods of one group.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -93,8 +93,8 @@ def read_groups(store: Store) -> Iterator[Group]:
     """The groups of a results file, one at a time, in an order that does not depend on when they were made."""
     members: dict[str, list[tuple[dict[str, Any], str]]] = {}
     for run, about in store.runs().items():
-        common = {name: x for name, x in about.items() if name != "method"}
-        place = (common["model"]["name"], common["data"]["name"], common["protocol"]["name"], common)
+        shared = common(about)
+        place = (shared["model"]["name"], shared["data"]["name"], shared["protocol"]["name"], shared)
         members.setdefault(json.dumps(place, sort_keys=True), []).append((about, run))
     for _, some in sorted(members.items()):
         group = _group(store, some)
@@ -102,8 +102,13 @@ def read_groups(store: Store) -> Iterator[Group]:
             yield group
 
 
+def common(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the runs of one table have in common: all but the method."""
+    return {name: x for name, x in about.items() if name != "method"}
+
+
 def _group(store: Store, members: list[tuple[dict[str, Any], str]]) -> Group:
-    about = {name: x for name, x in members[0][0].items() if name != "method"}
+    about = common(members[0][0])
     methods = [Method(one["method"]["label"], run) for one, run in members if store.metrics(run)]
     return Group(store, about, read_protocol(about["protocol"]), sorted(methods, key=lambda m: m.label))
 

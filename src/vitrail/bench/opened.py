@@ -1,6 +1,5 @@
 """Models and data sets by their specs, kept open between units."""
 
-import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -9,13 +8,13 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.builtin import NO_PATH, find_entry
+from vitrail.bench.generators import own_generators
 from vitrail.bench.plan import DataSpec, ModelSpec
 from vitrail.data.dataset import Dataset
-from vitrail.errors import InputError, ModelError, OptionError
+from vitrail.errors import ModelError, OptionError
 from vitrail.loading import Loaded, load
 from vitrail.loading.devices import find_device
 
-PROBED = 16
 KINDS = {"image": "image", "sequence": "text", "question": "question"}
 """A model's task -> the kind of data it reads."""
 
@@ -48,7 +47,8 @@ class Opened:
 def open_model(spec: ModelSpec, device: str) -> Opened:
     """The model, loaded once; two stay loaded."""
     place = find_device(device)
-    loaded = load(spec.name, arch=spec.arch)
+    with own_generators():  # a new model draws its first weights
+        loaded = load(spec.name, arch=spec.arch)
     if loaded.task not in KINDS:
         raise ModelError(
             f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or "
@@ -87,22 +87,7 @@ def _open_data(name: str, path: str, options: tuple[tuple[str, Any], ...]) -> Da
     return entry.open(path, **dict(options))
 
 
-def forget_data() -> None:
-    """Open data sets anew: their files may have changed."""
+def forget() -> None:
+    """Open models and data sets anew: their files may have changed."""
+    open_model.cache_clear()
     _open_data.cache_clear()
-
-
-def content_hash(dataset: Dataset[Any]) -> str:
-    """What tells two data sets of one name apart: their keys, and some of their texts."""
-    digest = hashlib.sha256()
-    for key in dataset.keys:
-        digest.update(f"{key}\n".encode())
-    some = dataset.spread(PROBED)
-    for number in range(len(some)):
-        try:
-            example = some[number]
-        except InputError:
-            continue
-        words = [getattr(example, name, None) for name in ("text", "second", "question", "context")]
-        digest.update(repr(words).encode())
-    return digest.hexdigest()[:16]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from vitrail.bench.protocols import Protocol, find_protocol
 from vitrail.data import DATASETS
 from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
 from vitrail.methods import METHODS
+from vitrail.option_text import kinds_of, parse_options, read_options
 
 SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
-SWITCHES = {"true": True, "false": False}
 
 
 def parse_data(text: str) -> DataSpec:
@@ -24,12 +25,9 @@ def parse_data(text: str) -> DataSpec:
         if match is not None and match[3] is not None and not Path(text).exists():
             find_entry(match[1])  # says which names there are
         return DataSpec(guess(text), text)
-    options: dict[str, Any] = {}
-    for part in filter(None, (piece.strip() for piece in (match[2] or "").split(","))):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise OptionError(f"{part!r} in {text!r} is not an option: write option=value, separated by commas.")
-        options[name] = int(value) if value.isdigit() else SWITCHES.get(value.lower(), value)
+    entry = find_entry(match[1])
+    texts = parse_options(match[2] or "", text)
+    options = read_options(texts, partial(kinds_of, entry.read), list(entry.options), entry.name)
     return DataSpec(match[1], match[3] or "", options)
 
 

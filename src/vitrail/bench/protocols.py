@@ -11,13 +11,13 @@ picture. Theirs is a zebra, ours a golf ball unless `guide` names a file.
 `agreement`: how like each other are the maps of two methods?
 """
 
-import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import OptionError, suggest
+from vitrail.option_text import kinds_of, parse_call, read_options
 
 Levels = tuple[float, ...]
 TENTHS: Levels = tuple(k / 10 for k in range(10))
@@ -108,6 +108,8 @@ class Protocol:
             if name not in known:
                 raise OptionError(f"a protocol has no convention {name!r}. {suggest(name, known)}")
         tuples = {name: tuple(x) if isinstance(x, list) else x for name, x in changes.items()}
+        if "levels" in tuples:
+            tuples["levels"] = tuple(map(float, tuples["levels"]))  # 0 and 0.0 are one level
         real = {name: x for name, x in tuples.items() if getattr(self, name) != x}
         listed = ", ".join(f"{name}={_brief(Path(str(x)).name if name == 'guide' else x)}" for name, x in real.items())
         return replace(self, **real, name=f"{self.name}({listed})") if real else self
@@ -130,9 +132,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kendall": ("scores", "attcat"),
 }
 
-SHAPE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
-SWITCHES = {"true": True, "false": False}
-READERS: dict[type, Callable[[str], Any]] = {str: str, int: int, bool: lambda text: SWITCHES[text.lower()]}
 _CURVES = ("positive", "negative")
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol
@@ -159,18 +158,8 @@ PROTOCOLS: dict[str, Protocol] = {
 
 def find_protocol(text: str) -> Protocol:
     """The protocol of this name, with conventions changed in brackets: `cui(guide=zebra.png)`."""
-    match = SHAPE.fullmatch(text.strip())
-    name, inside = (match[1], match[2] or "") if match else (text, "")
+    name, texts = parse_call(text, "a protocol")
     if name not in PROTOCOLS:
         raise OptionError(f"there is no protocol {name!r}. {suggest(name, PROTOCOLS)}")
-    parts = [part.partition("=") for part in inside.split(",") if part.strip()]
-    return PROTOCOLS[name].with_(**{key.strip(): _value(key.strip(), value.strip(), text) for key, _, value in parts})
-
-
-def _value(convention: str, text: str, whole: str) -> Any:  # noqa: ANN401
-    """The value of a convention as the type of its default asks for."""
-    usual = {field.name: type(field.default) for field in fields(Protocol)}.get(convention, str)
-    try:
-        return READERS[usual](text)
-    except (KeyError, ValueError) as error:
-        raise OptionError(f"{convention}={text!r} in {whole!r} cannot be read: write it in a plan file.") from error
+    known = [field.name for field in fields(Protocol) if field.name not in ("name", "metrics")]
+    return PROTOCOLS[name].with_(**read_options(texts, partial(kinds_of, Protocol), known, f"protocol {name}"))

@@ -1,5 +1,6 @@
 """Which explanation to trust on your model: methods ranked by how far the prediction depends on what they mark."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -7,11 +8,11 @@ from tempfile import TemporaryDirectory
 from vitrail.bench.bootstrap import Estimate
 from vitrail.bench.driver import Watch, run
 from vitrail.bench.engines import Engine, local
-from vitrail.bench.opened import content_hash, open_data, open_model
+from vitrail.bench.groups import common
 from vitrail.bench.plan import Plan
+from vitrail.bench.store import reading
 from vitrail.bench.table import SIGNIFICANT, Table, tables
 from vitrail.errors import InputError
-from vitrail.provenance import fingerprint, versions
 
 RANKED_BY = ("ABPC", "AOPC")
 """Pictures: the area between the two perturbation curves. Texts: the drop when the highest tokens are deleted."""
@@ -79,23 +80,15 @@ def measure(
     if path is None:
         with TemporaryDirectory() as folder:
             return measure(plan, Path(folder) / "results.db", engine=engine, watch=watch)
-    run(plan, path, engine=engine, watch=watch)
-    return _own_tables(plan, tables(path, seed=plan.seed))
+    done = run(plan, path, engine=engine, watch=watch)
+    return _own_tables(path, done.runs, tables(path, seed=plan.seed))
 
 
-def _own_tables(plan: Plan, made: list[Table]) -> list[Table]:
-    """The tables of this plan, in a file that may hold others."""
-    weights = fingerprint(open_model(plan.models[0], plan.device).loaded.model)
-    content = content_hash(open_data(plan.data[0]))
-    protocol = plan.measured()[0].name
-    return [
-        table
-        for table in made
-        if table.about["model"]["hash"] == weights
-        and table.about["data"]["content"] == content
-        and table.about["protocol"]["name"] == protocol
-        and table.about["versions"] == versions()
-    ]
+def _own_tables(path: str | Path, runs: Collection[str], made: list[Table]) -> list[Table]:
+    """The tables of these runs, in a file that may hold others."""
+    with reading(Path(path)) as store:
+        mine = [common(about) for run, about in store.runs().items() if run in runs]
+    return [table for table in made if table.about in mine]
 
 
 def ranking(table: Table) -> Recommendation:

@@ -2,21 +2,25 @@
 
 A run is everything that decides a number, hashed into its identity: model weights, data set, method with all its
 options, protocol, precision and library versions. A kill at any moment leaves whole units or nothing of them.
+
+A data set may be measured in parts, a few examples first and more of them later, so its content cannot be one hash that
+is known from the start. The file keeps a hash of each example that was measured. A run goes on with the version of the
+data set whose examples all have the content they have now; where one of them changed, it starts a new version.
 """
 
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import groupby
+from itertools import count, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from vitrail.bench.lock import locked
 from vitrail.bench.units import Row
-from vitrail.errors import OutputError
+from vitrail.errors import OptionError, OutputError
 
 FORMAT = 0x56495452  # "VITR": tells our files from other databases
 SCHEMA = """
@@ -24,6 +28,10 @@ CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, about TEXT NOT NULL) WITHO
 CREATE TABLE IF NOT EXISTS results (
     run TEXT NOT NULL REFERENCES runs (id), example TEXT NOT NULL, metric TEXT NOT NULL, value TEXT, skipped TEXT,
     PRIMARY KEY (run, example, metric), CHECK ((value IS NULL) != (skipped IS NULL))
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contents (
+    data TEXT NOT NULL, version TEXT NOT NULL, example TEXT NOT NULL, hash TEXT NOT NULL,
+    PRIMARY KEY (data, version, example)
 ) WITHOUT ROWID;
 """
 PATIENCE = 60.0  # seconds that a reader and the writer wait for each other
@@ -36,7 +44,10 @@ def identity(about: About) -> str:
 
 
 def _canonical(about: About) -> str:
-    return json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise OptionError(f"an option is NaN or infinite, which a results file cannot hold: {about}.") from error
 
 
 class Store:
@@ -52,6 +63,54 @@ class Store:
             self.connection.execute("INSERT INTO runs VALUES (?, ?) ON CONFLICT DO NOTHING", (name, _canonical(about)))
         return name
 
+    def data_version(self, data: str, contents: Mapping[str, str], now: Callable[[str], str | None]) -> str:
+        """The version of a data set that holds these examples; one that is there already if nothing in it changed.
+
+        Args:
+            data: what the set is apart from the content of its examples.
+            contents: example -> hash, of the examples that are to be measured.
+            now: the hash of any example of the set as it is now, None where it is no longer part of it.
+        """
+        found = next((v for v in self._data_versions(data) if self._unchanged(data, v, contents, now)), None)
+        version = found or self._new_version(data, contents)
+        known = dict(self._contents(data, version))
+        self._add_contents(data, version, {key: x for key, x in contents.items() if key not in known})
+        return version
+
+    def _data_versions(self, data: str) -> list[str]:
+        """The versions of a data set, those with most examples first."""
+        found = self.connection.execute(
+            "SELECT version FROM contents WHERE data = ? GROUP BY version ORDER BY COUNT(*) DESC, version", (data,)
+        )
+        return [version for (version,) in found]
+
+    def _contents(self, data: str, version: str) -> Iterator[tuple[str, str]]:
+        return self.connection.execute(
+            "SELECT example, hash FROM contents WHERE data = ? AND version = ?", (data, version)
+        )
+
+    def _unchanged(
+        self, data: str, version: str, contents: Mapping[str, str], now: Callable[[str], str | None]
+    ) -> bool:
+        kept = list(self._contents(data, version))
+        if any(contents.get(key, known) != known for key, known in kept):  # first those whose hash is at hand
+            return False
+        return all(key in contents or now(key) == known for key, known in kept)
+
+    def _new_version(self, data: str, contents: Mapping[str, str]) -> str:
+        """A name that depends on the content only, so that two files made by the same commands are the same."""
+        taken = set(self._data_versions(data))
+        names = (identity({"data": data, "contents": contents, "number": n})[:16] for n in count())
+        return next(name for name in names if name not in taken)
+
+    def _add_contents(self, data: str, version: str, contents: Mapping[str, str]) -> None:
+        if contents:
+            with self._transaction():
+                self.connection.executemany(
+                    "INSERT INTO contents VALUES (?, ?, ?, ?)",
+                    [(data, version, key, known) for key, known in sorted(contents.items())],
+                )
+
     def add(self, rows: Sequence[Row]) -> None:
         """All rows of a finished unit, or none of them; what is already there stays as it is."""
         with self._transaction():
@@ -62,7 +121,7 @@ class Store:
                         r.run,
                         r.key,
                         r.metric,
-                        None if r.value is None else json.dumps(r.value, sort_keys=True),
+                        None if r.value is None else json.dumps(r.value, sort_keys=True, allow_nan=False),
                         r.skipped,
                     )
                     for r in rows
@@ -165,6 +224,7 @@ def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
             raise OutputError(f"{path} is a database, but not of vitrail's results. Choose another file.")
         if create and not tables:
             connection.execute(f"PRAGMA application_id = {FORMAT}")
+        if create:  # also for a file of an earlier version, which lacks a table
             connection.executescript(SCHEMA)
     except sqlite3.Error as error:
         if connection is not None:

@@ -13,6 +13,7 @@ from vitrail.bench.settings import Broken, Settings
 from vitrail.data.examples import QuestionExample, TextExample
 from vitrail.errors import ModelError
 from vitrail.inputs import position_limit
+from vitrail.loading.loaded import is_blank
 
 LONGEST = {"text": 512, "question": 384}
 """Where texts are cut, as in the papers; earlier if the model has fewer positions."""
@@ -95,12 +96,28 @@ class Texts:
 
 def read_texts(opened: Opened, settings: Settings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
     """The texts as token ids, cut where the model or the papers end."""
-    broken = {e.key: f"{e.key}: the text is empty." for e in examples if not all(t.strip() for t in e.texts)}
+    broken = {e.key: f"{e.key}: the text is empty." for e in examples if any(map(is_blank, e.texts))}
     good = [example for example in examples if example.key not in broken]
-    firsts, seconds = [e.text for e in good], [e.second for e in good]
-    pairs = seconds if good and seconds[0] is not None else None
-    encoding = _encode(opened, firsts, pairs, kind="text", truncation="longest_first") if good else {}
+    encoding = _encode_texts(opened, good)
+    if good and (dropped := _without_content(encoding)):
+        broken |= {good[row].key: f"{good[row].key}: the tokenizer leaves nothing of the text." for row in dropped}
+        good = [example for example in good if example.key not in broken]
+        encoding = _encode_texts(opened, good)
     return Texts(opened, settings, good, encoding), broken
+
+
+def _encode_texts(opened: Opened, examples: Sequence[TextExample]) -> Any:  # noqa: ANN401
+    if not examples:
+        return {}
+    firsts, seconds = [e.text for e in examples], [e.second for e in examples]
+    pairs = None if any(x is None for x in seconds) else [x for x in seconds if x is not None]
+    return _encode(opened, firsts, pairs, kind="text", truncation="longest_first")
+
+
+def _without_content(encoding: Mapping[str, Tensor]) -> list[int]:
+    """The texts that consist of special tokens only."""
+    content = (encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] != 0)
+    return (~content.any(dim=1)).nonzero()[:, 0].tolist()
 
 
 def read_questions(opened: Opened, settings: Settings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:

@@ -31,6 +31,7 @@ class Unit:
     Args:
         numbers: the places of the examples in the data set, as its reader counts them.
         skipped: examples of the batch that have all their results already; counted by the progress bar only.
+        contents: the hash of each example as the driver read it; a worker that reads another content refuses.
     """
 
     model: ModelSpec
@@ -39,6 +40,7 @@ class Unit:
     numbers: tuple[int, ...]
     jobs: tuple[Job, ...]
     skipped: int = 0
+    contents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

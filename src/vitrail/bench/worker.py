@@ -1,7 +1,7 @@
 """The worker: one recording of a batch serves all methods, whose maps are then measured. It can be sent elsewhere."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from vitrail.bench.batches import READERS, Batch
 from vitrail.bench.explained import Explanations, one_line
 from vitrail.bench.further import Classes
+from vitrail.bench.generators import own_generators
+from vitrail.bench.identity import hash_of
 from vitrail.bench.measures import MEASURES, Measure
 from vitrail.bench.opened import open_data, open_model
 from vitrail.bench.pictures import Pictures
@@ -18,7 +20,9 @@ from vitrail.bench.settings import Settings
 from vitrail.bench.shown import Shown
 from vitrail.bench.stitched import beside_guide, shown_beside
 from vitrail.bench.units import Finished, Job, Row, Unit
-from vitrail.errors import InputError, OptionError
+from vitrail.data.dataset import Dataset
+from vitrail.errors import EngineError, InputError, OptionError
+from vitrail.jsonable import is_finite
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,9 @@ class Worker:
     def __call__(self, unit: Unit) -> Finished:
         """Everything that a unit asks to be measured."""
         started = time.perf_counter()
-        torch.manual_seed(self.settings.seed)
         try:
-            rows = _Bench(self.settings, unit).rows()
+            with own_generators(device=self.settings.device, seed=self.settings.seed):
+                rows = _Bench(self.settings, unit).rows()
         except torch.OutOfMemoryError as error:
             raise OptionError(
                 f"{len(unit.keys)} examples of {unit.data.name} do not fit into the memory of {self.settings.device}: "
@@ -54,6 +58,7 @@ class _Bench:
 
     def _read(self) -> tuple[list[Any], dict[str, str]]:
         dataset = open_data(self.unit.data)
+        _check_contents(dataset, self.unit)
         good, broken = [], {}
         for key, number in zip(self.unit.keys, self.unit.numbers, strict=True):
             try:
@@ -147,13 +152,24 @@ class _Bench:
         return cascade if isinstance(cascade, str) else shown.with_(tuple(others), cascade)
 
 
+def _check_contents(dataset: Dataset[Any], unit: Unit) -> None:
+    """Raise if an example is not what the driver read: its results would be stored under another identity."""
+    for place, expected in enumerate(unit.contents):
+        if hash_of(dataset, unit.numbers[place]) != expected:
+            raise EngineError(
+                f"{unit.keys[place]} of {unit.data.name} is not what the driver read: the data changed during the run, "
+                f"or {unit.data.path or 'the package'} holds other data on this machine. What is finished is kept; run "
+                "the same command again once the data stays as it is."
+            )
+
+
 def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Row]:
     """One metric of one method on a batch; examples that cannot be measured are skipped with the reason."""
     if isinstance(shown, str):
         return [Row(job.run, key, metric, None, shown) for key in batch.keys]
     try:
         values = MEASURES[metric].run(batch, shown, job.protocol)
-        return [Row(job.run, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
+        return [_row(job, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
     except InputError as error:
         if len(batch.keys) == 1:
             return [Row(job.run, batch.keys[0], metric, None, one_line(error))]
@@ -162,3 +178,10 @@ def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Ro
         for number in range(len(batch.keys))
         for row in measured(job, metric, batch.take([number]), shown.take([number]))
     ]
+
+
+def _row(job: Job, key: str, metric: str, value: Mapping[str, Any]) -> Row:
+    """What was measured; a number that is NaN or infinite is no result."""
+    if not is_finite(value):
+        return Row(job.run, key, metric, None, f"{key}: {metric} is NaN or infinite.")
+    return Row(job.run, key, metric, value)

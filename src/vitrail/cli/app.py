@@ -62,7 +62,7 @@ def _explaining(default: Sequence[Spec] | None) -> Callable[..., None]:
         output: options.Output = None,
         debug: options.Debug = False,  # noqa: FBT002
     ) -> None:
-        specs = [parse_spec(text) for text in method] if method else default
+        specs = [parse_spec(text, auto=True) for text in method] if method else default
         source = Source(given, pair=pair, question=question, context=context, squash=squash)
         run(Request(source, model, arch, device, specs, target or [], versus, preset, output))
 

@@ -10,7 +10,7 @@ from rich.progress import Progress
 import vitrail
 from vitrail.cli import options
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_file
+from vitrail.cli.outputs import check_apart, check_file
 from vitrail.cli.reporting import note, out, reported
 from vitrail.cli.specs import check_specs, parse_spec
 from vitrail.errors import InputError, OutputError
@@ -63,6 +63,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         raise OutputError(f"{output} is no .html file, but an audit is a page.")
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}.")
+    check_apart([output], [*(inside for inside in folder.iterdir() if inside.is_dir()), model])
     name, more = parse_spec(method)
     check_specs([(name, more)], preset, "image")
     loaded = open_model(model, arch, device)

@@ -1,6 +1,7 @@
 """The commands `bench recommend`, `sanity` and `agreement`: methods on a user's own model and inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail import bench
+from vitrail.bench.driver import Watch
 from vitrail.cli import bench_words as words
 from vitrail.cli import options
 from vitrail.cli.bench_bar import bar
@@ -30,6 +32,16 @@ def tell_left_out(plan: bench.Plan) -> None:
     unused = bench.left_out(plan)
     if unused:
         note(f"left out, since they do not explain such data, models or presets: {', '.join(unused)}")
+
+
+def tell_older(found: bench.Progress, path: Path) -> None:
+    """One line about results of the same names that this run did not go on with."""
+    if found.older:
+        parts = ", ".join(found.changed)
+        note(
+            f"{path} also holds {found.older} older runs of the same names, which differ in {parts}: "
+            "they are kept in tables of their own, and none of their numbers was used"
+        )
 
 
 def _command(protocol: str, limit: int, run: Callable[[bench.Plan, Path | None], None]) -> Callable[..., None]:
@@ -64,14 +76,29 @@ def _command(protocol: str, limit: int, run: Callable[[bench.Plan, Path | None],
     return command
 
 
-def _rank(plan: bench.Plan, output: Path | None) -> None:
+@contextmanager
+def _watched(output: Path | None) -> Iterator[Watch]:
+    """A progress bar, and at the end a line about older results where a file is kept."""
+    latest: list[bench.Progress] = []
     with silent(), bar() as watch:
+
+        def both(progress: bench.Progress) -> None:
+            latest[:] = [progress]
+            watch(progress)
+
+        yield both
+    if output is not None and latest:
+        tell_older(latest[0], output)
+
+
+def _rank(plan: bench.Plan, output: Path | None) -> None:
+    with _watched(output) as watch:
         found = bench.recommend(plan, output, watch=watch)
     show_ranking(found)
 
 
 def _print(plan: bench.Plan, output: Path | None) -> None:
-    with silent(), bar() as watch:
+    with _watched(output) as watch:
         found = bench.measure(plan, output, watch=watch)
     typer.echo(bench.render(found), nl=False)
 

@@ -10,8 +10,9 @@ from vitrail import bench
 from vitrail.cli import bench_words as words
 from vitrail.cli import options
 from vitrail.cli.bench_bar import bar
-from vitrail.cli.bench_own import COMMANDS, specs_of, tell_left_out
+from vitrail.cli.bench_own import COMMANDS, specs_of, tell_left_out, tell_older
 from vitrail.cli.opening import silent
+from vitrail.cli.outputs import check_apart
 from vitrail.cli.reporting import note, reported
 from vitrail.errors import OptionError
 from vitrail.storage import save_figure, write_bytes
@@ -89,6 +90,7 @@ def _run(  # noqa: PLR0913  (one parameter for each option of the command line)
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
     if found.skipped:
         note(f"{found.skipped} results were skipped; the table says why")
+    tell_older(found, output)
     if quick:
         typer.echo(bench.render(bench.tables(output, seed=seed)), nl=False)
     note(f"wrote {output}; now: vitrail bench table {output}, vitrail bench plot {output} -o curves.png")
@@ -123,6 +125,7 @@ def _table(
 
     The same results give the same bytes, whether or not the run was broken off on the way.
     """
+    check_apart([output], [results])
     text = bench.render(bench.tables(results, seed=seed), form)
     if output is None:
         typer.echo(text, nl=False)
@@ -138,6 +141,7 @@ def _plot(
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Draw what becomes of accuracy and probability while pixels or tokens are removed."""
+    check_apart([output], [results])
     note(f"wrote {save_figure(bench.curves(results), output)}")
 
 

@@ -10,7 +10,7 @@ from vitrail import Attribution
 from vitrail.cli import options
 from vitrail.cli.aims import class_index
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_file, write
+from vitrail.cli.outputs import check_apart, check_file, write
 from vitrail.cli.reporting import note, reported
 from vitrail.cli.results import Row
 from vitrail.cli.show import show_answer, show_rows
@@ -78,6 +78,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     """Contrast two classes."""
     source, (name, more) = Source(given, squash=squash), parse_spec(method)
     _check(source, form, target, versus, top, output)
+    check_apart([output], [given, model])
     check_specs([(name, more)], preset, METHODS[name].inputs[0])
     loaded = open_model(model, arch, device)
     sample = sample_of(source, loaded)

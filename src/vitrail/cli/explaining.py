@@ -1,5 +1,6 @@
 """The commands `explain` and `compare`: one input, or every image of a folder."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,13 @@ from rich.progress import track
 
 from vitrail.cli.aims import find_targets
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_file, check_folder, write
+from vitrail.cli.outputs import check_apart, check_file, check_folder, distinct, write
 from vitrail.cli.reporting import note
 from vitrail.cli.results import Plan, explain_sample
 from vitrail.cli.show import show_answer, show_rows
 from vitrail.cli.sources import Source, check_source, images_in, sample_of
 from vitrail.cli.specs import Spec, applicable, check_specs
-from vitrail.errors import InputError, VitrailError
+from vitrail.errors import InputError, OutputError, VitrailError
 from vitrail.loading import Loaded
 from vitrail.methods import METHODS
 
@@ -39,14 +40,21 @@ class Request:
     preset: str
     output: Path | None
 
+    @property
+    def files(self) -> list[str | None]:
+        """What may be a file that is read."""
+        source = self.source
+        return [source.given, source.pair, source.question, source.context, self.model]
+
 
 def run(request: Request) -> None:
     """Check everything that can be checked, then load the model and explain."""
     folder = request.source.folder
     if folder is not None:
-        check_folder(request.output)
+        _check_places(folder, check_folder(request.output), request)
     elif request.output is not None:
         check_file(request.output)
+        check_apart([request.output], request.files)
     _check_early(request)
     loaded = open_model(request.model, request.arch, request.device)
     plan = _plan(request, loaded)
@@ -54,6 +62,21 @@ def run(request: Request) -> None:
         _explain_one(request, loaded, plan)
     else:
         _explain_folder(folder, request, loaded, plan)
+
+
+def _check_places(folder: Path, place: Path, request: Request) -> None:
+    """Raise if a picture would be replaced by its map."""
+    if place.exists() and place.samefile(folder):
+        raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
+    check_apart([place / name for name in _names(_images(folder)).values()], [*_images(folder), *request.files])
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images of a folder; none where it has none, which is told later."""
+    try:
+        return images_in(folder)
+    except InputError:
+        return []
 
 
 def _check_early(request: Request) -> None:
@@ -103,5 +126,6 @@ def _explain_folder(folder: Path, request: Request, loaded: Loaded, plan: Plan) 
 
 def _names(images: list[Path]) -> dict[Path, str]:
     """The name of each picture; the image's ending stays in it where two images share a stem."""
-    stems = [image.stem for image in images]
-    return {image: f"{image.name if stems.count(image.stem) > 1 else image.stem}.png" for image in images}
+    stems = Counter(image.stem.casefold() for image in images)
+    names = [image.name if stems[image.stem.casefold()] > 1 else image.stem for image in images]
+    return {image: f"{name}.png" for image, name in zip(images, distinct(names), strict=True)}

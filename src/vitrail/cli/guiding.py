@@ -14,7 +14,7 @@ from vitrail.bench.opened import affine
 from vitrail.cli import options
 from vitrail.cli.aims import find_targets, title
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_file, write
+from vitrail.cli.outputs import check_apart, check_file, write
 from vitrail.cli.reporting import note, reported
 from vitrail.cli.results import Row
 from vitrail.cli.show import show_answer, show_rows
@@ -90,6 +90,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     """Explain beside a guide."""
     source, spec = Source(image, squash=squash), parse_spec(method)
     _check(source, guide or [], spec, preset, output)
+    check_apart([output], [image, model, *(guide or [])])
     find_arrangement(layout, side)
     if size not in SIZES:
         raise OptionError(f"there is no size {size!r}. {suggest(size, SIZES)}")

@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,50 @@ def check_folder(path: Path | None) -> Path:
         raise OutputError(f"{path} names a file, but a folder of images needs a folder for the pictures.")
     check_writable(path)
     return path
+
+
+def check_apart(outputs: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
+    """Raise if a result would replace what it is made of, or another result, under whatever name or link.
+
+    Args:
+        outputs: the files that will be written.
+        inputs: the files that are read. A folder stands for the files right inside it.
+    """
+    written = [path for path in outputs if path is not None]
+    _check_distinct(written)
+    there = [path for path in written if path.exists()]
+    if not there:
+        return
+    read = {_place(file): file for given in inputs if given is not None for file in _files(given)}
+    for path in there:
+        if (same := read.get(_place(path))) is not None:
+            what = "the input itself" if same == path else f"the same file as the input {same}"
+            raise OutputError(f"{path} is {what}: the result would replace it. Choose another name with -o.")
+
+
+def _check_distinct(paths: Sequence[Path]) -> None:
+    seen: set[str] = set()
+    for path in paths:
+        name = str(path.resolve()).casefold()
+        if name in seen:
+            raise OutputError(f"{path} is named for two results: give each a file of its own.")
+        seen.add(name)
+
+
+def _files(given: Path | str) -> Iterator[Path]:
+    """The files that something named on the command line may stand for; a text or a model's name is none."""
+    try:
+        path = Path(given)
+        found = path.iterdir() if path.is_dir() else iter((path,))
+        yield from (file for file in found if file.is_file())
+    except (OSError, ValueError):  # a text that is no path: too long, or with a NUL
+        return
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """What all names and links of one file share."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def check_writable(path: Path) -> None:
@@ -94,14 +139,26 @@ def _data(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
     """One file for each attribution; with several, target and method become part of the name."""
     from vitrail.storage import save
 
-    alone = len(rows) == 1 and len(rows[0].attributions) == 1
-    written: list[Path] = []
-    for row in rows:
-        for attribution in row.attributions:
-            place = path if alone else path.with_stem(_stem(path, row, attribution, several=len(rows) > 1))
-            save(attribution, place)
-            written.append(place)
-    return written
+    pairs = [(row, attribution) for row in rows for attribution in row.attributions]
+    if len(pairs) == 1:
+        return [save(pairs[0][1], path)]
+    stems = distinct([_stem(path, row, attribution, several=len(rows) > 1) for row, attribution in pairs])
+    return [save(one, path.with_stem(stem)) for (_, one), stem in zip(pairs, stems, strict=True)]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, those that are taken with a number behind them; large and small letters count as the same."""
+    taken = {name.casefold() for name in names}
+    first: set[str] = set()
+    found: list[str] = []
+    for name in names:
+        own = name
+        if name.casefold() in first:
+            own = next(new for n in count(2) if (new := f"{name}-{n}").casefold() not in taken)
+        first.add(name.casefold())
+        taken.add(own.casefold())
+        found.append(own)
+    return found
 
 
 def _stem(path: Path, row: Row, attribution: Attribution, *, several: bool) -> str:

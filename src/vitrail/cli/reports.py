@@ -10,7 +10,7 @@ from rich.progress import Progress
 from vitrail.cli import options
 from vitrail.cli.aims import find_targets
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_file
+from vitrail.cli.outputs import check_apart, check_file
 from vitrail.cli.reporting import note, reported
 from vitrail.cli.specs import check_specs, parse_spec
 from vitrail.errors import InputError, OptionError, OutputError
@@ -75,6 +75,8 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     from vitrail import report
 
     _check(source, output)
+    read = [file for file in source.iterdir() if file.suffix != ".html"] if source.is_dir() else [source]
+    check_apart([output], [*(file for file in read if file.is_file()), model])
     if _is_results(source):
         if any((model, arch, method, target, versus, squash, limit, curves)):
             raise OptionError(f"{source} holds results of the bench: only -o goes with it.")
@@ -82,7 +84,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         return
     if model is None:
         raise OptionError(f"which model explains {source}? Name it with --model; photo and sentiment are built in.")
-    specs = [parse_spec(text) for text in method] if method else [(DEFAULT_METHOD, {})]
+    specs = [parse_spec(text, auto=True) for text in method] if method else [(DEFAULT_METHOD, {})]
     loaded = open_model(model, arch, device)
     check_specs(specs, preset, loaded.kind)
     screen = Console(stderr=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 from vitrail.cli import options
 from vitrail.cli import rewriting_words as words
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_writable
+from vitrail.cli.outputs import check_apart, check_writable
 from vitrail.cli.reporting import note, out, reported
 from vitrail.cli.sources import Source, check_source, images_in
 from vitrail.errors import OptionError, OutputError, TargetError, VitrailError
@@ -58,6 +58,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         _refuse({"--source": source, "--sheet": sheet, "--difference": difference})
         way = Way(eta, AUDIT_STEPS if steps is None else steps, probability)
         _check(output, WRITERS)
+        check_apart([output], [*images_in(place.folder), model])
         _audit(open_model(model, arch, device), place.folder, target, budgets, way, output, squash=squash)
         return
     if target is None:
@@ -67,6 +68,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     way = Way(eta, STEPS if steps is None else steps, probability)
     for path, endings in ((output, (".png", ".json")), (sheet, (".png", ".pdf", ".svg")), (difference, (".png",))):
         _check(path, endings)
+    check_apart([output, sheet, difference], [given, model])
     loaded = open_model(model, arch, device)
     sight_of(loaded, None, squash=squash)
     image = open_image(Path(given or ""))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitrail.errors import InputError
 from vitrail.loading import Loaded, Sample
+from vitrail.loading.loaded import is_blank
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def check_source(source: Source) -> None:
     """Refuse what no model could read, before one is loaded."""
     texts = {"--pair": source.pair, "--question": source.question, "--context": source.context}
     for name, text in {"the input": source.given, **texts}.items():
-        if text is not None and not text.strip():
+        if text is not None and is_blank(text):
             raise InputError(f"{name} is empty: there is nothing to explain.")
     if source.given is None and source.question is None:
         raise InputError("there is nothing to explain: name an image, a folder of images or a text.")
@@ -104,7 +105,7 @@ def read_text(given: str) -> str:
 
 
 def _checked(text: str, where: str) -> str:
-    if not text.strip():
+    if is_blank(text):
         raise InputError(f"the text from {where} is empty: there is nothing to explain.")
     return text.strip()
 

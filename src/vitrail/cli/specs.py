@@ -1,60 +1,33 @@
 """Methods as a user writes them: `gae`, `gradtoken(scheme=none, depth=2)`."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vitrail.defaults import DEFAULT_METHOD
+from vitrail.defaults import DEFAULT_METHOD, PREFERRED
 from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.methods import METHODS
+from vitrail.option_text import parse_call, read_options
 
 Spec = tuple[str, dict[str, Any]]
-SHAPE = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\)\s*)?", re.DOTALL)
-SWITCHES = {"true": True, "yes": True, "false": False, "no": False}
 
 
-def _switch(text: str) -> bool:
-    return SWITCHES[text.lower()]
+def parse_spec(text: str, *, auto: bool = False) -> Spec:
+    """The method and its options, each of the option's type.
 
-
-READERS: dict[type, tuple[Callable[[str], Any], str]] = {
-    bool: (_switch, "true or false"),
-    int: (int, "a whole number"),
-    float: (float, "a number"),
-    str: (str, "a word"),
-}
-"""By an option's type, how its value is read and what it is called."""
-
-
-def parse_spec(text: str) -> Spec:
-    """The method and its options, each of the option's type."""
-    match = SHAPE.fullmatch(text)
-    if match is None:
-        raise OptionError(f"{text!r} is not a method: write a name, or name(option=value, option=value).")
-    name, inside = match.group(1), match.group(2) or ""
-    if name not in METHODS:
+    Args:
+        auto: whether `auto` may be named, which stands for the best method that applies and takes its options.
+    """
+    name, texts = parse_call(text, "a method")
+    if name == DEFAULT_METHOD and not auto:
+        raise MethodError(f"{DEFAULT_METHOD} is for vitrail explain, compare and report: name a method here.")
+    if name not in METHODS and name != DEFAULT_METHOD:
         raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
-    options: dict[str, Any] = {}
-    for part in filter(None, (piece.strip() for piece in inside.split(","))):
-        option, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not option or not value:
-            raise OptionError(f"{part!r} in {text!r} is not an option: write option=value, separated by commas.")
-        if option in options:
-            raise OptionError(f"{text!r} gives the option {option!r} twice.")
-        options[option] = _value(name, option, value.strip("'\""))
-    return name, options
+    entry = METHODS[PREFERRED[0] if name == DEFAULT_METHOD else name]
 
+    def kinds(option: str) -> Sequence[type]:
+        return (str,) if option == "preset" else entry.kinds_of(option)
 
-def _value(method: str, option: str, text: str) -> Any:  # noqa: ANN401
-    entry = METHODS[method]
-    if option not in {*entry.options, "preset"}:
-        raise OptionError(f"{method} has no option {option!r}. {suggest(option, entry.options)}")
-    kinds = (str,) if option == "preset" else entry.kinds_of(option)
-    read, meaning = next((READERS[kind] for kind in kinds if kind in READERS), READERS[str])
-    try:
-        return read(text)
-    except (ValueError, KeyError) as error:
-        raise OptionError(f"{option}={text!r} of {method} is not {meaning}.") from error
+    return name, read_options(texts, kinds, [*entry.options, "preset"], name)
 
 
 def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:

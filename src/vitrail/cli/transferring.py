@@ -11,7 +11,7 @@ from rich.text import Text
 from vitrail.cli import options
 from vitrail.cli.aims import find_targets, title
 from vitrail.cli.opening import open_model
-from vitrail.cli.outputs import check_writable
+from vitrail.cli.outputs import check_apart, check_writable
 from vitrail.cli.reporting import note, out, reported
 from vitrail.cli.show import show_answer
 from vitrail.cli.sources import Source, check_source, sample_of
@@ -99,6 +99,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         raise InputError(f"{given} is a folder, but a film is of one input.")
     for path in output or []:
         check_ending(path)
+    check_apart(output or [], [given, pair, model])
     loaded = open_model(model, arch, device)
     sample = sample_of(source, loaded)
     (aim,) = find_targets(loaded, [] if target is None else [target], None)

@@ -13,7 +13,7 @@ from vitrail.data.coco_text import read_text_layout
 from vitrail.data.dataset import Dataset, require_unique
 from vitrail.data.examples import Box, ImageExample, Mask
 from vitrail.data.files import first_of, read_json, require_file, require_folder
-from vitrail.data.pictures import open_picture, size_of
+from vitrail.data.pictures import PictureFile, size_of
 from vitrail.data.polygons import Shape, paint
 from vitrail.errors import InputError, OptionError, suggest
 
@@ -100,7 +100,7 @@ def _example(
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{key}: {path} has an object that cannot be read: {error!r}.") from error
     mask = partial(_mask, key, picture, shapes, size)
-    return ImageExample(key, partial(open_picture, key, picture), boxes=boxes, open_mask=mask)
+    return ImageExample(key, PictureFile(key, picture), boxes=boxes, open_mask=mask)
 
 
 def _mask(key: str, picture: Path, shapes: tuple[Shape, ...], size: tuple[int, int]) -> Mask:

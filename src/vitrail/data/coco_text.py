@@ -9,7 +9,7 @@ from vitrail.data.coco_classes import COCO, NAMES, NUMBERS
 from vitrail.data.dataset import Dataset, require_unique
 from vitrail.data.examples import Box, ImageExample
 from vitrail.data.files import pictures_in, read_lines, require_folder
-from vitrail.data.pictures import open_picture, size_of
+from vitrail.data.pictures import PictureFile, size_of
 from vitrail.data.polygons import Shape, paint
 from vitrail.errors import InputError
 
@@ -44,7 +44,7 @@ def _example(labels: Path, files: list[Path], numbers: dict[str, int], number: i
     shapes = tuple(Shape(numbers[name], (corners,)) for name, corners in objects if name in numbers)
     return ImageExample(
         key,
-        partial(open_picture, key, picture),
+        PictureFile(key, picture),
         boxes=tuple(_box(shape) for shape in shapes),
         open_mask=partial(paint, shapes, (height, width)),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from vitrail.data.dataset import Dataset, require_unique
 from vitrail.data.examples import Box, ImageExample
 from vitrail.data.files import read_json, require_file, require_folder
-from vitrail.data.pictures import open_picture
+from vitrail.data.pictures import PictureFile
 from vitrail.data.rows import open_rows, read_all
 from vitrail.data.synsets import find_pictures
 from vitrail.errors import InputError
@@ -90,7 +90,7 @@ def _example(table: Path, images: Path, rows: list[Mapping[str, Any]], labels: l
         boxes = tuple(_box(text, label) for text in rows[number].get(BOXES, "").split(";") if text.strip())
     except ValueError as error:
         raise InputError(f"{key}: {table} has boxes that are not four numbers x0 y0 x1 y1 each.") from error
-    return ImageExample(key, partial(open_picture, key, images / file), label, boxes)
+    return ImageExample(key, PictureFile(key, images / file), label, boxes)
 
 
 def _box(text: str, label: int) -> Box:

@@ -7,7 +7,7 @@ from vitrail.data.dataset import Dataset, require_unique
 from vitrail.data.examples import IGNORE, ImageExample, Mask
 from vitrail.data.files import read_lines, require_file, require_folder
 from vitrail.data.masks import translate
-from vitrail.data.pictures import open_picture, open_values
+from vitrail.data.pictures import PictureFile, open_values
 from vitrail.data.rows import open_rows, read_all
 from vitrail.errors import InputError
 
@@ -70,7 +70,7 @@ def _example(images: Path, trimaps: Path, named: Named, number: int) -> ImageExa
     key, label, _ = named[number]
     picture = images / f"{key}.jpg"
     mask = partial(_mask, key, trimaps / f"{key}.png", picture)
-    return ImageExample(key, partial(open_picture, key, picture), label, open_mask=mask)
+    return ImageExample(key, PictureFile(key, picture), label, open_mask=mask)
 
 
 def _mask(key: str, trimap: Path, picture: Path) -> Mask:

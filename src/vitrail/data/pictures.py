@@ -1,6 +1,7 @@
 """Pictures of data sets, from files, archives and arrays."""
 
 import warnings
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,25 @@ ONE_CHANNEL = {"1", "L", "P"}
 Source = Path | Member
 
 
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture in a file or in an archive: call it to decode the picture."""
+
+    key: str
+    source: Source
+
+    def __call__(self) -> "Image":
+        """The picture as RGB."""
+        return open_picture(self.key, self.source)
+
+    def stored(self) -> bytes:
+        """The bytes of the file, which are quicker to read than the picture is to decode."""
+        try:
+            return self.source.read_bytes()
+        except OSError as error:
+            raise InputError(f"{self.key}: {self.source} cannot be read: {one_line(error)}") from error
+
+
 def open_picture(key: str, source: Source) -> "Image":
     """The picture as RGB.
 
@@ -28,7 +48,10 @@ def open_picture(key: str, source: Source) -> "Image":
     image = _decode(key, source, load=True)
     from vitrail.loading.images import to_rgb
 
-    return to_rgb(image)
+    try:
+        return to_rgb(image)
+    except InputError as error:
+        raise InputError(f"{key}: {source}: {error}") from error
 
 
 def open_values(key: str, source: Source, picture: Source) -> np.ndarray:

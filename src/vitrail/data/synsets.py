@@ -10,7 +10,7 @@ from vitrail.data.archives import Member, zip_members
 from vitrail.data.dataset import Dataset
 from vitrail.data.examples import ImageExample
 from vitrail.data.files import PICTURES, pictures_in
-from vitrail.data.pictures import open_picture
+from vitrail.data.pictures import PictureFile
 from vitrail.errors import InputError
 
 SYNSET = re.compile(r"n\d{8}")
@@ -41,7 +41,7 @@ class Pictures:
 
 def _example(pictures: Pictures, numbers: Mapping[str, int], number: int) -> ImageExample:
     key = pictures.keys[number]
-    return ImageExample(key, partial(open_picture, key, pictures.files[number]), numbers[key.split("/")[0]])
+    return ImageExample(key, PictureFile(key, pictures.files[number]), numbers[key.split("/")[0]])
 
 
 def find_pictures(path: Path) -> Pictures:

@@ -7,7 +7,7 @@ from vitrail.data.dataset import Dataset, require_unique
 from vitrail.data.examples import IGNORE, ImageExample, Mask
 from vitrail.data.files import first_of, read_lines, require_file, require_folder
 from vitrail.data.masks import translate
-from vitrail.data.pictures import open_picture, open_values
+from vitrail.data.pictures import PictureFile, open_values
 
 CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -40,7 +40,7 @@ def read_voc(source: str | Path, *, split: str = "val", year: str = "2012") -> D
 def _example(root: Path, keys: list[str], number: int) -> ImageExample:
     key = keys[number]
     picture = root / "JPEGImages" / f"{key}.jpg"
-    return ImageExample(key, partial(open_picture, key, picture), open_mask=partial(_mask, root, picture, key))
+    return ImageExample(key, PictureFile(key, picture), open_mask=partial(_mask, root, picture, key))
 
 
 def _mask(root: Path, picture: Path, key: str) -> Mask:

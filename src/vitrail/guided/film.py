@@ -1,6 +1,5 @@
 """What `transfer` gives back: the prediction and its explanation, step by step."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError, suggest
+from vitrail.jsonable import finite, json_text
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
@@ -88,17 +88,19 @@ class Transfer:
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of all steps, as JSON holds them."""
-        return {
-            "format": "vitrail.transfer",
-            "target": {"name": self.target.name, "first": self.target.first, "second": self.target.second},
-            "settings": dict(self.settings),
-            "deviation": self.deviation,
-            "grid": self.attributions[0].grid,
-            "tokens": self.attributions[0].tokens,
-            "scalar": self.scalar.tolist(),
-            "logits": self.logits.tolist(),
-            "scores": self.maps.tolist(),
-        }
+        return finite(
+            {
+                "format": "vitrail.transfer",
+                "target": {"name": self.target.name, "first": self.target.first, "second": self.target.second},
+                "settings": dict(self.settings),
+                "deviation": self.deviation,
+                "grid": self.attributions[0].grid,
+                "tokens": self.attributions[0].tokens,
+                "scalar": self.scalar.tolist(),
+                "logits": self.logits.tolist(),
+                "scores": self.maps.tolist(),
+            }
+        )
 
     def save(
         self,
@@ -128,5 +130,5 @@ WRITERS: dict[str, Callable[[Transfer, Any, int, str | None], bytes]] = {
     ".pdf": partial(_strip, form="pdf"),
     ".svg": partial(_strip, form="svg"),
     ".gif": lambda film, image, index, title: film.gif(image, index=index, title=title),
-    ".json": lambda film, image, index, title: json.dumps(film.to_dict()).encode(),
+    ".json": lambda film, image, index, title: json_text(film.to_dict()).encode(),
 }

@@ -22,6 +22,7 @@ from vitrail.guided.looking import Seen, look
 from vitrail.guided.positions import asked_to_interpolate, of_any_size
 from vitrail.guided.setup import DEFAULT_METHOD, Guided, Setup
 from vitrail.guided.stitch import Canvas, crop, stitch
+from vitrail.shadow import shadow
 from vitrail.targets import AnyTarget, Target, as_target
 
 
@@ -69,19 +70,20 @@ def guided(
     setup: Setup,
 ) -> list[Guided]:
     """What was found on every stitched picture; there is one for as many guides as it has room for."""
-    seen = look(model, image, setup.anatomy)
-    if seen.inputs.kind != "image":
-        raise InputError("guidance stitches pictures, but the input is text. For text: vitrail.detail.")
-    canvas = setup.canvas(seen)
-    wanted = as_target(target)
-    wanted = wanted.of(seen.logits) if isinstance(wanted, Target) else wanted
-    first = wanted.first if isinstance(wanted, Target) else None
-    classes = list(first) if isinstance(first, tuple) else [None] * len(seen.logits)
-    found = _guides(model, guide_image, setup, seen, classes)
-    warn_of(found, classes, setup.named)
-    free = canvas.arrangement.free
-    groups = [tuple(found[i : i + free]) for i in range(0, len(found), free)]
-    return [_explained(model, seen, group, wanted, canvas, setup) for group in groups]
+    with shadow(model) as own:  # its positions may be interpolated, which the model's own are not
+        seen = look(own, image, setup.anatomy)
+        if seen.inputs.kind != "image":
+            raise InputError("guidance stitches pictures, but the input is text. For text: vitrail.detail.")
+        canvas = setup.canvas(seen)
+        wanted = as_target(target)
+        wanted = wanted.of(seen.logits) if isinstance(wanted, Target) else wanted
+        first = wanted.first if isinstance(wanted, Target) else None
+        classes = list(first) if isinstance(first, tuple) else [None] * len(seen.logits)
+        found = _guides(own, guide_image, setup, seen, classes)
+        warn_of(found, classes, setup.named)
+        free = canvas.arrangement.free
+        groups = [tuple(found[i : i + free]) for i in range(0, len(found), free)]
+        return [_explained(own, seen, group, wanted, canvas, setup) for group in groups]
 
 
 def _guides(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from vitrail.anatomy import Anatomy
 from vitrail.errors import TargetError
-from vitrail.grids import grid_of
 from vitrail.inputs import Inputs, read_inputs
 from vitrail.passes import Pass, Settings, Wanted
 from vitrail.readout import last_position
@@ -48,9 +47,7 @@ def look(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     """What the model says, for a language model of the token that follows."""
     read = read_inputs(inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy), Wanted(), Settings()) as run:
-        size = run.inputs.size
-        grid = None if size is None else grid_of(run.valid.shape[1] - run.prefix, size)
-        return Seen(read, _answer(run), grid)
+        return Seen(read, _answer(run), run.origin.grid)
 
 
 def _answer(run: Pass) -> Float[Tensor, "b c"]:

@@ -18,7 +18,7 @@ def asked_to_interpolate(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def of_any_size(model: nn.Module) -> Iterator[None]:
-    """Let a timm model take pictures of any size, as if it was made with `dynamic_img_size=True`; undone at the end."""
+    """Let a shadow of a timm model take pictures of any size, as if made with `dynamic_img_size=True`; then undo it."""
     patches = getattr(model, "patch_embed", None)
     if not hasattr(model, "dynamic_img_size") or not hasattr(patches, "strict_img_size") or model.dynamic_img_size:
         yield

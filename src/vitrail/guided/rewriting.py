@@ -1,6 +1,5 @@
 """What `rewrite` gives back: the new picture, how far it is from the old one, and what the model says of both."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch import Tensor
 from vitrail.errors import OutputError
 from vitrail.guided.lens import to_array, to_image
 from vitrail.guided.likeness import psnr, ssim
+from vitrail.jsonable import finite, json_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,24 +106,26 @@ class Rewriting:
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, as JSON holds them."""
-        return {
-            "format": "vitrail.rewriting",
-            "notice": NOTICE,
-            "source": {"index": self.classes[0], "name": self.names[0]},
-            "target": {"index": self.classes[1], "name": self.names[1]},
-            "reached": self.reached,
-            "fooled": self.fooled,
-            "probabilities": {"before": self.probabilities[0].tolist(), "after": self.probabilities[1].tolist()},
-            "logits": {"before": self.logits[0].tolist(), "after": self.logits[1].tolist()},
-            "steps": len(self.trace) - 1,
-            "psnr": self.psnr,
-            "ssim": self.ssim,
-            "l2": self.l2,
-            "linf": self.linf,
-            "settings": dict(self.settings),
-            "trace": self.trace.tolist(),
-            "provenance": dict(self.provenance),
-        }
+        return finite(
+            {
+                "format": "vitrail.rewriting",
+                "notice": NOTICE,
+                "source": {"index": self.classes[0], "name": self.names[0]},
+                "target": {"index": self.classes[1], "name": self.names[1]},
+                "reached": self.reached,
+                "fooled": self.fooled,
+                "probabilities": {"before": self.probabilities[0].tolist(), "after": self.probabilities[1].tolist()},
+                "logits": {"before": self.logits[0].tolist(), "after": self.logits[1].tolist()},
+                "steps": len(self.trace) - 1,
+                "psnr": self.psnr,
+                "ssim": self.ssim,
+                "l2": self.l2,
+                "linf": self.linf,
+                "settings": dict(self.settings),
+                "trace": self.trace.tolist(),
+                "provenance": dict(self.provenance),
+            }
+        )
 
     def plot(self) -> "Figure":
         """A figure of both pictures, the amplified difference and the probabilities on the way."""
@@ -149,12 +151,12 @@ def png(picture: "Image", about: Mapping[str, Any]) -> bytes:
 
     info, sink = PngInfo(), BytesIO()
     info.add_text("Title", f"rewritten picture: {NOTICE}")
-    info.add_text("Description", json.dumps({key: x for key, x in about.items() if key not in ("trace", "logits")}))
+    info.add_text("Description", json_text({key: x for key, x in about.items() if key not in ("trace", "logits")}))
     picture.save(sink, "PNG", pnginfo=info)
     return sink.getvalue()
 
 
 WRITERS: dict[str, Callable[[Rewriting], bytes]] = {
     ".png": lambda made: png(made.picture, made.to_dict()),
-    ".json": lambda made: json.dumps(made.to_dict()).encode(),
+    ".json": lambda made: json_text(made.to_dict()).encode(),
 }

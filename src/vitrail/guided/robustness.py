@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from vitrail.guided.budget import Budget
 from vitrail.guided.lens import Lens, Levels, View, focus, sight_of
 from vitrail.guided.rewrite import PROBABILITY, Way, rewrite_levels, strongest
 from vitrail.guided.rewriting import NOTICE, Rewriting
+from vitrail.jsonable import finite, json_text
 from vitrail.shadow import autograd, shadow
 
 if TYPE_CHECKING:
@@ -60,14 +60,16 @@ class Robustness:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON holds it."""
-        return {
-            "format": "vitrail.robustness",
-            "notice": NOTICE,
-            "settings": self.settings,
-            "rows": [_flat(row) for row in self.rows],
-            "pictures": list(self.pictures),
-            "skipped": list(self.skipped),
-        }
+        return finite(
+            {
+                "format": "vitrail.robustness",
+                "notice": NOTICE,
+                "settings": self.settings,
+                "rows": [_flat(row) for row in self.rows],
+                "pictures": list(self.pictures),
+                "skipped": list(self.skipped),
+            }
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write everything as `.json`, or the table as `.csv`."""
@@ -169,6 +171,6 @@ def _csv(result: Robustness) -> str:
 
 
 WRITERS: dict[str, Callable[[Robustness], str]] = {
-    ".json": lambda result: json.dumps(result.to_dict()),
+    ".json": lambda result: json_text(result.to_dict()),
     ".csv": _csv,
 }

@@ -29,7 +29,7 @@ from vitrail.outputs import Part
 from vitrail.passes import Pass, Settings, Wanted
 from vitrail.provenance import provenance
 from vitrail.record import find_body, forward
-from vitrail.recording import Layer, widen
+from vitrail.recording import widen
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import Walker
 from vitrail.requests import Request, read_request
@@ -104,7 +104,9 @@ class Scene:
         walker = Walker(self.request.plan)
         bend = Bend(weights=lambda block, old: put(old, maps[block]), exact=True)
         with self.run(How(bend=bend)) as (run, part):
-            run.visit(part, WANTED, partial(_see, gradients, walker), again=False)
+            for layer in run.layers(part, WANTED, again=False):
+                gradients[layer.index] = layer.probs_grad
+                walker.see(layer)
             assert walker.result is not None
             found = attribution_of(self.request, [(part, walker.result)], run)
             return Seen(answer(run, part), part.scalar.detach(), gradients, found)
@@ -118,11 +120,6 @@ class Scene:
             pass
         settled = part.target if isinstance(self.request.target, Target) else self.request.target
         return replace(self, request=replace(self.request, target=settled)), clean, maps
-
-
-def _see(gradients: Maps, walker: Walker, layer: Layer) -> None:
-    gradients[layer.index] = layer.probs_grad
-    walker.see(layer)
 
 
 def _keep(maps: Maps, batch: int, block: int, weights: Tensor) -> Tensor:

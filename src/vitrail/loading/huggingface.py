@@ -104,7 +104,9 @@ def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # n
         return Sample({"pixel_values": inputs["pixel_values"]}, _picture(inputs["pixel_values"], processor))
 
     names = _label_names(config)
-    return Loaded(model, name, "image", "image", len(names), names, preprocess=preprocess, image_size=size)
+    return Loaded(
+        model, name, "image", "image", len(names), names, preprocess=preprocess, image_size=size, processor=processor
+    )
 
 
 def _size(name: str, config: Any, processor: Any) -> tuple[int, int]:  # noqa: ANN401

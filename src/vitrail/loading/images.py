@@ -37,7 +37,9 @@ def open_image(path: Path) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as image:
                 image.load()
-                return to_rgb(ImageOps.exif_transpose(image))
+                return to_rgb(upright(image))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path} is too large to open safely: Pillow's limit is {Image.MAX_IMAGE_PIXELS}.") from error
     except BROKEN as error:
@@ -55,6 +57,13 @@ def images_in(folder: Path) -> list[Path]:
     return found
 
 
+def upright(image: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF data asks for; it still knows which format it was read from."""
+    turned = ImageOps.exif_transpose(image)
+    turned.format = image.format
+    return turned
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """The picture with three channels of eight bits."""
     if image.mode.startswith("I") or image.mode == "F":
@@ -65,12 +74,33 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+SIXTEEN_BITS = ("PNG", "PPM")
+"""Formats whose deepest pictures have 16 bits, which some versions of Pillow hand over as 32-bit numbers."""
+
+
 def _from_deep(image: Image.Image) -> Image.Image:
-    """More than eight bits: Pillow would clip them, so they are scaled."""
+    """More than eight bits: Pillow would clip them, so they are scaled by the range that their kind has.
+
+    Sixteen bits run from 0 to 65535 and real numbers from 0 to 1. Integers of 32 bits have no such range: whether 255,
+    4095 or 65535 is white is known only to whoever wrote them.
+    """
     values = np.asarray(image, dtype=np.float64)
-    top = 65535.0 if image.mode.startswith("I") else max(1.0, float(np.nanmax(values)))
-    grey = (np.nan_to_num(values) / top * 255).round().clip(0, 255).astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB")
+    low, high = float(values.min()), float(values.max())  # NaN if any value is
+    if image.mode == "F":
+        top, kind = 1.0, "real numbers"
+    elif image.mode.startswith("I;16") or image.format in SIXTEEN_BITS:
+        top, kind = 65535.0, "16-bit numbers"
+    else:
+        raise InputError(
+            f"the picture holds 32-bit integers from {low:g} to {high:g}, and nothing says which of them is white. "
+            "Save it with 8 or 16 bits, scaled so that white is the highest value."
+        )
+    if not 0 <= low <= high <= top:
+        raise InputError(
+            f"the picture holds {kind} from {low:g} to {high:g}, but only those from 0 (black) to {top:g} (white) have "
+            "a meaning. Scale it, or save it with 8 bits."
+        )
+    return Image.fromarray((values / top * 255).round().astype(np.uint8)).convert("RGB")
 
 
 def cover(image: Image.Image, scale: Size, filter: Image.Resampling) -> Image.Image:

@@ -1,7 +1,10 @@
 """What `load` gives back: a model and all that is needed to feed it and to read its answer."""
 
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +17,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXAMPLE = "The quick brown fox."
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space, control characters and zero-width ones only."""
+    return all(letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf") for letter in text)
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Loaded:
         class_names: by class index; for a language model there are none, its tokens are the classes.
         preprocess: for images.
         tokenizer: for text.
+        processor: the settings behind `preprocess`, where they come with the model: a dataclass, or an object with
+            `to_dict`.
     """
 
     model: nn.Module
@@ -49,6 +59,7 @@ class Loaded:
     preprocess: Preprocess | None = None
     tokenizer: Any = None
     image_size: tuple[int, int] | None = None
+    processor: Any = None
 
     def image(self, image: "Image", *, squash: bool = False) -> Sample:
         """An image as the model takes it.
@@ -66,7 +77,7 @@ class Loaded:
         if self.tokenizer is None:
             raise InputError(f"{self.name} reads images, not text.")
         for given in (text, pair):
-            if given is not None and not given.strip():
+            if given is not None and is_blank(given):
                 raise InputError("the text is empty: there is nothing to explain.")
         # A text that is too long is refused by `explain` with its length, so nothing is cut here.
         return self._encoded(text, pair)
@@ -96,10 +107,17 @@ class Loaded:
         return inputs.to(weight.device)
 
     def class_name(self, index: int) -> str:
-        """The first name of a class, or the token of a language model."""
+        """The first name of a class, with its index where another has the same name; a language model's token."""
         if self.task == "causal":
             return repr(self.tokenizer.decode([index]))
-        return self.class_names[index].split(",")[0] if self.class_names else f"class {index}"
+        if not self.class_names:
+            return f"class {index}"
+        name = _first(self.class_names[index])
+        return f"{name} ({index})" if self._shared_names[name.casefold()] > 1 else name
+
+    @cached_property
+    def _shared_names(self) -> Counter[str]:
+        return Counter(_first(names).casefold() for names in self.class_names or ())
 
     def target_name(self, target: Target) -> str:
         """What is explained of one sample, in the names of the classes."""
@@ -107,3 +125,8 @@ class Loaded:
             return str(target)
         first = self.class_name(only(target.first))
         return first if target.second is None else f"{first} rather than {self.class_name(only(target.second))}"
+
+
+def _first(names: str) -> str:
+    """The first of a class's names, which are separated by commas."""
+    return names.split(",")[0]

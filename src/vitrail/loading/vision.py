@@ -118,8 +118,9 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path, arch: str) -
 def _loaded(model: nn.Module, name: str) -> Loaded:
     view, classes = view_of(model), int(getattr(model, "num_classes", 0))
     return Loaded(
-        model.eval(), name, "image", "image", classes, class_names(model), preprocess=view, image_size=view.size
-    )
+        model.eval(), name, "image", "image", classes, class_names(model),
+        preprocess=view, image_size=view.size, processor=view,
+    )  # fmt: skip
 
 
 def view_of(model: nn.Module) -> "View":

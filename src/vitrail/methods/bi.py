@@ -71,8 +71,9 @@ def token_growth(layer: Layer) -> Float[Tensor, "b t"]:
 
 
 def token_step(rows: Rows, layer: Layer) -> Float[Tensor, "b r t"]:
-    """`R <- R + (E_h A) diag(m) R`, one row of R at a time."""
-    pulled = pull_rows(layer, rows, attention).mean(dim=1)
+    """`R <- R + (E_h A) diag(m) R`, one row of R at a time; a norm after the projection scales the rows of A."""
+    read = rows if layer.output_rows is None else rows * layer.output_rows[:, None].to(rows.dtype)
+    pulled = pull_rows(layer, read, attention).mean(dim=1)
     if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
         return pulled
     return carried(rows, layer) + pulled * token_growth(layer)[:, None]
@@ -142,7 +143,7 @@ def build_token(
         zero_readout: set the readout's own entry to zero.
     """
     check_counts(steps=steps, batch=batch)
-    needs = LAST | {"entering"}
+    needs = LAST | {"entering", "output_weight"}
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
         if not body.blocks or any(block.output is None for block in body.blocks):

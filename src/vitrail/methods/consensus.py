@@ -58,11 +58,6 @@ SCALES: dict[str, Callable[[Scores, Content, float], Scores]] = {"drop": positiv
 """What becomes of evidence against the target, and so how a part is brought to scale."""
 
 
-def content_of(valid: Content, prefix: int) -> Content:
-    """The patches, or the real tokens of a text; not the class token and its like, which stand before them."""
-    return valid & (torch.arange(valid.shape[1], device=valid.device) >= prefix)
-
-
 def explain_parts(subject: Subject, weights: Mapping[str, float], scale: Scale) -> tuple[Parts, Apart]:
     """All parts, each brought to scale and weighed, and how little they agree."""
     dtype = subject.run.output.wide.dtype
@@ -72,7 +67,7 @@ def explain_parts(subject: Subject, weights: Mapping[str, float], scale: Scale) 
     for name, method in methods.items():
         if isinstance(method, Procedure):
             results[name] = subject.follow(method)
-    content = content_of(subject.run.valid, subject.run.prefix)
+    content = subject.run.content
     scores = {name: _without_own(results[name]).to(dtype) for name in weights}
     found = torch.stack([weights[name] * scale(x, content) for name, x in scores.items()], dim=1)
     return found, disagreement(found, content) if len(weights) > 1 else results[next(iter(weights))].disagreement
@@ -94,7 +89,7 @@ def of_picture(subject: Subject, picture: Tensor, ask: Ask, needs: frozenset[str
 def spread(subject: Subject, found: Parts, width: float) -> Parts:
     """Every part spread over neighbouring patches or tokens."""
     if subject.inputs.kind != "image":
-        return smoothed(found, content_of(subject.run.valid, subject.run.prefix), width)
+        return smoothed(found, subject.run.content, width)
     return off_grid(subject, smoothed_grid(on_grid(subject, found), width))
 
 

@@ -46,7 +46,7 @@ def _counts_past_padding(model: nn.Module) -> bool:
 
 def words_of(subject: Subject) -> Tokens:
     """The tokens that may be blanked: not special ones, not where the answer is read, not the first and the last."""
-    valid = subject.run.valid
+    valid = subject.run.patches(subject.run.valid)
     rows = torch.arange(len(valid), device=valid.device)
     words = valid & ~special_tokens(subject.inputs) if subject.inputs.ids is not None else valid.clone()
     words[rows, valid.to(torch.int64).argmax(dim=1)] = False
@@ -54,7 +54,7 @@ def words_of(subject: Subject) -> Tokens:
     padding = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
     if subject.inputs.ids is not None and padding is not None:  # classifiers read the last token that is not this
         words[rows, last_position(valid & (subject.inputs.ids.to(valid.device) != padding))] = False
-    if subject.part.position is not None:
+    if subject.part.position is not None and subject.part.position.max() < words.shape[1]:
         words[rows, subject.part.position] = False
     return words
 
@@ -103,7 +103,7 @@ def scores_of(subject: Subject, method: Procedure, keep: Bool[Tensor, "c b t"]) 
     with subject.again(method.needs, method.how, inputs=inputs, copies=len(keep)) as (run, part):
         result = method.explain(replace(subject, inputs=inputs, run=run, part=part))
     assert result.scores is not None
-    return result.scores.unflatten(0, (len(keep), -1)) * keep
+    return run.patches(result.scores).unflatten(0, (len(keep), -1)) * keep
 
 
 def on_copies(method: Procedure) -> Procedure:
@@ -113,7 +113,8 @@ def on_copies(method: Procedure) -> Procedure:
         words = words_of(subject)
         keep = kept(words, COPIES)
         found = torch.cat([scores_of(subject, method, some) for some in keep.split(at_once(subject))])
-        return Result(found.sum(dim=0) / keep.sum(dim=0), disagreement=copies_disagree(found, keep, words))
+        mean = subject.run.among_tokens(found.sum(dim=0) / keep.sum(dim=0))
+        return Result(mean, disagreement=copies_disagree(found, keep, words))
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
         if inputs.kind != "text":

@@ -5,7 +5,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.grids import grid_of
 from vitrail.methods.consensus_smooth import bell
 from vitrail.subject import Subject
 
@@ -14,15 +13,15 @@ Grid = Float[Tensor, "b p y x"]
 
 
 def on_grid(subject: Subject, found: Parts) -> Grid:
-    """The parts without the prefix, laid out on the grid of patches."""
-    patches = found[:, :, subject.run.prefix :]
-    y, x = grid_of(patches.shape[2], (subject.inputs.shown.shape[2], subject.inputs.shown.shape[3]))
-    return rearrange(patches, "b p (y x) -> b p y x", y=y, x=x)
+    """The parts without class tokens and their like, laid out on the grid of patches."""
+    assert subject.run.origin.grid is not None
+    y, x = subject.run.origin.grid
+    return rearrange(subject.run.patches(found), "b p (y x) -> b p y x", y=y, x=x)
 
 
 def off_grid(subject: Subject, maps: Grid) -> Parts:
-    """Such maps as scores of tokens again, the prefix at zero."""
-    return F.pad(maps.flatten(2), (subject.run.prefix, 0))
+    """Such maps as scores of tokens again, all other tokens at zero."""
+    return subject.run.among_tokens(maps.flatten(2))
 
 
 def smoothed_grid(maps: Grid, width: float) -> Grid:

@@ -55,12 +55,10 @@ def integrate(subject: Subject, place: int, attention: Probs, *, steps: int) -> 
     """For each layer, the mean of `head_mean` over `steps + 1` sizes of the attention put into one block."""
     maps: Maps = [torch.zeros(())] * subject.run.depth
 
-    def see(layer: Layer) -> None:
-        maps[layer.index] = maps[layer.index].to(layer.valid.device) + head_mean(layer) / (steps + 1)
-
     for tau in (step / steps for step in range(steps + 1)):
         with subject.again(NEEDS, How(bend=replacing(place, tau * attention))) as (run, part):
-            run.visit(part, Wanted.of(NEEDS), see, again=False)
+            for layer in run.layers(part, Wanted.of(NEEDS), again=False):
+                maps[layer.index] = maps[layer.index].to(layer.valid.device) + head_mean(layer) / (steps + 1)
     return maps
 
 

@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.affine import matrix
 from vitrail.anatomy import Body
 from vitrail.circumstances import How
-from vitrail.errors import MethodError, OptionError
+from vitrail.errors import MethodError, MissingTensorError, OptionError
 from vitrail.inputs import Inputs
 from vitrail.methods.grad_cam import normalise
 from vitrail.recording import Layer, widen
@@ -44,6 +45,11 @@ def evidence(layer: Layer) -> Row:
 def queries(layer: Layer) -> Float[Tensor, "b h q d"]:
     """The queries as the model projected them, whether it scales queries or scores."""
     query = widen(layer.get("query"))
+    if not layer.plain:
+        raise MissingTensorError(
+            f"this method reads how attention layer {layer.index} scales its scores, but they are more than a scaled "
+            "product of queries and keys. grad_eclip(similarity=False) does not read it."
+        )
     return query * (layer.scale * math.sqrt(query.shape[-1]))
 
 
@@ -126,9 +132,13 @@ def build(*, similarity: bool = True, layers: int = 1) -> Procedure:
 
 def projection(output: nn.Module | None) -> Project:
     """The output projection with its bias, in the precision of the relevance algebra."""
-    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
-    assert isinstance(weight, Tensor)
-    return lambda x: F.linear(x, weight.detach().to(x), None if bias is None else bias.detach().to(x))
+    assert output is not None
+
+    def project(x: Tensor) -> Tensor:
+        weight, bias = matrix(output, x.shape[-1], x)
+        return F.linear(x, weight.to(x), None if bias is None else bias.to(x))
+
+    return project
 
 
 def check(layers: int) -> Callable[[nn.Module, Body, Inputs], None]:

@@ -18,19 +18,26 @@ from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk, attention, pull, push, score_gradient
 
 Maps = Float[Tensor, "b h t"]
+NEEDS = frozenset({"query_grad", "output_grad"})
+"""The second for a pooling query that has no gradient of its own."""
 
 
 def query_gradient(last: Layer) -> Float[Tensor, "b h d"]:
-    """Eq. 6: the gradient of the readout's query, by the chain rule through the softmax; a mean of queries where the
-    mean of tokens is read, or the gradient of the pooling query.
+    """Eq. 6: the gradient of the readout's query as autograd gives it; where the mean of tokens is read, their mean.
+
+    A pooling query that all samples share has no gradient of its own in each; it follows from the chain rule.
     """
-    scores = pull(last, last.readout, score_gradient)
-    return torch.einsum("bhk,bhkd->bhd", scores, last.keys) * last.scale
+    if last.query_grad is None and last.pooling and last.plain and not last.by_hand:
+        scores = pull(last, last.readout, score_gradient)
+        return torch.einsum("bhk,bhkd->bhd", scores, last.keys) * last.scale
+    gradient = last.gradient("query_grad")
+    return torch.einsum("bq,bhqd->bhd", last.readout.to(gradient.dtype), gradient)
 
 
 def class_relevance(last: Layer) -> Maps:
     """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens behind the prefix that the readout may see."""
-    maps = torch.einsum("bhkd,bhd->bhk", last.keys, query_gradient(last)) * last.content[:, None]
+    gradient = query_gradient(last)
+    maps = torch.einsum("bhkd,bhd->bhk", last.keys.to(gradient.dtype), gradient) * last.content[:, None]
     return maps if last.visible is None else maps * (pull(last, last.readout, _visible) > 0)
 
 
@@ -122,4 +129,4 @@ def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: in
         maps = read(state) * first.content[:, None]
         return Result(join(maps), heads=maps)
 
-    return Walk(start, step, finish, last_only=True)
+    return Walk(start, step, finish, needs=NEEDS, last_only=True)

@@ -3,10 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from vitrail.errors import OptionError, suggest
 from vitrail.inputs import Inputs
+from vitrail.option_text import kinds_of
 from vitrail.relevance import Walk
 from vitrail.subject import Procedure
 
@@ -70,8 +71,7 @@ class Method:
 
     def kinds_of(self, option: str) -> tuple[type, ...]:
         """The types an option takes."""
-        annotation = inspect.signature(self.build).parameters[option].annotation
-        return get_args(annotation) or (annotation,)
+        return kinds_of(self.build, option)
 
     def preset(self, name: str) -> Preset:
         """The options of a preset."""

@@ -5,11 +5,10 @@ computes it. Symbols: raw masks -> centroids of the channels' maps over the patc
 score_k -> the probability of the class when the model sees these alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -29,9 +28,13 @@ ROUNDS = 100
 """Where k-means stops if its groups have not settled."""
 
 
-def channel_maps(layers: Sequence[Layer]) -> Float[Tensor, "b c p"]:
-    """Step 1: the outputs of all blocks, each channel of each block one map over the patches."""
-    return torch.cat([layer.state("leaving")[:, layer.prefix :].transpose(1, 2) for layer in layers], dim=1)
+def channel_maps(layers: Sequence[Layer], patches: Callable[[Tensor], Tensor] = lambda x: x) -> Float[Tensor, "b c p"]:
+    """Step 1: the outputs of all blocks, each channel of each block one map over the patches.
+
+    Args:
+        patches: picks the patches of all tokens.
+    """
+    return torch.cat([patches(layer.state("leaving").transpose(1, 2)) for layer in layers], dim=1)
 
 
 def centroids(points: Float[Tensor, "n p"], count: int, seed: int) -> Float[Tensor, "k p"]:
@@ -66,10 +69,16 @@ def strongest(raw: Float[Tensor, "*m p"], ratio: float) -> Int[Tensor, "*m k"]:
     return raw.argsort(dim=-1, descending=True, stable=True)[..., :kept].sort(dim=-1).values
 
 
-def keep(stream: Float[Tensor, "m t d"], patches: Int[Tensor, "m k"], prefix: int) -> Float[Tensor, "m s d"]:
-    """Step 4: the stream without the other patches: prefix and kept tokens, a shorter sequence."""
-    first = torch.arange(prefix, device=stream.device).expand(len(patches), -1)
-    chosen = torch.cat([first, patches + prefix], dim=1)
+def keep(stream: Float[Tensor, "m t d"], patches: Int[Tensor, "m k"], index: Sequence[int]) -> Float[Tensor, "m s d"]:
+    """Step 4: the stream without the other patches: class tokens and their like, and kept ones, a shorter sequence.
+
+    Args:
+        index: the token of each patch.
+    """
+    places = torch.tensor(index, device=stream.device)
+    others = torch.ones(stream.shape[1], dtype=torch.bool, device=stream.device).index_fill(0, places, value=False)
+    first = others.nonzero()[:, 0].expand(len(patches), -1)
+    chosen = torch.cat([first, places[patches]], dim=1).sort(dim=1).values
     return stream.gather(1, chosen[:, :, None].expand(-1, -1, stream.shape[2]))
 
 
@@ -97,7 +106,7 @@ def as_masks(kept: Sequence[Int[Tensor, "b m _"]], patches: int) -> Bool[Tensor,
 def own_masks(subject: Subject, count: int, seed: int) -> Float[Tensor, "b m p"]:
     """Steps 1 and 2 on the pass that has been made."""
     layers = subject.layers(frozenset({"leaving"}))[: len(subject.body.blocks)]
-    return torch.stack([centroids(points, count, seed) for points in channel_maps(layers)])
+    return torch.stack([centroids(points, count, seed) for points in channel_maps(layers, subject.run.patches)])
 
 
 def portions(patches: Int[Tensor, "b m k"], batch: int) -> list[tuple[Int[Tensor, " n"], Int[Tensor, "n k"]]]:
@@ -111,8 +120,8 @@ def score_kept(subject: Subject, rows: Int[Tensor, " n"], patches: Int[Tensor, "
 
     def edit(stream: Tensor) -> Tensor:
         if subject.body.blocks[0].batch_first:
-            return keep(stream, patches, subject.run.prefix)
-        return keep(stream.transpose(0, 1), patches, subject.run.prefix).transpose(0, 1)
+            return keep(stream, patches, subject.run.origin.index)
+        return keep(stream.transpose(0, 1), patches, subject.run.origin.index).transpose(0, 1)
 
     return subject.score(subject.inputs.take(rows), rows, edit)
 
@@ -150,7 +159,7 @@ def read_masks(masks: Tensor | np.ndarray, batch: int) -> Float[Tensor, "b m p"]
 
 def check_patches(raw: Float[Tensor, "b m p"], subject: Subject) -> None:
     """Refuse masks for another number of patches."""
-    patches = subject.run.valid.shape[1] - subject.run.prefix
+    patches = len(subject.run.origin.index)
     if raw.shape[2] != patches:
         raise OptionError(f"masks have {raw.shape[2]} columns, but the model cuts the picture into {patches} patches.")
 
@@ -204,6 +213,6 @@ def build(
         steps = watched(tries, f"tis, {sum(len(rows) for rows, _ in tries)} masks", show=progress)
         scores = torch.cat([score_kept(subject, rows, patches) for rows, patches in steps])
         found = average(rearrange(scores, "(r b m) -> b (r m)", r=len(kept), b=len(raw)), as_masks(kept, raw.shape[2]))
-        return Result(F.pad(normalised(found), (subject.run.prefix, 0)))
+        return Result(subject.run.among_tokens(normalised(found)))
 
     return Procedure(explain, needs=frozenset({"leaving"}), scalar=scalar, check=check)

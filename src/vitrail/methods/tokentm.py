@@ -3,7 +3,10 @@
 Wu et al., "Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer", CVPR 2024,
 arXiv:2403.14552. Paper -> code: E -> `embedding`, E~ -> the transformed vector, L -> `lengths`, NECC -> `directions`,
 W -> `weights`, the readout's row of C -> relevance. The transformed vectors, one of d channels per head and token,
-are never formed: their lengths and products follow from the values and D x D Gram matrices.
+are never formed: their lengths and products follow from the values and D x D Gram matrices. Where a norm stands
+between the output projection and the stream, its statistics are those of the pass: token i receives `s_i W v_j` of
+token j, with s_i one over the deviation at i. The direction does not depend on s_i, so L and NECC are those of `W v_j`,
+and s_i scales row i of the map.
 """
 
 from collections.abc import Callable
@@ -142,11 +145,16 @@ INITIAL: dict[str, Callable[["Changes"], Tensor | float]] = {
 
 @dataclass(frozen=True)
 class Changes:
-    """What is read of a block: how long its inputs are, and how its two parts transform them."""
+    """What is read of a block: how long its inputs are, and how its two parts transform them.
+
+    Args:
+        rows: what a norm between the output projection and the stream multiplies each token's row by.
+    """
 
     entering: Float[Tensor, "b t"]
     attention: Change
     ffn: Change | None
+    rows: Float[Tensor, "b t"] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,9 +203,10 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
             layer.state("entering").norm(dim=2),
             attention_change(layer, before_attention(layer), bias=value_bias, scale=layer_scale),
             ffn_change(layer, before_ffn, scale=layer_scale) if ffn else None,
+            layer.output_rows,
         )
 
-    early = Early(read, frozenset({"entering", *states, *({"ffn_added"} if ffn else ())}))
+    early = Early(read, frozenset({"entering", "output_weight", *states, *({"ffn_added"} if ffn else ())}))
 
     def step(state: State, layer: Layer) -> State:
         if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
@@ -205,16 +214,17 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
             return State(pulled, torch.zeros_like(pulled))
         changes = layer.taken(early)
         weights = weigh_tokens(changes.attention, layer.valid, use=use)
-        seen = (weights.mean(dim=1), *state.weights)
+        rows = torch.ones_like(weights[:, 0]) if changes.rows is None or not length else changes.rows.to(weights.dtype)
+        seen = (weights.mean(dim=1) * rows, *state.weights)
         if not takes_part(layer):
             return State(state.relevance, state.own, seen)
         if not aggregate:
-            return State((pull(layer, layer.readout, positive) * weights).mean(dim=1), 0 * state.own, seen)
+            return State((pull(layer, layer.readout * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
         growth = torch.ones_like(state.own)
         if changes.ffn is not None:  # Eq. 16: U = I + diag(w)
             growth = 1 + weigh_tokens(changes.ffn, layer.valid, use=use)[:, 0]
         relevance = state.relevance * growth
-        pulled = (pull(layer, relevance, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
+        pulled = (pull(layer, relevance * rows, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
         return State(relevance + pulled, state.own * growth, seen)
 
     def finish(state: State, first: Layer) -> Result:

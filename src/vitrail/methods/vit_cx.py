@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vitrail.anatomy import Body
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.grids import grid_of
 from vitrail.inputs import Inputs
 from vitrail.methods.grad_cam import normalise
 from vitrail.methods.options import check_count
@@ -95,12 +94,12 @@ def draws(pictures: Tensor, *, noise: float, seed: int) -> Iterator[Float[Tensor
         yield (noise * torch.randn(pictures.shape[1:], generator=dice)).to(pictures.device)
 
 
-def last_features(subject: Subject, size: tuple[int, int]) -> Float[Tensor, "b d y x"]:
+def last_features(subject: Subject) -> Float[Tensor, "b d y x"]:
     """Step 1: what leaves the first norm of the last block, as one map over the patches per channel."""
     last = subject.layers(frozenset({"attention_normed"}))[len(subject.body.blocks) - 1]
-    tokens = last.state("attention_normed")[:, last.prefix :]
-    rows, _ = grid_of(tokens.shape[1], size)
-    return rearrange(tokens, "b (y x) d -> b d y x", y=rows)
+    tokens = last.state("attention_normed")[:, list(subject.run.origin.index)]
+    assert subject.run.origin.grid is not None
+    return rearrange(tokens, "b (y x) d -> b d y x", y=subject.run.origin.grid[0])
 
 
 def causal_effects(subject: Subject, row: int, masks: Maps, dice: Iterator[Tensor] | None) -> Float[Tensor, " n"]:
@@ -147,7 +146,7 @@ def build(
         size = subject.inputs.size
         assert size is not None
         found = []
-        for row, features in enumerate(last_features(subject, size)):
+        for row, features in enumerate(last_features(subject)):
             each = feature_masks(features, size)
             masks = cluster_masks(each, clusters(distances(each, size), threshold), size)
             dice = draws(subject.inputs.shown, noise=noise, seed=seed)

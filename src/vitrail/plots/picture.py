@@ -21,7 +21,8 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
     if isinstance(image, Tensor):
         return _unit(_three_channels(_last_channels(image, index)))
     if hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
-        return _unit(_three_channels(np.asarray(image.convert("RGB"))))
+        deep = image.mode.startswith("I") or image.mode == "F"  # Pillow would clip them at 255
+        return _unit(_three_channels(np.asarray(image if deep else image.convert("RGB"))))
     if isinstance(image, np.ndarray):
         return _unit(_three_channels(image))
     raise InputError(

@@ -26,13 +26,12 @@ def rewriting_sheet(rewriting: Rewriting) -> "Figure":
     before, after = rewriting.probabilities.tolist()
     likeness = f"PSNR {rewriting.psnr:.1f} dB, SSIM {rewriting.ssim:.4f}"
     shown = (
-        (f"original: {source} {before[0]:.1%}, {target} {before[1]:.1%}", rewriting.original),
-        (f"rewritten: {source} {after[0]:.1%}, {target} {after[1]:.1%}", rewriting.picture),
-        (f"difference × {rewriting.amplification}: {likeness}", rewriting.difference),
+        ("original", f"{source} {before[0]:.1%}, {target} {before[1]:.1%}", rewriting.original),
+        ("rewritten", f"{source} {after[0]:.1%}, {target} {after[1]:.1%}", rewriting.picture),
+        (f"difference × {rewriting.amplification}", likeness, rewriting.difference),
     )
-    for number, (title, picture) in enumerate(shown):
+    for number, (first, second, picture) in enumerate(shown):
         left = MARGIN + number * (SIDE + GAP)
-        first, second = title.split(": ")
         write(figure, f"{first}\n{second}", left, TOP - 0.08, fontsize=SMALL, va="bottom")
         panel(figure, left, TOP, SIDE, SIDE).imshow(np.asarray(picture), aspect="equal")
     left = MARGIN + 3 * (SIDE + GAP) + AXIS

@@ -1,5 +1,6 @@
 """A method as a walk over layers, last to first."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,9 +60,11 @@ class Walker:
         self.state: Any = None
         self.result: Result | None = None
         self.ran: set[str] = set()  # the backends that worked for it
+        self.seconds = 0.0
 
     def see(self, layer: Layer) -> None:
         """Take one layer; they come last to first."""
+        begun = time.perf_counter()
         layer.ran.clear()
         if layer.is_last:
             self.state = self.method.start(layer)
@@ -69,6 +72,7 @@ class Walker:
         if layer.index == 0:
             self.result = self.method.finish(self.state, layer)
         self.ran |= layer.ran
+        self.seconds += time.perf_counter() - begun
 
 
 def walk(method: Walk, recording: Recording) -> Result:

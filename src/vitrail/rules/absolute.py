@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
+from vitrail.errors import RuleError
 from vitrail.rules.constants import CONSERVATIVE_MEAN
 from vitrail.rules.mode import RuleSet
 from vitrail.rules.operation import Operation, Rule, bent
@@ -126,7 +127,7 @@ def slope(operation: Operation, x: Tensor) -> Tensor:
     """The derivative of an elementwise function."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        out = operation.function(x, *operation.args[1:], **operation.kwargs)
+        out = operation.again({id(operation.active[0]): x})
         return torch.autograd.grad(out.sum(), x)[0]
 
 
@@ -158,10 +159,10 @@ def dropout(operation: Operation) -> Tensor:
 
 def through(operation: Operation) -> Tensor:
     """A scaling by a number passes relevance on as it is; one by a vector, such as layer scale, is a linear layer."""
-    factor = next((x for x in operation.args if isinstance(x, Tensor) and x is not operation.active[0]), None)
-    if factor is None:
+    if not any(isinstance(x, Tensor) and x is not operation.active[0] for x in operation.args):
         return operation.bent(lambda relevance, x: (relevance,), operation.active[0])
-    gain = factor.detach()
+    # What becomes of ones is the vector, or one over it where the model divides.
+    gain = operation.again({id(operation.active[0]): torch.ones_like(operation.active[0])}).detach()
     return single(lambda _, x: entrywise(x, gain, gain.abs()))(operation)
 
 
@@ -170,7 +171,7 @@ def linear_map(operation: Operation) -> Tensor:
     (x,) = operation.active
     axis = operation.batch_axis
     entering = bent(x, lambda relevance, x: (unit(relevance * entrywise(x, 1.0, 1.0), axis),), x)
-    out = operation.function(*(entering if y is x else y for y in operation.args), **operation.kwargs)
+    out = operation.again({id(x): entering})
     return bent(out, lambda relevance, out: (cotangent(relevance, out),), out)
 
 
@@ -204,8 +205,14 @@ def residual(branches: Iterator[tuple[Tensor, Tensor]]) -> Rule:
             c = cotangent(relevance, out.detach())
             at_branch = branch * (1 + branch.sign()) * c
             (through_branch,) = torch.autograd.grad(
-                plain_branch, plain_stream, (1 + branch.sign()) * c, retain_graph=True
+                plain_branch, plain_stream, (1 + branch.sign()) * c, retain_graph=True, allow_unused=True
             )
+            if through_branch is None:
+                raise RuleError(
+                    f"the sum in the module {operation.where!r} adds two tensors of which neither was made from the "
+                    "other, as where a skip connection is scaled before it is added. The absolute rules differentiate "
+                    "the sub-layer by the stream it reads, so they do not cover it; use lrp or attn_lrp."
+                )
             at_stream = stream * ((1 + stream.sign()) * c + through_branch)
             return unit(at_stream, axis), unit(at_branch, axis)
 

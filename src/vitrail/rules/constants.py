@@ -91,15 +91,10 @@ def attention(shares: tuple[float, float, float]) -> Rule:
     """Fused attention whose query, key and value receive these shares of their gradients."""
 
     def rule(operation: Operation) -> Tensor:
-        operands = [*operation.args[:3], *(operation.kwargs[n] for n in OPERANDS[len(operation.args[:3]) :])]
-        rest = {name: x for name, x in operation.kwargs.items() if name not in OPERANDS}
-        shared = (scaled(x, share) for x, share in zip(operands, shares, strict=True))
-        return operation.function(*shared, *operation.args[3:], **rest)
+        shared = (scaled(x, share) for x, share in zip(operation.args[:3], shares, strict=True))
+        return operation.function(*shared, *operation.args[3:], **operation.kwargs)
 
     return rule
-
-
-OPERANDS = ("query", "key", "value")
 
 
 def scaled(x: Tensor, share: float) -> Tensor:
@@ -114,13 +109,14 @@ def constant(operation: Operation) -> Tensor:
 
 def halves(operation: Operation) -> Tensor:
     """A product of two activations shares relevance evenly between them."""
-    return operation.function(*(operation.stand_in(x, lambda g, x: (0.5 * g,)) for x in operation.args[:2]))
+    factors = (operation.stand_in(x, lambda g, x: (0.5 * g,)) for x in operation.args[:2])
+    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
 
 
 def constant_gate(operation: Operation) -> Tensor:
     """A gated product whose gate, the factor that went through an activation, is a constant."""
-    a, b = operation.args[:2]
-    return operation.function(a.detach() if a is operation.gate else a, b.detach() if b is operation.gate else b)
+    factors = (x.detach() if x is operation.gate else x for x in operation.args[:2])
+    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
 
 
 def identity_gradient(operation: Operation) -> Tensor:

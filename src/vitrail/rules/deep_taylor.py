@@ -121,8 +121,7 @@ def in_proportion(share: float) -> Rule:
 
     def rule(operation: Operation) -> Tensor:
         entering = {id(x): operation.stand_in(x, lambda r, x: (share * x * r,)) for x in operation.active}
-        args = tuple(entering.get(id(x), x) if isinstance(x, Tensor) else x for x in operation.args)
-        out = operation.function(*args, **operation.kwargs)
+        out = operation.again(entering)
         return bent(out, lambda relevance, out: (divide(relevance, out),), out)
 
     return rule

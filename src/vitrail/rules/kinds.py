@@ -10,11 +10,18 @@ from torch import Tensor, nn
 from vitrail.seams.eager import PRODUCTS, SOFTMAX
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
-MULTIPLICATIONS = {torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
-DIVISIONS = {torch.div, Tensor.div, Tensor.__truediv__}
+SUBTRACTIONS = {torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__}
+REVERSED_SUBTRACTIONS = {torch.rsub, Tensor.__rsub__}
+MULTIPLICATIONS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__}
+DIVISIONS = {
+    torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide, Tensor.__truediv__
+}  # fmt: skip
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__iadd__: Tensor.add,
     Tensor.add_: Tensor.add,
+    Tensor.__isub__: Tensor.sub,
+    Tensor.sub_: Tensor.sub,
+    Tensor.subtract_: Tensor.sub,
     Tensor.__imul__: Tensor.mul,
     Tensor.mul_: Tensor.mul,
     Tensor.__itruediv__: Tensor.div,
@@ -35,7 +42,7 @@ KINDS: dict[Callable[..., Any], str] = {
     Tensor.mean: "mean",
     torch.sum: "mean",
     Tensor.sum: "mean",
-    **dict.fromkeys((*PRODUCTS,), "product"),
+    **dict.fromkeys(PRODUCTS, "product"),
     **dict.fromkeys(SOFTMAX, "softmax"),
     **dict.fromkeys(
         (

@@ -14,14 +14,27 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.errors import RuleError
 from vitrail.listening import replaced_stream
-from vitrail.rules.kinds import ADDITIONS, DIVISIONS, IN_PLACE, KINDS, MODULES, MULTIPLICATIONS, ROUTING
+from vitrail.rules.kinds import (
+    ADDITIONS,
+    DIVISIONS,
+    IN_PLACE,
+    KINDS,
+    MODULES,
+    MULTIPLICATIONS,
+    REVERSED_SUBTRACTIONS,
+    ROUTING,
+    SUBTRACTIONS,
+)
 from vitrail.rules.operation import Operation, Rule
+from vitrail.seams.arguments import positional
+from vitrail.seams.bend import on_top_of
 from vitrail.seams.multihead import transparent_multihead
 from vitrail.shadow import hooks
 from vitrail.trace import Trace
@@ -62,7 +75,7 @@ class _Propagate(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         """Run one function by its rule."""
-        kwargs = kwargs or {}
+        args, kwargs = positional(func, args, kwargs or {})
         if self.paused:
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -75,10 +88,41 @@ class _Propagate(TorchFunctionMode):
             kwargs = {**kwargs, "inplace": False}
             self.stale[args[0]] = True
         function = IN_PLACE.get(func, func)
-        out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
-        if function is not func:
-            self.stale[args[0]] = True
+        changed = args[0] if function is not func else None
+        if function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS:
+            out = self._sum(function, args, kwargs, active)
+        else:
+            out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
+        if changed is not None:
+            self.stale[changed] = True
         return out
+
+    def _sum(self, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """A sum or a difference by its rule: `x + alpha y` is the sum of x and of y scaled first."""
+        factor = kwargs.get("alpha", 1) * (1 if func in ADDITIONS else -1)
+        if factor == 1:
+            return self.follow(kind_of(func, args, active, self.stream_shape()), func, args, kwargs, active)
+        summands = list(args[:2])
+        place = 0 if func in REVERSED_SUBTRACTIONS else 1
+        summands[place] = self._scaled(summands[place], factor)
+
+        def add(a: Tensor, b: Tensor) -> Tensor:
+            return on_top_of(torch.add(a, b), func(*args, **kwargs))  # scaling first may round in another way
+
+        active = self.active_among(summands)
+        return self.follow(
+            kind_of(torch.add, tuple(summands), active, self.stream_shape()), add, tuple(summands), {}, active
+        )
+
+    def _scaled(self, x: Any, factor: int | float) -> Any:  # noqa: ANN401
+        """A summand times a number, as old as the summand."""
+        active = self.active_among(x)
+        if not active:
+            return self._constant(x * factor)
+        new = self.follow("scale", torch.mul, (x, factor), {}, active)
+        if x in self.depends and new in self.depends:
+            self.depends[new] = self.depends[x]
+        return new
 
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """The result of an operation by its rule, known to depend on what is explained."""
@@ -87,6 +131,7 @@ class _Propagate(TorchFunctionMode):
         function = partial(_run_and_keep, made, func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
+            kind = "residual" if reads(active[1], active[0]) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
             tell=lambda relevance: self.trace.heed(block, relevance),
@@ -207,13 +252,29 @@ def kind_of(
         if not both:
             return "shift"
         return "residual" if active[0].shape == active[1].shape == stream else "sum"
-    if func in MULTIPLICATIONS or func in DIVISIONS:
-        return "scale" if not both else "gate" if func in MULTIPLICATIONS else "quotient"
+    if func in MULTIPLICATIONS:
+        return "gate" if both else "scale"
+    if func in DIVISIONS:
+        return "scale" if not both and any(x is active[0] for x in args[:1]) else "quotient"
     if KINDS.get(func) == "product":
         return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
     if func is Tensor.__getitem__ and _picks_a_token(args):
         return "select"
     return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
+
+
+def reads(later: Tensor, earlier: Tensor) -> bool:
+    """Whether one tensor was computed from another: a sub-layer reads the stream, one of two branches not the other."""
+    source, first = get_gradient_edge(earlier).node, get_gradient_edge(later).node
+    waiting, seen = [first], {first}
+    while waiting:
+        node = waiting.pop()
+        if node is source:
+            return True
+        below = {edge for edge, _ in node.next_functions if edge is not None} - seen
+        seen |= below
+        waiting += below
+    return False
 
 
 def _picks_a_token(args: tuple) -> bool:
@@ -237,6 +298,10 @@ def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
 def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     made.append(func(*args, **kwargs))
     return made[-1]
+
+
+# torch.compile must not trace the mode: where a compiled function runs as compiled code, break its graph instead.
+_Propagate.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager

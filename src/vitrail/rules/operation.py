@@ -1,6 +1,6 @@
 """One operation of a model, as a rule sees it, and how a rule gives it another way back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,11 @@ class Operation:
         """What the model computes."""
         return self.function(*self.args, **self.kwargs)
 
+    def again(self, operands: Mapping[int, Tensor]) -> Any:  # noqa: ANN401
+        """What the operation gives with other operands in the place of its own, each keyed by the id of the old one."""
+        args, kwargs = replaced((self.args, self.kwargs), operands)
+        return self.function(*args, **kwargs)
+
     def bent(self, pullback: Pullback, *inputs: Tensor) -> Tensor:
         """The model's own value, with relevance going back to these inputs by this rule."""
         return bent(self.run(), pullback, *inputs)
@@ -59,6 +64,17 @@ class Operation:
         new = bent(x, pullback, x)
         self.same(x, new)
         return new
+
+
+def replaced(given: Any, operands: Mapping[int, Tensor]) -> Any:  # noqa: ANN401
+    """Arguments, however they are nested, with some tensors replaced."""
+    if isinstance(given, Tensor):
+        return operands.get(id(given), given)
+    if isinstance(given, dict):
+        return {name: replaced(x, operands) for name, x in given.items()}
+    if type(given) in (tuple, list):
+        return type(given)(replaced(x, operands) for x in given)
+    return given
 
 
 Rule = Callable[[Operation], Any]

@@ -14,8 +14,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[
     return input, weight, bias
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    return mat1, mat2.T, input
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: int | float = 1, alpha: int | float = 1
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return mat1, mat2.T if alpha == 1 else alpha * mat2.T, input if beta == 1 else beta * input
 
 
 def _product(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -34,7 +36,17 @@ READERS: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
 def linear_parts(operation: Operation) -> tuple[Tensor, Tensor, Tensor | None]:
     """The input, the weight `[out, in]` and the bias of a linear layer, the latter two without their graph."""
     x, weight, bias = READERS[operation.name](*operation.args, **operation.kwargs)
+    _only(x, operation, "a linear layer")
     return x, weight.detach(), None if bias is None else bias.detach()
+
+
+def _only(x: Tensor, operation: Operation, what: str) -> None:
+    """Refuse weights that depend on what is explained: the rules take them for constants."""
+    if any(y is not x for y in operation.active):
+        raise RuleError(
+            f"{what} in the module {operation.where!r} has weights or biases that are computed from the input, and the "
+            "rules take them for constants. Write it as products and sums of activations, which have their own rules."
+        )
 
 
 def _convolution(
@@ -52,6 +64,7 @@ def _convolution(
 def convolution_parts(operation: Operation) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """The input, the weight without its graph, and how the filters move."""
     x, weight, shape = _convolution(*operation.args, **operation.kwargs)
+    _only(x, operation, "a convolution")
     if x.shape[1] != 3 or isinstance(shape["padding"], str):
         raise RuleError(
             f"a convolution of {x.shape[1]} channels in {operation.where!r}: rules for pixels know the patch embedding "
@@ -86,4 +99,5 @@ NORMS = {"layer_norm": _layer_norm, "rms_norm": _rms_norm}
 def norm_parts(operation: Operation) -> tuple[Tensor, Tensor | None, float, list[int]]:
     """The input, the weight without its graph, epsilon and the axes of a norm."""
     x, weight, eps, axes = NORMS[operation.name](*operation.args, **operation.kwargs)
+    _only(x, operation, "a norm")
     return x, None if weight is None else weight.detach(), eps, axes

@@ -14,6 +14,11 @@ class AttentionCall:
     Fused calls carry `query`, `key`, `value` and `output`, with shapes `[b, h, t, d]`, and no
     `weights`. Hand-written calls carry the `weights` after the softmax (`[b, h, q, k]` or
     `[b*h, q, k]`), what entered the softmax, and whatever of the operands could be followed.
+
+    Args:
+        by_hand: whether the model writes the call out, so that what it adds to the scores is not known.
+        plain: whether the scores are `scale * query @ key^T`, plus at most a bias or mask; always so in fused calls.
+        no_query: why a hand-written call has no one query, where it has none.
     """
 
     query: Tensor | None
@@ -25,6 +30,9 @@ class AttentionCall:
     mask: Tensor | None = None
     causal: bool = False
     scale: float = 1.0
+    by_hand: bool = False
+    plain: bool = True
+    no_query: str = ""
     logsumexp: Tensor | None = None  # of the scaled scores `[b, h, q]`, where the kernel that ran has kept it
     owner: str = ""  # the name of the module that made the call
 

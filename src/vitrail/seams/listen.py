@@ -11,13 +11,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import SeamError
+from vitrail.seams.arguments import positional
 from vitrail.seams.bend import Bend, bent_call
 from vitrail.seams.call import AttentionCall, read_sdpa
-from vitrail.seams.eager import FOLLOWED, PRODUCTS, SOFTMAX, Follower, is_attention
+from vitrail.seams.eager import MULTIPLYING, SOFTMAX, Follower, is_attention, with_values
+from vitrail.seams.einsum import is_plain
 from vitrail.seams.multihead import transparent_multihead
 from vitrail.shadow import hooks
 
-HEARD = FOLLOWED | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+HEARD = SOFTMAX | MULTIPLYING | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
 
 class _Listen(TorchFunctionMode):
@@ -46,21 +48,53 @@ class _Listen(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; note it if it is, or is part of, an attention call."""
         kwargs = kwargs or {}
-        if func not in HEARD:  # first, because nearly all functions end here
+        if func not in HEARD and not self.follower.follows:  # first, because nearly all functions end here
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             # The mode is off while a torch function runs: enter it again for what happens inside.
             with self:
                 return transparent_multihead(*args, **kwargs)
+        args, kwargs = positional(func, args, kwargs)
         block = None if self.bend is None else self.block()
-        if block is not None:
-            args = self._bent_scores(func, self._bent_values(func, args, block), kwargs, block)
         if func is F.scaled_dot_product_attention:
             return self._fused(block, args, kwargs)
-        out = self._safe_softmax(func, args, kwargs) if self.safe and func in SOFTMAX else func(*args, **kwargs)
-        if self.bend is not None and block is not None and is_attention(func, out, args, kwargs):
+        if func in SOFTMAX:
+            return self._softmax(func, args, kwargs, block)
+        if func in MULTIPLYING:
+            return self._product(func, args, kwargs, block)
+        out = func(*args, **kwargs)
+        self.follower.changed(func, out, args, kwargs)
+        return out
+
+    def _softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
+        """A softmax, its scores and its map changed if asked for."""
+        over_keys = is_attention(func, args[0], args, kwargs)
+        if over_keys and block is not None and self.bend is not None and self.bend.scores is not None:
+            changed = self.bend.scores(block, args[0])
+            self.follower.same(args[0], changed)
+            args = (changed, *args[1:])
+        out = self._safe_softmax(func, args, kwargs) if self.safe and over_keys else func(*args, **kwargs)
+        if not over_keys:
+            self.follower.changed(func, out, args, kwargs)
+            return out
+        if block is not None and self.bend is not None:
             out = self.bend.weights(block, out)
-        self.follower.hear(func, out, args, kwargs)
+        self.follower.softmaxed(out, args)
+        return out
+
+    def _product(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
+        """A product, its values changed if it applies an attention map and that is asked for."""
+        reading = self.follower.read(func, args)
+        if reading.applied is not None and block is not None and self.bend is not None:
+            if not is_plain(reading.applied.map_order):
+                raise SeamError(
+                    "this method changes attention maps [b, h, q, k], but the model's own has its axes in the order "
+                    f"{reading.applied.map_order} of these, by an einsum."
+                )
+            if self.bend.values is not None:
+                reading = with_values(reading, partial(self.bend.values, block))
+        out = func(*reading.args, **kwargs)
+        self.follower.multiplied(reading, func, out, kwargs)
         return out
 
     def _fused(self, block: int | None, args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
@@ -72,33 +106,14 @@ class _Listen(TorchFunctionMode):
             call = bent_call(read_sdpa(None, *args, **kwargs), self.bend, block, fused)
             out = call.output
             self.emit(call)
-        self.follower.forget()
         return out
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
-        """A softmax whose rows of nothing but minus infinity are zero, and so is their gradient."""
-        args = (kwargs.pop("input"), *args) if "input" in kwargs else args
+        """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""
         empty = (args[0] == -torch.inf).all(dim=-1, keepdim=True)
-        if not is_attention(func, args[0], args, kwargs) or not bool(empty.any()):
+        if not bool(empty.any()):
             return func(*args, **kwargs)
         return func(args[0].masked_fill(empty, 0.0), *args[1:], **kwargs).masked_fill(empty, 0.0)
-
-    def _bent_values(self, func: Callable[..., Any], args: tuple, block: int) -> tuple:
-        """The arguments of a product of attention and values, the values changed."""
-        if self.bend is None or self.bend.values is None:
-            return args
-        if func is torch.einsum and self.follower.reads_trace(args):
-            raise SeamError("this method changes the values of attention, which an einsum of map and values hides.")
-        if func not in PRODUCTS or not self.follower.is_trace(args[0]):
-            return args
-        return (args[0], self.bend.values(block, args[1]), *args[2:])
-
-    def _bent_scores(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int) -> tuple:
-        """The arguments of a softmax over keys, the scores changed."""
-        if self.bend is None or self.bend.scores is None or func not in SOFTMAX:
-            return args
-        args = (kwargs.pop("input"), *args) if "input" in kwargs else args
-        return (self.bend.scores(block, args[0]), *args[1:]) if is_attention(func, args[0], args, kwargs) else args
 
 
 # torch.compile would trace the mode into its graph, where gradients of what it keeps are lost: break the graph instead.

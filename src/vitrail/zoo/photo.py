@@ -7,7 +7,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.loading.images import BROKEN, to_rgb
+from vitrail.loading.images import BROKEN, to_rgb, upright
 
 SIZE = 160
 
@@ -23,7 +23,9 @@ def crop(image: Image.Image) -> Image.Image:
     if not all(image.size):
         raise InputError(f"the picture is empty: its size is {image.size[0]} x {image.size[1]} pixels.")
     try:
-        upright = to_rgb(ImageOps.exif_transpose(image))
+        picture = to_rgb(upright(image))
+    except InputError:
+        raise
     except BROKEN as error:
         raise InputError(f"the picture cannot be decoded: {error}. Is its file damaged or cut short?") from error
-    return ImageOps.fit(upright, (SIZE, SIZE), Image.Resampling.BICUBIC)
+    return ImageOps.fit(picture, (SIZE, SIZE), Image.Resampling.BICUBIC)

@@ -1,0 +1,161 @@
+"""Options as text: `name(option=value, other=[1, 2])`, as methods, protocols and data sets are written.
+
+This is the one place where a word becomes a value. The type that an option is declared with decides how it is read.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+from vitrail.errors import OptionError, suggest
+
+CALL = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\)\s*)?", re.DOTALL)
+SWITCHES = {"true": True, "yes": True, "false": False, "no": False}
+OPENING, CLOSING, QUOTES = "([{", ")]}", "'\""
+
+
+def parse_call(text: str, what: str) -> tuple[str, dict[str, str]]:
+    """The name and the options of `name(option=value)`, each option still as text.
+
+    Args:
+        what: what the text stands for, in words, such as `a method`.
+    """
+    match = CALL.fullmatch(text)
+    if match is None:
+        raise OptionError(f"{text!r} is not {what}: write a name, or name(option=value, option=value).")
+    return match[1], parse_options(match[2] or "", text)
+
+
+def parse_options(inside: str, whole: str) -> dict[str, str]:
+    """The options between the brackets of a call, each still as text.
+
+    Args:
+        whole: what the user wrote, for words about it.
+    """
+    found: dict[str, str] = {}
+    for part in _split(inside, whole):
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not option:
+            raise OptionError(f"{part!r} in {whole!r} is not an option: write option=value, separated by commas.")
+        if option in found:
+            raise OptionError(f"{whole!r} gives the option {option!r} twice.")
+        found[option] = value
+    return found
+
+
+def _split(inside: str, whole: str) -> list[str]:
+    """The parts between commas, except for commas inside brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in inside:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in QUOTES:
+            quote = letter
+        else:
+            depth += (letter in OPENING) - (letter in CLOSING)
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth or quote:
+        raise OptionError(f"a bracket or a quotation mark in {whole!r} is not closed.")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def kinds_of(function: Callable[..., Any], option: str) -> tuple[type, ...]:
+    """The types that a function declares for one of its options."""
+    return _plain(signature(function).parameters[option].annotation)
+
+
+def _plain(annotation: Any) -> tuple[type, ...]:  # noqa: ANN401
+    """A type, or those of a union, without what stands in their square brackets."""
+    if annotation is Parameter.empty:
+        return (str,)
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and origin.__module__ != "types":
+        return (origin,)
+    return tuple(kind for part in get_args(annotation) for kind in _plain(part)) or (annotation or NoneType,)
+
+
+def _switch(text: str) -> bool:
+    return SWITCHES[text.lower()]
+
+
+def _nothing(text: str) -> None:
+    if text.lower() != "none":
+        raise ValueError(text)
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(text)
+    return found
+
+
+def _word(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] in QUOTES and text[0] == text[-1] else text
+
+
+def _list(text: str) -> list[Any]:
+    """The items of `[1, 2]` or `1+2`."""
+    inside = text[1:-1] if text[0] + text[-1] in ("[]", "()") else text.replace("+", ",")
+    items = _split(inside, text)
+    if not items or (len(items) == 1 and inside == text):
+        raise ValueError(text)
+    return [read_value(item, (bool, int, float, str), text) for item in items]
+
+
+READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+    NoneType: (_nothing, "none"),
+    bool: (_switch, "true or false"),
+    int: (int, "a whole number"),
+    float: (_number, "a number"),
+    list: (_list, "a list such as [1, 2]"),
+    tuple: (lambda text: tuple(_list(text)), "a list such as [1, 2]"),
+    Sequence: (_list, "a list such as [1, 2]"),
+    Path: (lambda text: Path(_word(text)), "a path"),
+    str: (_word, "a word"),
+}
+"""By type, how a value is read and what it is called; the most special first, so that 2 is a number before a word."""
+
+
+def read_value(text: str, kinds: Sequence[type], what: str) -> Any:  # noqa: ANN401
+    """The value that a text stands for, of the first type that it can be read as.
+
+    Args:
+        kinds: the types that the option takes.
+        what: the option, for words about it.
+    """
+    readable = [kind for kind in READERS if kind in kinds]
+    if Path in readable and str in readable:
+        readable.remove(Path)  # a path is given as text
+    for kind in readable:
+        try:
+            return READERS[kind][0](text)
+        except (ValueError, KeyError, IndexError, OptionError):
+            continue
+    wanted = " or ".join(dict.fromkeys(READERS[kind][1] for kind in readable if kind is not NoneType))
+    raise OptionError(
+        f"{what} is not {wanted}." if wanted else f"{what}: this option cannot be written as text, use Python."
+    )
+
+
+def read_options(
+    texts: Mapping[str, str], kinds: Callable[[str], Sequence[type]], known: Sequence[str], owner: str
+) -> dict[str, Any]:
+    """The values of options, each of the type that its owner declares.
+
+    Args:
+        kinds: the types of an option by its name.
+        known: the options there are.
+        owner: whose options they are, for words.
+    """
+    for option in texts:
+        if option not in known:
+            raise OptionError(f"{owner} has no option {option!r}. {suggest(option, known)}")
+    return {option: read_value(text, kinds(option), f"{option}={text!r} of {owner}") for option, text in texts.items()}
