@@ -138,11 +138,12 @@ def _tokens_apart(x: Tensor, shape: torch.Size | None) -> Tensor:
 def behind_prefix(layer: Layer, hidden: int) -> Layer:
     """A pooling layer that does not read the tokens of the prefix, as one that reads them with weight zero."""
     given = layer.output_grad is not None or layer.weights_grad is not None
+    scores = layer.softmax_input if layer.by_hand else layer.scores
     return replace(
         layer,
         weights=F.pad(layer.probs, (hidden, 0)),
         weights_grad=F.pad(replace(layer, grad_scale=None).probs_grad, (hidden, 0)) if given else None,
-        softmax_input=F.pad(layer.scores, (hidden, 0), value=-torch.inf) if layer.query is not None else None,
+        softmax_input=None if scores is None else F.pad(scores, (hidden, 0), value=-torch.inf),
         key=None if layer.key is None else F.pad(layer.key, (0, 0, hidden, 0)),
         value=None if layer.value is None else F.pad(layer.value, (0, 0, hidden, 0)),
         mask=None,

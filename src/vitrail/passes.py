@@ -34,7 +34,8 @@ from vitrail.trace import STATES, Trace
 GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
 UNMOVED = (
     "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
-    "the graph (detach, no_grad, checkpoint with use_reentrant=True), or the target reads what the layers do not reach."
+    "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
+    "reads what the layers do not reach."
 )
 KEEPS = frozenset({*STATES, *GRADIENTS})
 """What a recording can keep beside the operands of every attention call."""

@@ -18,6 +18,7 @@ from vitrail.measure import structure_of
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Recording
+from vitrail.refusals import check_implementation
 from vitrail.saving import keep_saved
 from vitrail.shadow import autograd, every_module, in_precision, shadow
 from vitrail.taking import check_target
@@ -43,13 +44,14 @@ def forward(
     """
     check_pairs(model, inputs)
     check_length(model, inputs)
-    structure = structure_of(model, inputs, body)
-    if lean and structure.refusal is not None:  # nothing but layers will be read
-        raise SeamError(structure.refusal)
+    check_implementation(model)
     # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
     cut = bool(wanted.gradients | wanted.states) or how.level is not None or not body.blocks
     if cut:
         check_differentiable(model)
+    structure = structure_of(model, inputs, body)
+    if lean and structure.refusal is not None:  # nothing but layers will be read
+        raise SeamError(structure.refusal)
     with autograd(gradients=cut), _own_precision(inputs, how), ExitStack() as stack:
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
@@ -166,11 +168,18 @@ def _rooted(inputs: Inputs, trace: Trace) -> Inputs:
 
 def check_roots(trace: Trace, inputs: Inputs) -> None:
     """Raise if the place where the gradient should end was not met."""
-    if trace.cut and not trace.roots:
-        raise OptionError(
-            f"level={trace.level!r} was not met in this pass on {inputs.kind} inputs: 'pixels' needs a picture, "
-            "'inputs_embeds' a model with a table of word embeddings. level='embedding_output' works for both."
-        )
+    if not trace.cut or trace.roots:
+        return
+    instead = "Use level='embedding_output'." if trace.body.blocks else "Name the blocks: vitrail.Anatomy(blocks=...)."
+    seen = {
+        "pixels": f"the inputs are {inputs.kind}, and no picture [b, 3, h, w] of real numbers. {instead}",
+        "inputs_embeds": "no table of word embeddings (nn.Embedding) was asked for the tokens of the text: the model "
+        f"makes them in another way. {instead}",
+        "embedding_output": "none of the blocks ran, or none was called with a tensor."
+        if trace.body.blocks
+        else f"the model has no nn.Embedding where the gradient could end. {instead}",
+    }
+    raise OptionError(f"the gradient was to end at level={trace.level!r}, but {seen[trace.level]}")
 
 
 def record(

@@ -15,6 +15,7 @@ from vitrail.errors import SeamError
 from vitrail.layering import passing_layer
 from vitrail.outputs import named_logits
 from vitrail.recording import Early, own_dtypes
+from vitrail.refusals import no_attention, uneven_attention
 from vitrail.saving import saving_hooks
 from vitrail.seams import AttentionCall
 
@@ -180,19 +181,10 @@ class Trace:
         """Raise unless exactly one attention call was heard in each layer."""
         if self.complete:
             return
-        heard = len(self.loose.calls) + sum(len(x.calls) for x in [*self.blocks, self.pool])
-        if heard == 0:
-            raise SeamError(
-                f"no attention call was heard in {type(model).__name__}. Vitrail hears scaled_dot_product_attention, "
-                "nn.MultiheadAttention, and a softmax over the last axis followed by a product with the values. Load "
-                "a Hugging Face model with attn_implementation='sdpa' or 'eager' (flash kernels cannot be heard)."
-            )
-        counts = [len(x.calls) for x in self.layers]
-        raise SeamError(
-            f"each block of {type(model).__name__} should attend once, but the attention calls heard per block are "
-            f"{counts}, and {len(self.loose.calls)} outside of them. Name the blocks that hold one self-attention "
-            "each: vitrail.Anatomy(blocks=...)."
-        )
+        counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
+        if not sum(counts) and not (outside and self.blocks):
+            raise no_attention(model)
+        raise uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
 
 
 def _why_no_gradient() -> str:

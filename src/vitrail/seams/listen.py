@@ -73,7 +73,7 @@ class _Listen(TorchFunctionMode):
             changed = self.bend.scores(block, args[0])
             self.follower.same(args[0], changed)
             args = (changed, *args[1:])
-        out = self._safe_softmax(func, args, kwargs) if self.safe else func(*args, **kwargs)
+        out = self._safe_softmax(func, args, kwargs) if self.safe and over_keys else func(*args, **kwargs)
         if not over_keys:
             self.follower.changed(func, out, args, kwargs)
             return out
@@ -109,9 +109,9 @@ class _Listen(TorchFunctionMode):
         return out
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
-        """A softmax whose rows of nothing but minus infinity are zero, and so is their gradient."""
+        """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""
         empty = (args[0] == -torch.inf).all(dim=-1, keepdim=True)
-        if not is_attention(func, args[0], args, kwargs) or not bool(empty.any()):
+        if not bool(empty.any()):
             return func(*args, **kwargs)
         return func(args[0].masked_fill(empty, 0.0), *args[1:], **kwargs).masked_fill(empty, 0.0)
 
