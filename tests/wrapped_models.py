@@ -531,6 +531,7 @@ CASES: dict[str, Case] = {
     "weight_normed_by_hooks": Case(weight_normed_by_hooks),
     "spectral_normed": Case(spectral_normed, ("vit",), spectral_normed_once),
     "half": Case(half, twin=half, dtype=torch.bfloat16),
+    "single": Case(single, twin=single, dtype=torch.float32),
     "with_gradients": Case(with_gradients),
     "hooked": Case(with_hooks, twin=steered),
     "without_gradients": Case(same, only=torch.no_grad),
