@@ -65,6 +65,7 @@ class _Propagate(TorchFunctionMode):
         self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.residuals: Counter[int | None] = Counter()
@@ -131,7 +132,7 @@ class _Propagate(TorchFunctionMode):
         function = partial(_run_and_keep, made, func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
-            kind = "residual" if reads(active[1], active[0]) else "sum"
+            kind = "residual" if self._skips(*active) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
             tell=lambda relevance: self.trace.heed(block, relevance),
@@ -153,7 +154,13 @@ class _Propagate(TorchFunctionMode):
             self.trace.same(made[-1], out)
         if kind == "activation":
             self.activated[out] = True
+        if kind == "scale":
+            self.scaled[out] = active[0]
         return self._forked(kind, block, out)
+
+    def _skips(self, one: Tensor, other: Tensor) -> bool:
+        """Whether one summand, scaled or not, is what the other was computed from: a skip connection."""
+        return any(reads(b, self.scaled.get(a, a)) for a, b in ((one, other), (other, one)))
 
     def _age(self, x: Tensor) -> int:
         """When a tensor was made; what is explained was there before all else."""
