@@ -371,3 +371,162 @@ def test_structure_is_measured_once(monkeypatch):
     for method in ("gae", "rollout", "attcat"):
         vitrail.explain(model, inputs, method)
     assert len(made) <= 1
+
+
+class Between(Picture):
+    """Something happens to the tokens between the blocks."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.mix, self.fresh = change, nn.Conv1d(16, 16, 3, padding=1), nn.Parameter(torch.randn(1, 1, 16))
+
+    def forward(self, x):
+        x = self.blocks[0](self.tokens(x))
+        return self.head(self.blocks[1](self.change(self, x))[:, 0])
+
+
+BETWEEN = {
+    "flipped": lambda model, x: torch.cat([x[:, :1], x[:, 1:].flip(1)], dim=1),
+    "rolled": lambda model, x: x.roll(1, dims=1),
+    "convolved": lambda model, x: x + model.mix(x.transpose(1, 2)).transpose(1, 2),
+    "replaced": lambda model, x: torch.cat([model.fresh.expand(len(x), -1, -1), x[:, 1:]], dim=1),
+    "pruned": lambda model, x: x[:, :9],
+    "samples swapped": lambda model, x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("change", BETWEEN)
+@pytest.mark.parametrize("method", WALKING)
+def test_tokens_that_are_moved_mixed_or_replaced_between_blocks_are_refused(change, method):
+    model = built(lambda: Between(BETWEEN[change]))
+    with pytest.raises(SeamError, match="integrated_gradients"):
+        vitrail.explain(model, picture(), method, 1, anatomy=BLOCKS)
+
+
+def test_a_norm_between_blocks_moves_no_token():
+    found, expected = (
+        vitrail.explain(built(lambda change=change: Between(change)), picture(), "gae", 1, anatomy=BLOCKS).scores
+        for change in (lambda model, x: x * 1.0, lambda model, x: x)
+    )
+    assert_close(found, expected)
+
+
+class Sorted(Picture):
+    """Patches in an order of the picture's own, or of chance."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def tokens(self, x):
+        first, rest = super().tokens(x).split([1, 16], dim=1)
+        return torch.cat([first, rest.gather(1, self.by(rest)[..., None].expand_as(rest))], dim=1)
+
+
+@pytest.mark.parametrize(
+    "by", [lambda x: x.detach().sum(dim=2).argsort(dim=1), lambda x: torch.randperm(16).expand(len(x), -1)]
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_order_of_tokens_that_is_not_always_the_same_is_refused(by, batch):
+    model = built(lambda: Sorted(by))
+    alike = picture(batch=1).expand(batch, -1, -1, -1).contiguous()
+    for method in ("gae", "attn_lrp"):
+        with pytest.raises(SeamError, match="order of the tokens changes"):
+            vitrail.explain(model, alike, method, 1, anatomy=BLOCKS)
+
+
+def test_an_order_that_is_given_is_measured_for_each_one_that_is_given():
+    class Ordered(Picture):
+        def forward(self, pixel_values, order):
+            self.order = order
+            return super().forward(pixel_values)
+
+    def maps(order):
+        given = {"pixel_values": picture(), "order": order}
+        return vitrail.explain(model, given, "gae", 1, anatomy=BLOCKS).scores
+
+    model = built(Ordered)  # without positions, an order makes no difference
+    assert_close(maps(torch.arange(16)), maps(torch.arange(16).flip(0)))
+    assert_close(maps(torch.arange(16)), maps(torch.arange(16).roll(5)))
+
+
+class Wired(Picture):
+    """Three blocks, wired as the case says."""
+
+    def __init__(self, wire):
+        super().__init__()
+        self.blocks, self.wire, self.beside = nn.ModuleList([Block() for _ in range(3)]), wire, Block()
+
+    def forward(self, x):
+        return self.head(self.wire(self, self.tokens(x)))
+
+
+def _stacked(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+WIRES = {
+    "reversed": lambda model, x: _stacked(reversed(model.blocks), x)[:, 0],
+    "second first": lambda model, x: model.blocks[2](model.blocks[0](model.blocks[1](x)))[:, 0],
+    "parallel": lambda model, x: sum(block(x) for block in model.blocks)[:, 0],
+    "an encoder beside": lambda model, x: (_stacked(model.blocks, x) + model.beside(x))[:, 0],
+    "patches of an early block": lambda model, x: (
+        model.blocks[2](early := _stacked(model.blocks[:2], x))[:, 0] + early[:, 1:].mean(dim=1)
+    ),
+    "patches before the blocks": lambda model, x: _stacked(model.blocks, x)[:, 0] + x[:, 1:].mean(dim=1),
+}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("method", WALKING)
+def test_blocks_that_are_not_walked_one_after_the_other_are_refused(wire, method):
+    with pytest.raises(SeamError, match="integrated_gradients"):
+        vitrail.explain(built(lambda: Wired(WIRES[wire])), picture(), method, 1, anatomy=BLOCKS)
+
+
+def test_the_same_token_may_be_read_behind_several_blocks():
+    model = built(lambda: Wired(lambda model, x: x[:, 0] + model.blocks[0](x)[:, 0] + _stacked(model.blocks, x)[:, 0]))
+    with pytest.raises(SeamError, match="attend once"):  # the first block is called twice
+        vitrail.explain(model, picture(), "gae", 1, anatomy=BLOCKS)
+    model.wire = lambda model, x: (
+        (early := model.blocks[0](x))[:, 0] + _stacked(model.blocks[1:], early)[:, 0] + x[:, 0]
+    )
+    assert vitrail.explain(model, picture(), "gae", 1, anatomy=BLOCKS).scores.shape == (2, 16)
+
+
+@pytest.mark.parametrize("method", [*WALKING, "attcat", "attn_lrp", "dix"])
+@pytest.mark.parametrize("read", [lambda x: x[:, 0], lambda x: x[:, 1:].mean(dim=1)])
+def test_blocks_behind_the_one_that_is_read_take_no_part(method, read):
+    def wire(model, x):
+        early = _stacked(model.blocks[:2], x)
+        _stacked(model.blocks[2:], early)
+        return read(early)
+
+    longer, shorter = built(lambda: Wired(wire)), built(lambda: Wired(wire))
+    del shorter.blocks[2]
+    parts = Anatomy(blocks="blocks", output="proj", ffn_input="ffn", ffn_output="ffn", attention_norm="norm")
+    found, expected = (vitrail.explain(m, picture(), method, 1, anatomy=parts).scores for m in (longer, shorter))
+    assert_close(found, expected)
+
+
+class Looked(nn.Module):
+    """Words become vectors by a table that is not called with the ids."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.table, self.order = nn.Parameter(torch.randn(60, 16)), order
+        self.blocks, self.head = nn.ModuleList([Block() for _ in range(2)]), nn.Linear(16, 5)
+
+    def forward(self, input_ids):
+        return self.head(_stacked(self.blocks, self.table[self.order(input_ids)])[:, 0])
+
+
+def test_words_in_another_order_are_refused_where_no_table_of_words_is_called():
+    ids = torch.tensor([[5, 9, 33, 21, 7, 12]])
+    found = vitrail.explain(built(lambda: Looked(lambda ids: ids)), {"input_ids": ids}, "gae", 1, anatomy=BLOCKS)
+    assert found.scores.shape == (1, 6)
+    for order in (lambda ids: ids.flip(1), lambda ids: ids.sort(dim=1).values, lambda ids: ids.roll(1, dims=1)):
+        with pytest.raises(SeamError, match="another word at place 0"):
+            vitrail.explain(built(lambda order=order: Looked(order)), {"input_ids": ids}, "gae", 1, anatomy=BLOCKS)

@@ -10,7 +10,7 @@ from torch import nn
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import InputError, TargetError
+from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.inputs import read_inputs
 from vitrail.loading import load
 from vitrail.loading.images import open_image, to_rgb
@@ -244,3 +244,20 @@ def test_a_png_that_pillow_hands_over_as_32_bits_has_16():
 def test_a_deep_picture_is_drawn_in_all_its_greys():
     drawn = as_picture(Image.fromarray((GREY * 1000).astype(np.int32)))
     np.testing.assert_allclose(drawn[..., 0], GREY / 255, atol=1e-9)
+
+
+def test_a_mask_is_as_long_as_its_text():
+    given = {"input_ids": torch.tensor([[5, 9, 33, 21]]), "attention_mask": torch.ones(1, 3)}
+    with pytest.raises(InputError, match=r"\(1, 3\), but the text has 1 x 4 tokens"):
+        vitrail.explain(tiny("hf_bert"), given, "gae", 1)
+
+
+@pytest.mark.parametrize("rows", [True, 0, -1])
+def test_rows_of_a_block_are_a_whole_number(rows):
+    with pytest.raises(OptionError, match="whole number of rows"):
+        vitrail.explain(tiny("hf_bert"), {"input_ids": torch.tensor([[5, 9]])}, "gae", 1, chunk_rows=rows)
+
+
+def test_inputs_without_values_are_refused():
+    with pytest.raises(InputError, match="meta device"):
+        vitrail.explain(tiny("hf_bert"), {"input_ids": torch.tensor([[5, 9]], device="meta")}, "gae", 1)

@@ -192,5 +192,5 @@ def _follow(model: nn.Module, body: Body, request: Request, procedure: Procedure
         found: list[tuple[Part, Result]] = []
         for part in run.parts(request.target):
             check_scalar(request, part.target)
-            found.append((part, procedure.explain(Subject(model, body, request.inputs, run, part, settings))))
+            found.append((part, procedure.explain(Subject(model, run.trace.body, request.inputs, run, part, settings))))
         return attribution_of(request, found, run, torch.float64 if double else torch.float32)

@@ -158,6 +158,7 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     if mask is not None and mask.ndim == 2 and not bool(mask.bool().any(dim=1).all()):
         raise InputError("one of the texts is empty: its attention_mask has no 1. Leave it out of the batch.")
     if kind == "text":
+        _check_mask_shape(inputs, x, mask)
         _check_content(inputs, mask)
     # For the reader of the result or for training, not for the model's answer.
     skip = {"special_tokens_mask", "offset_mapping", "labels", "start_positions", "end_positions"}
@@ -179,6 +180,8 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
 def _check_values(name: str, x: Tensor) -> None:
     if x.numel() == 0:
         raise InputError(f"{name} is empty: its shape is {tuple(x.shape)}. There is nothing to explain.")
+    if x.is_meta:
+        raise InputError(f"{name} is on the meta device and holds no values. Move it to the device of the model.")
     if x.is_floating_point() and "mask" not in name and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"{name} holds {bad} NaN or infinite values of {x.numel()}. Check the preprocessing.")
@@ -196,6 +199,16 @@ def _check_mask(name: str, x: Tensor) -> None:
             f"{name} holds {wrong:g}, but a mask [b, t] holds 1 for tokens that are read and 0 for padding. A mask "
             "that is added to the attention scores has four axes."
         )
+
+
+def _check_mask_shape(inputs: Mapping[str, Any], x: Tensor, mask: Tensor | None) -> None:
+    """Refuse a mask of another length than the text; with a cache, which is looked at later, it speaks of that too."""
+    if mask is None or mask.ndim != 2 or mask.shape == x.shape[:2] or inputs.get("past_key_values") is not None:
+        return
+    raise InputError(
+        f"attention_mask has shape {tuple(mask.shape)}, but the text has {x.shape[0]} x {x.shape[1]} tokens. Use the "
+        "mask that the tokenizer gave with them."
+    )
 
 
 PLAIN_MASKS = ("attention_mask", "special_tokens_mask", "pixel_mask")

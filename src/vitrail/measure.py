@@ -14,8 +14,8 @@ feeds several rows has not.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,6 +40,11 @@ SHIFT = 2.0**-20
 """Codes start here, so that gradients neither overflow nor vanish."""
 NOWHERE, MIXED = -1, -2
 """Feeds no row; feeds several."""
+CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Arguments that change from input to input and set no order of tokens."""
+MOST_FORMS = 256
+"""How many forms of input are remembered for one model."""
+SAMPLES_DIFFER = "the tokens of different samples come from different places, or are mixed"
 SAMPLES = 2
 """How many samples are looked at: enough to see that samples are kept apart."""
 
@@ -76,13 +81,15 @@ class Structure:
     origin: Origin | str
     refusal: str | None = None
     assumed: tuple[str, ...] = ()
+    used: int = 0  # how many of the blocks the answer depends on; those behind them take no part
 
 
 @dataclass
 class _Block:
     """One block of the pass that is measured, cut off from the others."""
 
-    entering: Tensor | None = None
+    arriving: Tensor | None = None  # with the graph that leads to what other blocks gave
+    entering: Tensor | None = None  # the same, with no graph below it
     leaving: Tensor | None = None
     calls: list[AttentionCall] = field(default_factory=list)
 
@@ -98,6 +105,9 @@ class _Seen:
     outside: list[AttentionCall] = field(default_factory=list)
     cuts: list[Tensor] = field(default_factory=list)  # where the graph is cut: before each block and after the last
     here: int | None = None
+    order: list[int] = field(default_factory=list)  # the blocks as they were called
+    answer: Tensor | None = None
+    shallow: bool = False  # whether the pass ends where the first block begins
     saving: object = None  # how operations save tensors outside of checkpointed regions
     checkpointed: bool = False
 
@@ -114,18 +124,37 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     kept = _known.setdefault(model, {})
     key = _form(inputs, body)
     if key not in kept:
+        if len(kept) >= MOST_FORMS:
+            kept.clear()
         kept[key] = _measured(model, inputs.usable(), body)
     return kept[key]
 
 
+def used_body(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Body, Structure]:
+    """The body without the blocks that the answer does not depend on, and its structure."""
+    structure = structure_of(model, inputs, body)
+    if structure.used in (0, len(body.blocks)):
+        return body, structure
+    body = replace(body, blocks=body.blocks[: structure.used])
+    return body, structure_of(model, inputs, body)
+
+
 def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
-    """All that a model's structure may depend on: names and shapes, the kind of padding, the anatomy."""
+    """All that a model's structure may depend on: names and shapes, settings, the kind of padding, the anatomy."""
     named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
     shapes = tuple(
-        (name, tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named.items()
+        (name, tuple(x.shape[1:]), x.dtype, _setting(name, x, inputs)) if isinstance(x, Tensor) else (name, repr(x))
+        for name, x in named.items()
     )
     padded = inputs.attention_mask is not None and not bool(inputs.attention_mask.bool().all())
-    return shapes, inputs.kind, padded, body.anatomy, min(inputs.batch, SAMPLES)
+    return shapes, inputs.kind, padded, body.anatomy, len(body.blocks), min(inputs.batch, SAMPLES)
+
+
+def _setting(name: int | str, x: Tensor, inputs: Inputs) -> int | None:
+    """What stands for the values of an argument that may be an order of tokens; None for contents and their masks."""
+    if x is inputs.shown or name in CONTENTS:
+        return None
+    return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = False) -> Structure:
@@ -137,13 +166,75 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = _with_source(some, seen)
         with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
-            read_output(model(*some.args, **some.kwargs), span=body.anatomy.span)
-        if (
-            seen.checkpointed and not kept
-        ):  # recomputed in the backward pass, after the hooks are gone: run it as if it were not
+            seen.answer = read_output(model(*some.args, **some.kwargs), span=body.anatomy.span).logits
+        if seen.checkpointed and not kept:
+            # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)
             return _measured(model, inputs, body, kept=True)
-        return _judged(some, body, seen)
+        judged = _judged(some, body, seen)
+        if not isinstance(judged.origin, Origin) or not body.blocks:
+            return judged
+        check = _unmoved if judged.origin.measured else _counted
+        with in_precision(model, dtype), _no_autocast(some, dtype):
+            return replace(judged, origin=check(judged.origin, model, some, body))
+
+
+def _entering(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Inputs, _Seen]:
+    """What is seen of a pass that ends where the first block begins."""
+    seen = _Seen([_Block() for _ in body.blocks], saving=saving_hooks(), shallow=True)
+    inputs = _with_source(inputs, seen)
+    with _watching(model, inputs, body, seen), suppress(_Enough):
+        model(*inputs.args, **inputs.kwargs)
+    return inputs, seen
+
+
+def _counted(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
+    """The origin that was only counted, if another word at a place changes the token of that number and no other."""
+
+    def tokens(ids: Tensor) -> Tensor | None:
+        stream = _entering(model, replace(inputs.showing(ids), ids=ids), body)[1].arriving
+        return None if stream is None else batch_first(body.blocks[0], stream.detach())
+
+    ids = inputs.shown
+    before = tokens(ids)
+    if before is None or ids.ndim != 2:
+        return origin
+    for place in sorted({0, 1 % ids.shape[1], ids.shape[1] // 2, ids.shape[1] - 1}):
+        others = [x for x in ids[0].tolist() if x not in ids[:, place].tolist()]
+        after = None if not others else tokens(ids.index_fill(1, torch.tensor([place], device=ids.device), others[0]))
+        changed = [] if after is None else (after != before).flatten(2).any(dim=-1).any(dim=0).nonzero()[:, 0].tolist()
+        if changed not in ([], [place]):
+            return f"another word at place {place} of the text changes tokens {changed[:6]} of the blocks"
+    return origin
+
+
+def _unmoved(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
+    """The origin, if tokens of another input come from the same places: an order of their own would be no structure."""
+    other, seen = _entering(model, _other(inputs), body)
+    found = _origin(other, body, seen)
+    moved = isinstance(found, Origin) and (found.index, found.grid) != (origin.index, origin.grid)
+    if moved or found == SAMPLES_DIFFER:
+        return "the order of the tokens changes with the content of the input, or from call to call"
+    return origin
+
+
+def _other(inputs: Inputs) -> Inputs:
+    """An input of the same form: noise for a picture, the same words in another order for a text."""
+    x = inputs.shown.detach()
+    generator = torch.Generator().manual_seed(1)
+    if inputs.kind == "image":
+        noise = torch.randn(x.shape, generator=generator).to(x)
+        return inputs.showing(noise * x.std() + x.mean())
+    real = torch.ones(x.shape[:2]) if inputs.attention_mask is None else inputs.attention_mask
+    moved = x.clone()
+    for row, places in enumerate(real.to(x.device).bool()):  # padding stays where it is
+        words = x[row, places]
+        moved[row, places] = words[torch.randperm(len(words), generator=generator).to(x.device)]
+    return replace(inputs.showing(moved), ids=None if inputs.ids is None else moved)
+
+
+class _Enough(Exception):
+    """The tokens have reached the first block."""
 
 
 @contextmanager
@@ -188,11 +279,15 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
 def _enter(seen: _Seen, index: int) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         seen.here = index
+        seen.order.append(index)
         seen.checkpointed |= saving_hooks() != seen.saving
 
         def cut(stream: Tensor) -> Tensor:
             if index == 0 and seen.arriving is None:
                 seen.arriving = stream
+                if seen.shallow:
+                    raise _Enough
+            seen.blocks[index].arriving = stream
             leaf = stream.detach().requires_grad_()
             seen.blocks[index].entering = leaf
             seen.cuts.append(leaf)
@@ -243,11 +338,84 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     origin = _origin(inputs, body, seen)
     if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
         return Structure(origin, None, ("attention rows are taken for tokens in order: the blocks are not known",))
-    refusal = _outside(body, seen)
     assumed: list[str] = []
+    refusal, used = None, 0
+    if _attached(seen):
+        read = _read_places(body, seen)
+        used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
+        refusal = _outside(body, seen) or _check_sequence(inputs, body, seen, read[1:]) or _check_read(read[: used + 1])
     for check in (_check_rows, _check_results):
         refusal = refusal or check(seen.blocks, inputs.batch, body, assumed)
-    return Structure(origin, refusal, tuple(dict.fromkeys(assumed)))
+    return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used)
+
+
+def _attached(seen: _Seen) -> bool:
+    """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
+    given = [seen.answer, *(block.leaving for block in seen.blocks)]
+    return all(isinstance(x, Tensor) and x.requires_grad for x in given)
+
+
+def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
+    """The tokens `[b, t]` that the answer depends on other than by way of later blocks.
+
+    Of what enters the first block, then of what each block gives.
+    """
+    assert seen.answer is not None
+    first = seen.blocks[0]
+    given = [first.arriving, *(block.leaving for block in seen.blocks[:-1]), seen.cuts[-1], first.entering]
+    places = [x for x in given if x is not None]
+    seed = torch.randn(seen.answer.shape, generator=torch.Generator().manual_seed(0)).to(seen.answer)
+    wanted = [x for x in places if x.requires_grad]
+    found = iter(torch.autograd.grad(seen.answer, wanted, seed, retain_graph=True, allow_unused=True))
+    grads = [next(found) if x.requires_grad else None for x in places]
+    parts = (body.blocks[0], *body.blocks, body.blocks[0])
+    *read, entering = [
+        batch_first(part, torch.zeros_like(x) if g is None else g).ne(0).any(dim=-1)
+        for part, x, g in zip(parts, places, grads, strict=True)
+    ]
+    if not bool(read[1].any()) or len(read) == 2:  # not by way of the first block: hooks may have kept what enters it
+        read[0] = read[0] | entering
+    return read
+
+
+def _check_read(read: list[Tensor]) -> str | None:
+    """Why a walk that starts behind the last block would miss what the answer reads before it; None if it would not."""
+    *before, last = read
+    for index, rows in enumerate(before):
+        if rows.shape != last.shape or bool((rows & ~last).any()):
+            where = f"before block {index}" if index == 0 else f"behind block {index - 1}"
+            return (
+                f"the answer reads {int(rows[0].sum())} tokens {where} beside the {int(last[0].sum())} it reads behind "
+                f"block {len(before) - 1}, so walking from there alone would miss them. {AT_THE_INPUTS}"
+            )
+    return None
+
+
+def _check_sequence(inputs: Inputs, body: Body, seen: _Seen, read: list[Tensor]) -> str | None:
+    """Why what a block gives is not, token by token, what the next one reads; None if it is."""
+    if seen.order != sorted(set(seen.order)):
+        return f"the blocks are called in the order {seen.order}, not one after the other. {AT_THE_INPUTS}"
+    streams = [batch_first(part, block.arriving) for part, block in zip(body.blocks, seen.blocks, strict=True)
+               if block.arriving is not None]  # fmt: skip
+    counts = [x.shape[1] for x in streams]
+    if len(set(counts)) > 1:
+        return f"the blocks work on {counts} tokens: a model that changes their number is not walked. {AT_THE_INPUTS}"
+    rows = [(x, _numbered(x)) for x in streams[1:]]
+    places = [block.leaving for block in seen.blocks[:-1] if block.leaving is not None]
+    real = inputs.attention_mask
+    for index, found in enumerate(sources(rows, places, channels=2)):
+        if found is None or not bool((found != NOWHERE).any()):
+            if bool(read[index].any()) and index < len(seen.blocks) - 1 and bool(read[-1].any()):
+                return f"no later block reads what block {index} gives, but the answer does. {AT_THE_INPUTS}"
+            continue
+        found = found if body.blocks[index].batch_first else found.T
+        if (refusal := _compare(found, "the tokens behind it", index)) is not None:
+            return refusal
+        lost = found == NOWHERE
+        lost = lost & real.bool().to(lost.device) if real is not None and real.shape == lost.shape else lost
+        if bool(lost.any()):
+            return _words_of(index, f"{int(lost.sum())} of {lost.numel()} tokens behind it are replaced by others")
+    return None
 
 
 Rows = list[tuple[Tensor, Tensor]]
@@ -402,25 +570,31 @@ def _compare(found: Tensor, what: str, index: int) -> str | None:
     return _words_of(index, f"{what} are in another order than the tokens: token {token} is row {row}")
 
 
+AT_THE_INPUTS = (
+    "Methods that read the gradient at the inputs need no attention: integrated_gradients, input_x_gradient."
+)
+
+
 def _words_of(index: int, seen: str) -> str:
     return (
         f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
-        "tokens and convolutions inside a block are such cases. Methods that read the gradient at the inputs need no "
-        "attention: integrated_gradients, input_x_gradient."
+        f"tokens and convolutions in a block or behind it are such cases. {AT_THE_INPUTS}"
     )
 
 
 def _outside(body: Body, seen: _Seen) -> str | None:
     """Why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
     pools = 1 if body.pool is not None else 0
-    counting = [call for call in seen.outside if _depends(call, seen.cuts)]
+    roots = seen.cuts if seen.source is None else [*seen.cuts, seen.source]
+    ends = [x for x in (seen.answer, *(block.arriving for block in seen.blocks)) if x is not None and x.requires_grad]
+    counting = [call for call in seen.outside if _depends(call, roots) and _matters(call, ends)]
     if len(counting) <= pools:
         return None
     return (
         f"{len(counting) - pools} attention calls outside the blocks work on what the {len(body.blocks)} blocks of the "
-        f"{body.anatomy.name} anatomy give, so walking through the blocks alone would miss them. Models with several "
-        "streams of tokens (encoder and decoder, pictures and text) are not walked yet; methods that read the gradient "
-        "at the inputs need no attention: integrated_gradients, input_x_gradient."
+        f"{body.anatomy.name} anatomy give, or beside them on the input, so walking through the blocks alone would "
+        "miss them. Models with several streams of tokens (encoder and decoder, pictures and text) are not walked yet. "
+        f"{AT_THE_INPUTS}"
     )
 
 
@@ -430,6 +604,15 @@ def _depends(call: AttentionCall, cuts: list[Tensor]) -> bool:
         return False
     seeds = [torch.ones_like(x) for x in operands]
     return any(g is not None for g in torch.autograd.grad(operands, cuts, seeds, retain_graph=True, allow_unused=True))
+
+
+def _matters(call: AttentionCall, ends: list[Tensor]) -> bool:
+    """Whether the answer, or what enters a block, depends on what an attention call gives."""
+    results = [x for x in (call.weights, call.output) if x is not None and x.requires_grad]
+    if not results:
+        return True  # nothing shows that it does not
+    seeds = [torch.ones_like(x) for x in ends]
+    return any(g is not None for g in torch.autograd.grad(ends, results, seeds, retain_graph=True, allow_unused=True))
 
 
 def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:
@@ -463,7 +646,7 @@ def _in_samples(found: Tensor, tokens: int, grid: tuple[int, int] | None) -> Ori
     if bool((found == NOWHERE).any()):
         return f"{int((found == NOWHERE).sum())} of {found.numel()} places of the input feed no token"
     if not bool((local == local[:1]).all()) or not bool(((local >= 0) & (local < tokens)).all()):
-        return "tokens of different samples are mixed"
+        return SAMPLES_DIFFER
     index = tuple(local[0].tolist())
     if len(set(index)) != len(index):
         return "several places of the input feed one token"

@@ -51,8 +51,9 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse settings that name nothing, before the model runs."""
         check_backend(self.backend)
-        if self.chunk_rows is not None and self.chunk_rows < 1:
-            raise OptionError(f"chunk_rows={self.chunk_rows}, but a block has at least one row.")
+        rows = self.chunk_rows
+        if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
+            raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")
 
 
 @dataclass(frozen=True)
@@ -263,8 +264,9 @@ class Pass:
         empty = ~(measured > 0).any(dim=1)
         if claimed is None and part.needed and bool(empty.any()):
             raise TargetError(
-                f"the gradient of the target is zero at every token of samples {empty.nonzero()[:, 0].tolist()}, so "
-                "nothing was read. A probability of exactly one has no gradient: explain the logit instead."
+                f"the gradient of the target is zero at every token of samples {empty.nonzero()[:, 0].tolist()}, "
+                "padding aside, so nothing was read. A target that reads padding alone has nothing to explain; a "
+                "probability of exactly one has no gradient: explain the logit instead."
             )
         coarse = gradients[-1]["leaving_grad" if self.trace.blocks else "output_grad"].dtype.itemsize < 4
         if claimed is None or part.position is None:

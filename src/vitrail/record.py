@@ -11,10 +11,10 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.anatomy import Anatomy, Body, anatomy, resolve
 from vitrail.circumstances import PLAIN, How
-from vitrail.errors import InputError, OptionError, SeamError, VitrailError
+from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.listening import listening
-from vitrail.measure import structure_of
+from vitrail.measure import used_body
 from vitrail.outputs import Output, read_output
 from vitrail.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.recording import Recording
@@ -45,13 +45,13 @@ def forward(
     check_pairs(model, inputs)
     check_length(model, inputs)
     check_implementation(model)
+    body, structure = used_body(model, inputs, body)
+    if lean and structure.refusal is not None:  # nothing but layers will be read
+        raise SeamError(structure.refusal)
     # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
     cut = bool(wanted.gradients | wanted.states) or how.level is not None or not body.blocks
     if cut:
         check_differentiable(model)
-    structure = structure_of(model, inputs, body)
-    if lean and structure.refusal is not None:  # nothing but layers will be read
-        raise SeamError(structure.refusal)
     with autograd(gradients=cut), _own_precision(inputs, how), ExitStack() as stack:
         inputs = inputs.usable() if how.dtype is None else inputs.usable().cast(how.dtype)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
@@ -211,4 +211,6 @@ def record(
 
 def find_body(model: nn.Module, given: Anatomy | None) -> Body:
     """The model's parts, by the anatomy given or by the family's."""
+    if given is not None and not isinstance(given, Anatomy):
+        raise AnatomyError(f"anatomy is a vitrail.Anatomy, such as Anatomy(blocks='encoder.layers'), not {given!r}.")
     return resolve(given if given is not None else anatomy(model), model)
