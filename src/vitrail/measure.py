@@ -352,6 +352,9 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
 def _attached(seen: _Seen) -> bool:
     """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
     given = [seen.answer, *(block.leaving for block in seen.blocks)]
+    given += [
+        call.weights if call.weights is not None else call.output for block in seen.blocks for call in block.calls
+    ]
     return all(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
@@ -434,6 +437,11 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor |
     rows = [(x, number.expand_as(x)) for x, number in rows if x.requires_grad]
     if not rows:
         return [None] * len(places)
+    if not all(place.requires_grad for place in places):
+        found = iter(sources(rows, [place for place in places if place.requires_grad], channels=channels))
+        return [next(found) if place.requires_grad else None for place in places]
+    if not places:
+        return []
     count = 1 + max(int(number.max()) for _, number in rows)
     generator = torch.Generator().manual_seed(0)
     seeds = [torch.randn(x.shape, generator=generator).to(x) * SHIFT for x, _ in rows]

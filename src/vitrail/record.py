@@ -64,7 +64,7 @@ def forward(
 
         trace, inputs, output = _traced(model, inputs, make_trace, lean=lean)
         trace.check(model)
-        if (wanted.gradients or how.level is not None) and how.within is None:  # rules may hold maps constant
+        if wanted.gradients or how.level is not None:
             trace.check_gradients()
         check_roots(trace, inputs)
         yield Pass(inputs, trace, output, settings, structure)

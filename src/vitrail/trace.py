@@ -163,7 +163,12 @@ class Trace:
         return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
 
     def check_gradients(self) -> None:
-        """Raise unless every attention layer can be differentiated: its gradient would be taken for zero."""
+        """Raise unless every attention layer can be differentiated: its gradient would be taken for zero.
+
+        Rules may hold maps constant. Then only attention that ran without autograd is refused.
+        """
+        if self.how.within is not None and self.undone is None:
+            return
         for index, heard in enumerate(self.layers):
             (call,) = heard.calls
             attention = call.weights if call.weights is not None else call.output

@@ -287,11 +287,6 @@ def test_half_precision_is_explained_in_single():
     assert bool(torch.isfinite(found).all())
 
 
-def test_content_is_what_stands_behind_the_prefix():
-    valid = torch.tensor([[True, True, True, False]])
-    assert consensus.content_of(valid, 1).tolist() == [[False, True, True, False]]
-
-
 def test_a_callers_autocast_does_not_reach_the_smoothing():
     model, inputs = deepcopy(tiny("timm_vit")).float(), MODELS["timm_vit"].inputs(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -68,6 +68,8 @@ def test_several_ratios_give_the_published_map():
 def test_the_sequence_is_really_shorter():
     model, lengths = tiny("timm_deit_distilled"), []
     handle = model.blocks[1].register_forward_pre_hook(lambda m, args: lengths.append(tuple(args[0].shape[:2])))
+    vitrail.explain(model, images(), "gae")  # the first call measures the model's structure
+    lengths.clear()
     vitrail.explain(model, images(), "tis", masks=raw_masks(5, 16), ratio=0.3, batch=6)
     handle.remove()
     assert lengths == [(2, 18), (6, 6), (4, 6)]  # two tokens stand before int(0.3 * 16) patches
@@ -95,10 +97,10 @@ def test_own_masks_are_the_centroids_of_all_channels():
     assert float((other.scores - found.scores).abs().max()) > 1e-3
 
 
-def test_channel_maps_are_all_channels_of_all_blocks_without_the_prefix():
+def test_channel_maps_are_all_channels_of_all_blocks_at_the_patches():
     states = [torch.randn(B, T, 3, dtype=torch.float64) for _ in range(2)]
-    layers = [replace(x, prefix=1, stream=Stream(leaving=s)) for x, s in zip(stack(), states, strict=False)]
-    found = tis.channel_maps(layers)
+    layers = [replace(x, stream=Stream(leaving=s)) for x, s in zip(stack(), states, strict=False)]
+    found = tis.channel_maps(layers, lambda x: x[..., 1:])
     assert found.shape == (B, 6, T - 1)
     for b in range(B):
         for channel in range(6):
@@ -137,9 +139,10 @@ def test_the_strongest_patches_are_kept_in_reading_order():
     assert tis.strongest(raw, 0.79).tolist() == [[1, 2, 3], [0, 1, 3]]
 
 
-def test_the_prefix_stays():
-    stream = torch.arange(2 * 6).view(2, 6, 1).float()
-    assert tis.keep(stream, torch.tensor([[0, 2], [1, 3]]), prefix=2)[:, :, 0].tolist() == [[0, 1, 2, 4], [6, 7, 9, 11]]
+def test_tokens_that_are_no_patches_stay_where_they_stand():
+    stream, chosen = torch.arange(2 * 6).view(2, 6, 1).float(), torch.tensor([[0, 2], [1, 3]])
+    assert tis.keep(stream, chosen, (2, 3, 4, 5))[:, :, 0].tolist() == [[0, 1, 2, 4], [6, 7, 9, 11]]
+    assert tis.keep(stream, chosen, (0, 1, 3, 4))[:, :, 0].tolist() == [[0, 2, 3, 5], [7, 8, 10, 11]]
 
 
 def test_a_patch_scores_the_mean_of_the_masks_that_keep_it():

@@ -85,7 +85,7 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> Procedure:
             return torch.zeros_like(last.valid, dtype=last.readout.dtype)
 
         scalar = torch.stack([x.sum(dim=(1, 2)) for x in sent]).sum(dim=0)
-        alone = replace(subject, part=replace(subject.part, scalar=scalar, position=None, plain=False))
+        alone = replace(subject, part=replace(subject.part, scalar=scalar, position=None, plain=False, needed=False))
         return alone.walk(Walk(start, step, plain, needs=NEEDS))
 
     # Each block is asked for the scalar behind itself only, so no gradient may come from the blocks above.
