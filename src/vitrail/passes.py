@@ -204,22 +204,12 @@ class Pass:
         seed, outputs, scale = self._seed(part, places[0][2])
         tensors = [tensor for _, _, tensor in places]
         gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
-        last = [g for (index, _, _), g in zip(places, gradients, strict=True) if index == self.depth - 1]
-        if all(gradient is None for gradient in last):
-            raise TargetError(self._unread() if self.depth > 1 else UNMOVED)
+        if all(gradient is None for gradient in gradients):
+            raise TargetError(UNMOVED)
         for (index, name, tensor), gradient in zip(places, gradients, strict=True):
             # A layer that the scalar does not depend on takes no part.
             found[index][name] = torch.zeros_like(tensor) if gradient is None else gradient
         return found, scale
-
-    def _unread(self) -> str:
-        """What to say of a model whose last layer is not read, so that the readout is not there."""
-        return (
-            f"the target does not depend on what the last of the {self.depth} attention layers gives: the model reads "
-            "an earlier block, such as hidden_states[-2], or cuts the graph after the last (detach, no_grad, 8-bit "
-            "kernels without a gradient). Take the blocks that are not read out of the model, for example "
-            "model.encoder.layer = model.encoder.layer[:-1], and explain that."
-        )
 
     def _places(self, index: int, wanted: Wanted) -> dict[str, Tensor]:
         """The tensors of one layer whose gradients are asked for, by the gradient's name."""
