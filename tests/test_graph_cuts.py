@@ -166,6 +166,19 @@ def test_a_block_whose_result_is_not_used_takes_no_part():
         assert_close(found, expected, msg=method)
 
 
+@pytest.mark.parametrize("method", ["gae", "rollout", "tokentm", "attn_lrp"])
+def test_a_last_block_that_is_not_read_takes_no_part(method):
+    class Earlier(Blocks):
+        def step(self, layer, x):
+            out = layer(x)
+            return x if layer is self.encoder.layers[-1] else out
+
+    shorter = Blocks()
+    shorter.encoder.layers = shorter.encoder.layers[:2]
+    found, expected = (vitrail.explain(model, IDS, method, 1).scores for model in (Earlier(), shorter))
+    assert_close(found, expected)
+
+
 class Bare(nn.Module):
     """One attention, no list of blocks."""
 

@@ -29,6 +29,7 @@ from vitrail.layering import batch_first
 from vitrail.listening import first_tensor, replaced_stream, with_stream_of
 from vitrail.outputs import read_output
 from vitrail.reading import unequal
+from vitrail.refusals import no_graph, why_no_gradient
 from vitrail.saving import keep_saved, saving_hooks
 from vitrail.seams import AttentionCall, attention_calls
 from vitrail.shadow import autograd, hooks, in_precision
@@ -265,6 +266,8 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
         handles += [leaf.register_forward_hook(_cells(seen)) for leaf in leaves]
 
     def emit(call: AttentionCall) -> None:
+        if not torch.is_grad_enabled() and (seen.here is not None or not body.blocks):
+            raise no_graph(f"attention layer {seen.here or 0}", why_no_gradient())
         if not body.blocks and seen.arriving is None and call.value is not None:
             seen.arriving = _with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
         (seen.outside if seen.here is None else seen.blocks[seen.here].calls).append(call)
@@ -534,7 +537,7 @@ def _check_results(blocks: list[_Block], batch: int, body: Body, assumed: list[s
     for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
         (call,) = block.calls
         result = call.output if call.output is not None else call.weights
-        if block.leaving is None or result is None:
+        if block.leaving is None or result is None or not result.requires_grad:
             assumed.append("what attention gives is added to the tokens in order")
             continue
         out, shown = batch_first(part, block.leaving), _with_heads(result.detach(), batch)

@@ -1,8 +1,10 @@
 """What to say of a model whose attention cannot be recorded: what was found in it, and what to do."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from vitrail.errors import SeamError
@@ -79,6 +81,29 @@ def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequ
         f"each block of {name} should attend once, but the attention calls in its {total} blocks are {list(counts)}, "
         f"and {outside} outside of them. Name the list of blocks that hold one self-attention each: "
         f"vitrail.Anatomy(blocks=...). Lists of modules: {_lists(model)}."
+    )
+
+
+def why_no_gradient() -> str:
+    """Why autograd is off where an attention call was made."""
+    if torch.is_inference_mode_enabled():
+        return "it runs under torch.inference_mode inside the model"
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return (
+                "it runs under torch.utils.checkpoint with use_reentrant=True. Call checkpoint with "
+                "use_reentrant=False, or not at all in evaluation mode"
+            )
+        frame = frame.f_back
+    return "it runs under torch.no_grad inside the model"
+
+
+def no_graph(where: str, why: str) -> SeamError:
+    """Attention that was computed without a graph."""
+    return SeamError(
+        f"{where} has no gradient: {why}. An explanation needs it, and so does the check that its rows are the tokens "
+        "in order. Explain a model whose attention can be differentiated."
     )
 
 

@@ -1,6 +1,5 @@
 """What was heard in one forward pass: attention calls and stream states, still attached to the graph."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 from vitrail.adding import Added, Adding, measured
 from vitrail.anatomy import Body
 from vitrail.circumstances import PLAIN, How
-from vitrail.errors import SeamError
 from vitrail.layering import passing_layer
 from vitrail.outputs import named_logits
 from vitrail.recording import Early, own_dtypes
-from vitrail.refusals import no_attention, uneven_attention
+from vitrail.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
 from vitrail.saving import saving_hooks
 from vitrail.seams import AttentionCall
 
@@ -143,7 +141,7 @@ class Trace:
         """File a call under the block that runs, with the module that made it, where modules are named."""
         self.watch()
         if self.cut and self.undone is None and not torch.is_grad_enabled():
-            self.undone = _why_no_gradient()
+            self.undone = why_no_gradient()
         if not self.running and call.softmax_input is None:
             self.here.calls.append(call)
             return
@@ -175,12 +173,8 @@ class Trace:
             (call,) = heard.calls
             attention = call.weights if call.weights is not None else call.output
             if attention is not None and not attention.requires_grad:
-                raise SeamError(
-                    f"attention layer {index} of {len(self.layers)} has no gradient: "
-                    f"{self.undone or 'what it computed with cannot be differentiated, as 8-bit kernels cannot'}. This "
-                    "explanation needs it. Explain a model whose attention can be differentiated. Without gradients, "
-                    "rollout reads the maps alone, if vitrail.Anatomy(readout=...) says where the answer is read."
-                )
+                unknown = "what it computed with cannot be differentiated, as 8-bit kernels cannot"
+                raise no_graph(f"attention layer {index} of {len(self.layers)}", self.undone or unknown)
 
     def check(self, model: nn.Module) -> None:
         """Raise unless exactly one attention call was heard in each layer."""
@@ -190,18 +184,3 @@ class Trace:
         if not sum(counts) and not (outside and self.blocks):
             raise no_attention(model)
         raise uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
-
-
-def _why_no_gradient() -> str:
-    """Why autograd is off where an attention call was made."""
-    if torch.is_inference_mode_enabled():
-        return "it runs under torch.inference_mode inside the model"
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
-            return (
-                "it runs under torch.utils.checkpoint with use_reentrant=True. Call checkpoint with "
-                "use_reentrant=False, or not at all in evaluation mode"
-            )
-        frame = frame.f_back
-    return "it runs under torch.no_grad inside the model"
