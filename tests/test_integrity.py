@@ -1,5 +1,6 @@
 """The model is as it was: every method over every kind of model a user may have, whatever came of the call."""
 
+import random
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -53,6 +54,15 @@ def _unchecked():
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         patch.setattr(jaxtyping, "jaxtyped", unless_nested)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _drawn():
+    """Generators in a state that no seed of a library gives."""
+    torch.manual_seed(101)
+    torch.rand(7)
+    random.seed(103)
+    np.random.seed(107)
 
 
 @cache
@@ -165,6 +175,18 @@ def test_every_method_leaves_the_model_as_it_was_and_explains_it_like_a_plain_on
 def test_every_method_meets_the_cases():
     met = {method for case in CASES.values() for _, method in split(case.bases)}
     assert met == set(vitrail.METHODS)
+
+
+def test_methods_of_one_call_do_not_disturb_each_other():
+    """In single precision, since some methods run a copy of the weights in double precision."""
+    model, inputs = build("vit").float(), inputs_of("vit", torch.float32)
+    methods = [(name, CHEAP.get(name, {})) for name in (*methods_of("vit"), "auto")]
+    before = Snapshot(model, inputs)
+    found = vitrail.compare(model, inputs, methods, 1)
+    assert before.changes() == []
+    for (name, _), one in zip(methods, found, strict=True):
+        alone = explained(model, "vit", inputs, name)
+        assert_close(one.scores, alone, rtol=1e-5, atol=1e-6, msg=partial("{}: {}".format, name))
 
 
 # Whatever comes of a call
