@@ -160,7 +160,8 @@ class _Propagate(TorchFunctionMode):
 
     def _skips(self, one: Tensor, other: Tensor) -> bool:
         """Whether one summand, scaled or not, is what the other was computed from: a skip connection."""
-        return any(reads(b, self.scaled[a] if a in self.scaled else a) for a, b in ((one, other), (other, one)))
+        pairs = ((one, other), (other, one))
+        return any(reads(b, self.scaled.get(a, a)) for a, b in pairs)  # pyright: ignore[reportArgumentType]
 
     def _age(self, x: Tensor) -> int:
         """When a tensor was made; what is explained was there before all else."""
