@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from saved_models import save_gpt2
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import metrics
+from vitrail import measure, metrics
 from vitrail.app import actions, explaining, removing, views
 from vitrail.app.actions import Asked, House
 from vitrail.app.downloads import FORMS
@@ -30,14 +31,22 @@ def last(steps):
 
 
 def passes(house, model, run):
-    """How often the model is called while something runs."""
-    calls = []
+    """How often the model is called while something runs, but for the passes that measure its structure."""
+    calls, own = [], measure._measured
+
+    def uncounted(*args, **kwargs):
+        before = len(calls)
+        found = own(*args, **kwargs)
+        del calls[before:]
+        return found
+
     opened = house.shelf.open(model, "text" if model == "sentiment" else "image")
     hooks = [
         m.register_forward_pre_hook(lambda *_: calls.append(1)) for m in (opened.loaded.model, opened.twin.loaded.model)
     ]
     try:
-        run()
+        with patch.object(measure, "_measured", uncounted):
+            run()
     finally:
         for hook in hooks:
             hook.remove()
@@ -319,10 +328,10 @@ def test_the_bar_knows_how_far_it_is_once_a_method_has_run(house, room, image):
 
     target = None
     choices = last(actions.explained(house, room, image)).choices
-    for _, value in choices[:2]:
+    for _, value in choices[:3]:
         target = int(value)
         list(actions.explained(house, room, replace(image, methods=["dix"], target=target), tell))
-    first, second = told.values()
+    _, first, second = told.values()  # the first of all measures the model's structure too
     passes = len({words for _, words in first}) - 1
     assert second[-1][1] == f"computing dix, pass {passes} of {passes}"
     assert [fraction for fraction, _ in second] == sorted(fraction for fraction, _ in second)
