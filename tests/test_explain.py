@@ -39,7 +39,7 @@ def test_the_public_names_are_what_is_exported():
         ({"preset": "offical"}, "Did you mean official"),
         ({"method": "tokentm", "preset": "official"}, "released no code"),
         ({"backend": "fast"}, "Known: auto, chunked, dense"),
-        ({"backend": "chunked", "chunk_rows": 0}, "at least one row"),
+        ({"backend": "chunked", "chunk_rows": 0}, "at least one"),
     ],
 )
 def test_a_wrong_word_is_an_error_that_names_the_near_ones(wrong, words):
@@ -100,14 +100,15 @@ class Unknown(nn.Module):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.qkv, self.out, self.ffn = nn.Linear(12, 36), nn.Linear(12, 12), nn.Linear(12, 12)
+            self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+            self.ffn = nn.Sequential(nn.Linear(12, 12), nn.ReLU())
             self.norm1, self.norm2 = nn.LayerNorm(12), nn.LayerNorm(12)
 
         def forward(self, x):
             q, k, v = self.qkv(self.norm1(x)).view(*x.shape[:2], 3, 3, 4).permute(2, 0, 3, 1, 4)
             z = nn.functional.scaled_dot_product_attention(q, k, v)
             x = x + self.out(z.transpose(1, 2).flatten(2))
-            return x + self.ffn(self.norm2(x)).relu()
+            return x + self.ffn(self.norm2(x))
 
     def __init__(self):
         super().__init__()
@@ -179,7 +180,7 @@ class Twice(nn.Module):
 
 
 def test_a_block_that_attends_twice_is_an_error_with_the_counts():
-    with pytest.raises(SeamError, match=r"heard per block are \[2\]"):
+    with pytest.raises(SeamError, match=r"attention calls in its 1 blocks are \[2\]"):
         vitrail.explain(Twice(), torch.randn(1, 12, 3, 3), anatomy=vitrail.Anatomy(blocks="layers", readout="mean"))
 
 
