@@ -22,7 +22,7 @@ from gradio_client import Client, handle_file
 from PIL import Image
 
 LOOK = ("recommended", 0.6, "Fire")
-START = "from vitrail.cli import main; main()"
+START = "from vitrail.apps.cli import main; main()"
 LIMITS = {"first map after upload": 1.5, "method switch": 0.3, "slider move": 0.3}
 
 

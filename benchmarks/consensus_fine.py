@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from consensus_variants import LENGTHS, RECIPES, USUAL, WHOLE, H, L, Part, Recipe, mixed
+from consensus_variants import LENGTHS, RECIPES, USUAL, WHOLE, H, L, Recipe, Scalar, mixed
 from torch import Tensor
 
 from vitrail.methods.calibration import calibrate, to_unit
@@ -37,8 +37,8 @@ SECOND: dict[str, Recipe] = {
         "2: √g + 0.5 √a + √l + √absolute",
     )
 } | {
-    "2: √h + n(a) + √l + √absolute": mixed(H, WHOLE, L, Part("absolute_gradient")),
-    "2: √h + n(a) + √l + ½√absolute": mixed(H, WHOLE, L, Part("absolute_gradient", weight=0.5)),
+    "2: √h + n(a) + √l + √absolute": mixed(H, WHOLE, L, Scalar("absolute_gradient")),
+    "2: √h + n(a) + √l + ½√absolute": mixed(H, WHOLE, L, Scalar("absolute_gradient", weight=0.5)),
 }
 """Bases of the second round, at the first round's best settings."""
 BASES = FIRST | SECOND

@@ -10,10 +10,10 @@ import argparse
 import re
 from pathlib import Path
 
-from vitrail.bench.bootstrap import WHOLE, Sample, gain
-from vitrail.bench.column import Column
-from vitrail.bench.groups import Group, read_groups
-from vitrail.bench.store import reading
+from vitrail.evaluate.bench.bootstrap import WHOLE, Sample, gain
+from vitrail.evaluate.bench.column import Column
+from vitrail.evaluate.bench.groups import Group, read_groups
+from vitrail.evaluate.bench.store import reading
 
 
 def row(group: Group, column: Column, mine: Sample, others: dict[str, Sample]) -> str:

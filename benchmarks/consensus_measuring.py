@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from vitrail import metrics
-from vitrail.bench import on_pictures
-from vitrail.bench.explained import explained, trial_id
-from vitrail.bench.opened import Opened
-from vitrail.bench.pictures import Pictures, read_pictures
-from vitrail.bench.plan import Trial
-from vitrail.bench.protocols import find_protocol
-from vitrail.bench.settings import Settings
-from vitrail.bench.shown import Shown
-from vitrail.data.dataset import Dataset
 from vitrail.errors import InputError, MethodError
+from vitrail.evaluate.bench import on_pictures
+from vitrail.evaluate.bench.explained import explained, trial_id
+from vitrail.evaluate.bench.opened import Opened
+from vitrail.evaluate.bench.pictures import Pictures, read_pictures
+from vitrail.evaluate.bench.plan import Trial
+from vitrail.evaluate.bench.protocols import find_protocol
+from vitrail.evaluate.bench.settings import Settings
+from vitrail.evaluate.bench.shown import Shown
+from vitrail.evaluate.data.dataset import Dataset
 from vitrail.methods.consensus_pixels import moved
 
 Maps = Iterable[tuple[Sequence[str], Tensor]]

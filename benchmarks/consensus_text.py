@@ -16,8 +16,8 @@ import numpy as np
 
 import vitrail
 from vitrail import metrics
-from vitrail.loading import load
-from vitrail.metrics.rationales import top
+from vitrail.evaluate.metrics.rationales import top
+from vitrail.models.loading import load
 
 KS, SHORTEST, LARGEST, RESAMPLES = range(1, 7), 8, 0.5, 2000
 METHODS = ["gae", "agcam", "attn_lrp", "tokentm", "att_grads", "attcat", "cat", "grad_eclip_heads", "le_grad"]

@@ -112,7 +112,7 @@ AFTER: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class Scalar:
     """One ingredient, brought to scale, to a power, with a weight."""
 
     name: str
@@ -129,7 +129,7 @@ class Part:
 class Recipe:
     """Parts, how they become one map, and what is done to it then."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Scalar, ...]
     join: str = "sum"
     after: tuple[str, ...] = ()
 
@@ -179,44 +179,44 @@ class Raw:
 
 def of(*names: str, join: str = "sum", **same) -> Recipe:
     """Ingredients that are all treated alike."""
-    return Recipe(tuple(Part(name, **same) for name in names), join)
+    return Recipe(tuple(Scalar(name, **same) for name in names), join)
 
 
-def mixed(g: Part, a: Part, l: Part, *more: Part) -> Recipe:  # noqa: E741
+def mixed(g: Scalar, a: Scalar, l: Scalar, *more: Scalar) -> Recipe:  # noqa: E741
     """The sum of three parts or more, each in its own way."""
     return Recipe((g, a, l, *more))
 
 
-G, A, L, H = Part("g"), Part("a"), Part("l"), Part("h")
-WHOLE = Part("a", 1.0, scale="whole")
+G, A, L, H = Scalar("g"), Scalar("a"), Scalar("l"), Scalar("h")
+WHOLE = Scalar("a", 1.0, scale="whole")
 USUAL = of("g", "a", "l")
 LENGTHS = mixed(H, WHOLE, L)
 OTHERS = ("att_grads", "agcam", "rollout", "grad_eclip_heads", "tokentm", "transformer_attribution", "le_grad", "h")
 RECIPES: dict[str, Recipe] = {
     "consensus": USUAL,
     **{f"power {p}": of("g", "a", "l", power=p) for p in (0.25, 0.33, 0.4, 0.6, 0.75, 1.0)},
-    "√g + a + √l": mixed(G, Part("a", 1.0), L),
-    "√g + signed a + √l": mixed(G, Part("a", 1.0, scale="signed"), L),
-    "√g + signed √a + √l": mixed(G, Part("a", scale="signed"), L),
+    "√g + a + √l": mixed(G, Scalar("a", 1.0), L),
+    "√g + signed a + √l": mixed(G, Scalar("a", 1.0, scale="signed"), L),
+    "√g + signed √a + √l": mixed(G, Scalar("a", scale="signed"), L),
     "√g + n(a) + √l": mixed(G, WHOLE, L),
-    "g + √a + √l": mixed(Part("g", 1.0), A, L),
-    "√g + √a + l": mixed(G, A, Part("l", 1.0)),
-    "∛g + √a + √l": mixed(Part("g", 0.33), A, L),
+    "g + √a + √l": mixed(Scalar("g", 1.0), A, L),
+    "√g + √a + l": mixed(G, A, Scalar("l", 1.0)),
+    "∛g + √a + √l": mixed(Scalar("g", 0.33), A, L),
     **{f"√{x} + √{y}": of(x, y) for x, y in (("g", "a"), ("g", "l"), ("a", "l"))},
     **{f"{x} for g": of(x, "a", "l") for x in ("h", "h_probability", "h_ffn", "h_start", *OTHERS[:6])},
     "le_grad for l": of("g", "a", "le_grad"),
     "grad_eclip_heads for a": of("g", "grad_eclip_heads", "l"),
-    "√h + a + √l": mixed(H, Part("a", 1.0), L),
+    "√h + a + √l": mixed(H, Scalar("a", 1.0), L),
     "√h + n(a) + √l": LENGTHS,
-    "√h + signed √a + √l": mixed(H, Part("a", scale="signed"), L),
+    "√h + signed √a + √l": mixed(H, Scalar("a", scale="signed"), L),
     **{f"and {x}": of("g", "a", "l", x) for x in (*OTHERS, "absolute_gradient", "feature_grad_cam")},
-    "and half att_grads": mixed(G, A, L, Part("att_grads", weight=0.5)),
-    "and half agcam": mixed(G, A, L, Part("agcam", weight=0.5)),
+    "and half att_grads": mixed(G, A, L, Scalar("att_grads", weight=0.5)),
+    "and half agcam": mixed(G, A, L, Scalar("agcam", weight=0.5)),
     "and att_grads and agcam": of("g", "a", "l", "att_grads", "agcam"),
-    "h, n(a), l and att_grads": mixed(H, WHOLE, L, Part("att_grads")),
-    **{f"{w:g} g": mixed(Part("g", weight=w), A, L) for w in (0.5, 1.5, 2.0)},
-    **{f"{w:g} a": mixed(G, Part("a", weight=w), L) for w in (0.25, 0.5, 0.75, 2.0)},
-    **{f"{w:g} l": mixed(G, A, Part("l", weight=w)) for w in (0.5, 1.5, 2.0)},
+    "h, n(a), l and att_grads": mixed(H, WHOLE, L, Scalar("att_grads")),
+    **{f"{w:g} g": mixed(Scalar("g", weight=w), A, L) for w in (0.5, 1.5, 2.0)},
+    **{f"{w:g} a": mixed(G, Scalar("a", weight=w), L) for w in (0.25, 0.5, 0.75, 2.0)},
+    **{f"{w:g} l": mixed(G, A, Scalar("l", weight=w)) for w in (0.5, 1.5, 2.0)},
     **{f"join {join}": of("g", "a", "l", join=join) for join in JOINS if join != "sum"},
     **{f"scale {scale}": of("g", "a", "l", scale=scale) for scale in ("max", "sum", "std", "clip 1 %", "clip 5 %")},
     "ranks": of("g", "a", "l", scale="rank", power=1.0),
@@ -239,8 +239,8 @@ def second_round() -> dict[str, Recipe]:
     """What the first round suggests: less of a, one more walk, light smoothing; with g or h, a clamped or whole."""
     more = {
         "": (),
-        " + √absolute": (Part("absolute_gradient"),),
-        " + ½√att_grads": (Part("att_grads", weight=0.5),),
+        " + √absolute": (Scalar("absolute_gradient"),),
+        " + ½√att_grads": (Scalar("att_grads", weight=0.5),),
     }
     found = {}
     for first in (G, H):

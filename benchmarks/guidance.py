@@ -19,8 +19,8 @@ from torch import Tensor
 
 import vitrail
 from vitrail import data, metrics
-from vitrail.loading import Loaded, load
-from vitrail.loading.images import open_image
+from vitrail.models.loading import Loaded, load
+from vitrail.models.loading.images import open_image
 
 ZEBRA, ELEPHANT = 340, 386
 BOXES = {  # left, top, right, bottom of the zebras and of the elephants, as shares of the squashed picture

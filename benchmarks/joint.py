@@ -22,9 +22,9 @@ if not torch.cuda.is_available():
 import triton
 import triton.language as tl
 
-from vitrail.recording import Layer
+from vitrail.capture.recording import Layer
+from vitrail.capture.seams.call import kept_logsumexp
 from vitrail.relevance import fused, weights
-from vitrail.seams.call import kept_logsumexp
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SHAPES = [(8, 16, 1370, 64), (1, 16, 4096, 64), (1, 16, 16384, 64), (1, 8, 16384, 128)]

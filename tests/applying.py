@@ -1,12 +1,12 @@
 """Which methods apply to a model and its inputs."""
 
 import vitrail
+from vitrail.capture.forward import find_body
+from vitrail.capture.runner import RerunMethod
 from vitrail.errors import AnatomyError, MethodError, OptionError
-from vitrail.inputs import read_inputs
-from vitrail.record import find_body
+from vitrail.models.inputs import read_inputs
 from vitrail.relevance import Walk
 from vitrail.requests import read_request
-from vitrail.subject import Procedure
 from vitrail.targets import as_target
 
 WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("recommended", {}, "image")), Walk)]
@@ -34,7 +34,7 @@ def _applies(name, model, inputs, body) -> bool:
     if inputs.kind not in vitrail.METHODS[name].inputs:
         return False
     request = read_request(name, "recommended", inputs, as_target(None))
-    if not isinstance(request.plan, Procedure):
+    if not isinstance(request.plan, RerunMethod):
         return True
     try:
         request.plan.check(model, body, request.inputs)

@@ -32,7 +32,7 @@ def visits(browser, *own):
     """A function that opens pages; at the end nothing was asked of other addresses, and no script has failed."""
     opened, outside, wrong = [], [], []
 
-    def heard(request):
+    def captured(request):
         if not request.url.startswith((*own, "data:", "blob:")):
             outside.append(request.url)
 
@@ -40,7 +40,7 @@ def visits(browser, *own):
         page = browser.new_context(viewport=size, **more).new_page()
         opened.append(page)
         page.set_default_timeout(30_000)
-        page.on("request", heard)
+        page.on("request", captured)
         page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)

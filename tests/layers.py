@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from vitrail.recording import Layer, Stream
+from vitrail.capture.recording import Layer, Stream
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import Walker
 

@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-START = "from vitrail.cli import main; main()"
+START = "from vitrail.apps.cli import main; main()"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

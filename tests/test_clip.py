@@ -8,10 +8,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.anatomy import anatomy
-from vitrail.doctor import examine
 from vitrail.errors import InputError
-from vitrail.inputs import read_inputs
+from vitrail.models.anatomy import anatomy
+from vitrail.models.inputs import read_inputs
+from vitrail.tools.doctor import examine
 
 CLIP = "hf_clip"
 

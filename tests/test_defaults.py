@@ -34,7 +34,7 @@ def test_it_is_gae_where_consensus_does_not_apply_and_says_why(caplog):
 
 
 def test_a_missing_rule_is_met_on_the_way_and_gae_stands_in(monkeypatch):
-    def nowhere(subject, weights, scale):
+    def nowhere(runner, weights, scale):
         raise RuleError("no rule for this operation")
 
     monkeypatch.setattr(consensus, "explain_parts", nowhere)

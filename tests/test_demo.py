@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vitrail import demo
+from vitrail.apps import demo
 from vitrail.errors import OutputError
 
 

@@ -6,9 +6,9 @@ from saved_models import ARCH, save_bert, save_gpt2, save_question_bert, save_ti
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vitrail import doctor
-from vitrail.doctor import examine
-from vitrail.loading import load
+from vitrail.models.loading import load
+from vitrail.tools import doctor
+from vitrail.tools.doctor import examine
 
 
 class Encoder(nn.Module):

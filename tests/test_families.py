@@ -7,8 +7,8 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.anatomy import anatomy
-from vitrail.outputs import read_output
+from vitrail.capture.outputs import read_output
+from vitrail.models.anatomy import anatomy
 
 every_family = pytest.mark.parametrize("name", MODELS)
 every_text = pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.kind == "text"])

@@ -35,8 +35,8 @@ from wrapped_models import (
 )
 
 import vitrail
-from vitrail.doctor import examine
 from vitrail.errors import SeamError, TargetError, VitrailError
+from vitrail.tools.doctor import examine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EXACT = {"atol": 1e-9, "rtol": 1e-9}

@@ -9,12 +9,12 @@ from tiny_models import MODELS, tiny
 from torch.overrides import TorchFunctionMode
 
 import vitrail
-from vitrail.anatomy import parts
-from vitrail.inputs import read_inputs
-from vitrail.passes import Settings
-from vitrail.record import find_body, forward
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.passes import Settings
+from vitrail.capture.seams.intercept import _Listen
+from vitrail.models.anatomy import parts
+from vitrail.models.inputs import read_inputs
 from vitrail.requests import read_request, wanted_by
-from vitrail.seams.listen import _Listen
 from vitrail.targets import as_target
 
 
@@ -47,7 +47,7 @@ def test_a_block_with_a_second_attention_is_listened_to_everywhere() -> None:
     assert parts._attending(BertLayer(config), "attention.output.dense") is None
 
 
-def heard(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attribution, int]:
+def captured(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attribution, int]:
     """An explanation, and how many functions were looked at for it."""
     count = 0
     listen = _Listen.__torch_function__
@@ -66,17 +66,17 @@ def heard(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attributi
 
 @pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2", "timm_vit"])
 def test_the_scores_are_those_of_listening_everywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lean, few = heard(monkeypatch, name)
+    lean, few = captured(monkeypatch, name)
     monkeypatch.setattr(parts, "_attending", lambda block, output: None)
-    everywhere, many = heard(monkeypatch, name)
+    everywhere, many = captured(monkeypatch, name)
     assert torch.equal(lean.scores, everywhere.scores)
     assert few < 0.8 * many
 
 
 def test_attention_that_is_somewhere_else_is_found_by_a_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, _ = heard(monkeypatch, "timm_vit")
+    expected, _ = captured(monkeypatch, "timm_vit")
     monkeypatch.setattr(parts, "_attending", lambda block, output: block.mlp)
-    assert torch.equal(heard(monkeypatch, "timm_vit")[0].scores, expected.scores)
+    assert torch.equal(captured(monkeypatch, "timm_vit")[0].scores, expected.scores)
 
 
 def test_an_error_inside_attention_leaves_nobody_listening(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_what_is_read_early_is_not_kept(name: str) -> None:
     request = read_request("tokentm", "recommended", inputs, as_target(1))
     body = find_body(model, None)
     with forward(model, inputs, body, wanted_by([request]), Settings(), lean=True) as run:
-        kept = [set(heard.states) for heard in run.trace.blocks]
-        noted = [len(heard.noted) for heard in run.trace.blocks]
+        kept = [set(captured.states) for captured in run.trace.blocks]
+        noted = [len(captured.noted) for captured in run.trace.blocks]
     assert all(not states for states in kept[:-1])
     assert kept[-1] <= {"entering", "leaving"}
     assert noted == [1] * len(body.blocks)

@@ -363,7 +363,7 @@ def test_a_target_that_reads_nothing_is_an_error():
 
 
 def test_structure_is_measured_once(monkeypatch):
-    from vitrail import measure
+    from vitrail.capture import measure
 
     model, inputs, made = tiny("hf_bert"), MODELS["hf_bert"].inputs(), []
     own = measure._measured

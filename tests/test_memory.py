@@ -11,20 +11,20 @@ from tiny_models import MODELS, tiny
 
 import vitrail
 
-record = importlib.import_module("vitrail.record")  # `vitrail.record` is the function
+record = importlib.import_module("vitrail.capture.forward")  # `vitrail.capture.forward` is the function
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "hf_bert", "hf_llama"])
 def test_no_pass_is_kept_alive_by_the_rules_it_was_bent_by(name, monkeypatch):
     seen: list[tuple[str, weakref.ref]] = []
 
-    class Watched(record.Trace):
+    class Watched(record.Capture):
         def root(self, x):
             made = super().root(x)
             seen.append((current, weakref.ref(made)))
             return made
 
-    monkeypatch.setattr(record, "Trace", Watched)
+    monkeypatch.setattr(record, "Capture", Watched)
     model, inputs = tiny(name), MODELS[name].inputs()
     for method in cheaply(applying(model, inputs)):
         current = method[0]

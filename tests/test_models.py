@@ -9,9 +9,9 @@ from saved_models import ARCH, save_bert, save_gpt2, save_headless_bert, save_qu
 from torch.testing import assert_close
 
 from vitrail.errors import InputError, ModelError, TargetError
-from vitrail.loading import load
-from vitrail.loading.images import View, open_image
-from vitrail.loading.names import find_class, find_token
+from vitrail.models.loading import load
+from vitrail.models.loading.images import View, open_image
+from vitrail.models.loading.names import find_class, find_token
 
 NAMES = ["tench, Tinca tinca", "crane", "tabby, tabby cat", "crane"]
 
@@ -208,7 +208,7 @@ def test_bombs_and_broken_files_are_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "kind"), [("photo", "image"), ("sentiment", "text")])
 def test_the_embedded_models_are_loaded_by_name(name, kind):
-    from vitrail.doctor import examine
+    from vitrail.tools.doctor import examine
 
     loaded = load(name)
     assert loaded.kind == kind

@@ -11,10 +11,10 @@ from torch import nn
 import vitrail
 from vitrail import targets
 from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.inputs import read_inputs
-from vitrail.loading import load
-from vitrail.loading.images import open_image, to_rgb
-from vitrail.loading.loaded import is_blank
+from vitrail.models.inputs import read_inputs
+from vitrail.models.loading import load
+from vitrail.models.loading.images import open_image, to_rgb
+from vitrail.models.loading.loaded import is_blank
 from vitrail.plots.picture import as_picture
 
 

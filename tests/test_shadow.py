@@ -15,8 +15,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture.shadow import every_module, in_precision, shadow
 from vitrail.errors import VitrailError
-from vitrail.shadow import every_module, in_precision, shadow
 
 IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
 

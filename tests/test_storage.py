@@ -92,7 +92,7 @@ def test_pictures_are_written_for_images_and_texts(tmp_path, suffix, start):
 def test_a_picture_says_how_it_was_made(tmp_path):
     kept = Image.open(save(image(preset="paper"), tmp_path / "x.png")).info
     assert kept["Title"] == "gae: logit of 3/4"
-    assert "preset paper" in kept["Subject"]
+    assert "preset paper" in kept["Runner"]
 
 
 def test_a_figure_is_saved_by_its_suffix(tmp_path):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from training.vit import blocks, tokens_at
-from vitrail.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenette import SYNSETS
 
 
 @dataclass(frozen=True)

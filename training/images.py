@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenette import SYNSETS
 
 SUFFIXES = {".webp", ".jpg", ".jpeg", ".png"}
 UNLABELLED = -1

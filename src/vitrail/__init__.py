@@ -1,21 +1,69 @@
-"""Vitrail explains what any PyTorch Transformer looked at, for images and text."""
+"""Vitrail explains what any PyTorch Transformer looked at, for images and text.
 
-from vitrail import targets, zoo
-from vitrail.anatomy import Anatomy, TextTower
-from vitrail.attribution import Attribution
-from vitrail.comparison import Comparison
-from vitrail.errors import VitrailError
-from vitrail.explain import compare, explain
-from vitrail.guided.audit import audit
-from vitrail.guided.detail import detail
-from vitrail.guided.guide import guide
-from vitrail.guided.rewrite import rewrite
-from vitrail.guided.transfer import transfer
-from vitrail.methods import METHODS
-from vitrail.record import record
-from vitrail.recording import Layer, Recording
+Every public name is imported when it is first used, so `import vitrail` alone does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vitrail import aliases
+
+aliases.install()
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitrail import plots, targets
+    from vitrail.api import compare, explain
+    from vitrail.attribution import Attribution
+    from vitrail.capture.forward import record
+    from vitrail.capture.recording import Layer, Recording
+    from vitrail.comparison import Comparison
+    from vitrail.errors import VitrailError
+    from vitrail.evaluate import bench, data, metrics
+    from vitrail.methods import METHODS
+    from vitrail.models import zoo
+    from vitrail.models.anatomy import Anatomy, TextTower
+    from vitrail.plots import report
+    from vitrail.tools.audit import audit
+    from vitrail.tools.detail import detail
+    from vitrail.tools.guide import guide
+    from vitrail.tools.rewrite import rewrite
+    from vitrail.tools.transfer import transfer
+else:
+    _HOMES = {
+        "METHODS": "vitrail.methods",
+        "Anatomy": "vitrail.models.anatomy",
+        "Attribution": "vitrail.attribution",
+        "Comparison": "vitrail.comparison",
+        "Layer": "vitrail.capture.recording",
+        "Recording": "vitrail.capture.recording",
+        "TextTower": "vitrail.models.anatomy",
+        "VitrailError": "vitrail.errors",
+        "audit": "vitrail.tools.audit",
+        "compare": "vitrail.api",
+        "detail": "vitrail.tools.detail",
+        "explain": "vitrail.api",
+        "guide": "vitrail.tools.guide",
+        "record": "vitrail.capture.forward",
+        "rewrite": "vitrail.tools.rewrite",
+        "transfer": "vitrail.tools.transfer",
+    }
+    _MODULES = ("bench", "data", "metrics", "plots", "report", "targets", "zoo")
+
+    def __getattr__(name: str) -> Any:  # noqa: ANN401
+        if name in _MODULES:
+            found = import_module(f"vitrail.{name}")
+        elif name in _HOMES:
+            found = getattr(import_module(_HOMES[name]), name)
+        else:
+            raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES, *_MODULES})
+
 
 __all__ = [
     "METHODS",
@@ -27,11 +75,16 @@ __all__ = [
     "TextTower",
     "VitrailError",
     "audit",
+    "bench",
     "compare",
+    "data",
     "detail",
     "explain",
     "guide",
+    "metrics",
+    "plots",
     "record",
+    "report",
     "rewrite",
     "targets",
     "transfer",

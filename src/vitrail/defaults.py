@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
+from vitrail.capture.runner import RerunMethod
 from vitrail.errors import VitrailError
-from vitrail.inputs import Inputs
 from vitrail.methods import METHODS
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.requests import MethodSpec, Request, read_request
-from vitrail.subject import Procedure
 from vitrail.targets import Target
 
 DEFAULT_METHOD = "auto"
@@ -38,7 +38,7 @@ def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Ca
 
 def settled(request: Request, model: nn.Module, body: Body) -> Request:
     """The request, or what stands in for it, if its method does not apply to the model and the inputs."""
-    if not isinstance(request.plan, Procedure):
+    if not isinstance(request.plan, RerunMethod):
         return request
     try:
         request.plan.check(model, body, request.inputs)

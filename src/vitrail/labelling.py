@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from vitrail.attribution import Attribution
+from vitrail.capture.outputs import Scalar
+from vitrail.capture.passes import Pass
 from vitrail.errors import InputError
-from vitrail.grids import patch_sums
-from vitrail.outputs import Part
-from vitrail.passes import Pass
+from vitrail.models.grids import patch_sums
 from vitrail.relevance import Result
 from vitrail.requests import Request
 
 
 def attribution_of(
-    request: Request, results: list[tuple[Part, Result]], run: Pass, dtype: torch.dtype | None = None
+    request: Request, results: list[tuple[Scalar, Result]], run: Pass, dtype: torch.dtype | None = None
 ) -> Attribution:
     """The results of all parts of the target, added, cut to the content and labelled.
 

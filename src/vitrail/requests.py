@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.capture.passes import Wanted
+from vitrail.capture.runner import RerunMethod
 from vitrail.errors import MethodError, TargetError, suggest
-from vitrail.inputs import Inputs
 from vitrail.methods import METHODS, Method
-from vitrail.passes import Wanted
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Walk
-from vitrail.subject import Procedure
 from vitrail.targets import AnyTarget, Target, with_scalar
 
 MethodSpec = str | tuple[str, Mapping[str, Any]]
@@ -29,7 +29,7 @@ class Request:
     entry: Method
     preset: str
     options: Mapping[str, Any]
-    plan: Walk | Procedure
+    plan: Walk | RerunMethod
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
     scalar_given: bool = False

@@ -126,7 +126,7 @@ def _picture(form: str) -> Callable[[Attribution], bytes]:
     """A function that draws the first sample and keeps in the file how it was made."""
 
     def draw(attribution: Attribution) -> bytes:
-        about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
+        about = {"Title": f"{attribution.label}: {attribution.target}", "Runner": origin(attribution)}
         return rendered(attribution.plot(), form, metadata=about)
 
     return draw

@@ -7,13 +7,13 @@ from safetensors.torch import load_file
 from saved_models import save_vit
 from served_page import served
 
-from vitrail.app import actions
-from vitrail.app.actions import Asked, House
-from vitrail.app.examples import first_given
-from vitrail.app.explaining import CHOSEN
-from vitrail.app.limits import Limits
-from vitrail.app.rooms import Room, Rooms
-from vitrail.app.shelf import Shelf
+from vitrail.apps.web import actions
+from vitrail.apps.web.actions import Asked, House
+from vitrail.apps.web.examples import first_given
+from vitrail.apps.web.explaining import CHOSEN
+from vitrail.apps.web.limits import Limits
+from vitrail.apps.web.rooms import Room, Rooms
+from vitrail.apps.web.shelf import Shelf
 
 
 @pytest.fixture(scope="session")
@@ -109,4 +109,4 @@ def text():
 
 @pytest.fixture
 def demo_picture():
-    return str(files("vitrail.demo").joinpath("pictures", "temple.jpg"))
+    return str(files("vitrail.apps.demo").joinpath("pictures", "temple.jpg"))

@@ -12,16 +12,17 @@ from saved_models import save_gpt2
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import measure, metrics
-from vitrail.app import actions, explaining, removing, views
-from vitrail.app.actions import Asked, House
-from vitrail.app.downloads import FORMS
-from vitrail.app.drawing import PALETTES, Look
-from vitrail.app.jobs import SLOWING, Stopped, running, steps_of
-from vitrail.app.limits import Limits
-from vitrail.app.rooms import Given, Rooms
-from vitrail.app.shelf import Shelf
+from vitrail.apps.web import actions, explaining, removing, views
+from vitrail.apps.web.actions import Asked, House
+from vitrail.apps.web.downloads import FORMS
+from vitrail.apps.web.drawing import PALETTES, Look
+from vitrail.apps.web.jobs import SLOWING, Stopped, running, steps_of
+from vitrail.apps.web.limits import Limits
+from vitrail.apps.web.rooms import Given, Rooms
+from vitrail.apps.web.shelf import Shelf
+from vitrail.capture import measure
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate import metrics
 
 SCRIPT = "<script>alert(1)</script> a small miracle"
 
@@ -94,7 +95,7 @@ def test_a_class_that_is_not_offered_becomes_the_likeliest(house, room, photo):
 
 def test_opacity_goes_from_the_picture_to_the_map(house, room, image):
     case, _, (gae, _) = actions.known_maps(house, room, image)
-    from vitrail.app.drawing import painted
+    from vitrail.apps.web.drawing import painted
     from vitrail.plots.overlay import sample_map
 
     picture = views.picture_of(case)

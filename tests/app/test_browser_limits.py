@@ -105,7 +105,7 @@ def test_a_script_is_shown_as_text(visit):
 
 
 def test_a_script_in_a_notebook_is_shown_as_text(visit, house, room, text):
-    from vitrail.app import actions
+    from vitrail.apps.web import actions
 
     actions.take_text(house, room, NASTY)
     _, _, found = actions.known_maps(house, room, text)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 gr = pytest.importorskip("gradio", reason="gradio is not installed")
-from vitrail.app import actions  # noqa: E402
-from vitrail.app.asking import STOPPED, Desk  # noqa: E402
-from vitrail.app.events import Events  # noqa: E402
-from vitrail.app.jobs import Stopped  # noqa: E402
-from vitrail.app.panel_events import PanelEvents  # noqa: E402
+from vitrail.apps.web import actions  # noqa: E402
+from vitrail.apps.web.asking import STOPPED, Desk  # noqa: E402
+from vitrail.apps.web.events import Events  # noqa: E402
+from vitrail.apps.web.jobs import Stopped  # noqa: E402
+from vitrail.apps.web.panel_events import PanelEvents  # noqa: E402
 
 ANNA, BAR = gr.Request(session_hash="anna"), gr.Progress()
 LOOK = ("recommended", 0.6, "Fire")

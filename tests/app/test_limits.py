@@ -7,7 +7,7 @@ import pytest
 from bombs import bomb
 from PIL import Image
 
-from vitrail.app.limits import KINDS, Limits, read_picture, read_text
+from vitrail.apps.web.limits import KINDS, Limits, read_picture, read_text
 from vitrail.errors import InputError
 
 PIXELS = np.random.default_rng(0).integers(256, size=(9, 13, 3), dtype=np.uint8)

@@ -7,10 +7,10 @@ from time import sleep
 import pytest
 from saved_models import save_bert, save_vit
 
-from vitrail.app.rooms import Given, Recent, Room, Rooms
-from vitrail.app.shelf import OPEN, Shelf
+from vitrail.apps.web.rooms import Given, Recent, Room, Rooms
+from vitrail.apps.web.shelf import OPEN, Shelf
 from vitrail.errors import ModelError
-from vitrail.loading import load
+from vitrail.models.loading import load
 
 
 def test_a_table_forgets_what_was_longest_not_used():
@@ -94,7 +94,7 @@ def slow(monkeypatch, tmp_path):
             assert go.wait(20)
         return load(name, **options)
 
-    monkeypatch.setattr("vitrail.app.shelf.load", loading)
+    monkeypatch.setattr("vitrail.apps.web.shelf.load", loading)
     shelf = Shelf([quick, late])
     shelf.open(quick, "image")
     yield shelf, quick, late, begun, go, loads
@@ -130,7 +130,7 @@ def test_a_load_that_fails_keeps_nobody_waiting(monkeypatch):
     def fail(name, **options):
         raise ModelError("no such model")
 
-    monkeypatch.setattr("vitrail.app.shelf.load", fail)
+    monkeypatch.setattr("vitrail.apps.web.shelf.load", fail)
     shelf = Shelf(["a"])
     for _ in range(2):
         with pytest.raises(ModelError, match="no such model"):

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitrail.app import actions
-from vitrail.app.actions import Asked
-from vitrail.app.guard import HEADERS, fetches
-from vitrail.app.server import Settings, server
-from vitrail.cli.app import app
+from vitrail.apps.cli.app import app
+from vitrail.apps.web import actions
+from vitrail.apps.web.actions import Asked
+from vitrail.apps.web.guard import HEADERS, fetches
+from vitrail.apps.web.server import Settings, server
 from vitrail.errors import MissingExtraError, OptionError
 
 gradio_client = pytest.importorskip("gradio_client", reason="gradio is not installed")

@@ -9,8 +9,8 @@ from PIL import Image
 from saved_models import save_bert, save_question_bert, save_vit
 from transformers import ViTForImageClassification
 
-from vitrail import bench
-from vitrail.bench.store import reading
+from vitrail.evaluate import bench
+from vitrail.evaluate.bench.store import reading
 
 WORDS = ["the", "quick", "brown", "fox", "a", "dull", "film", "who", "sleeps", "man", "."]
 BREEDS = 6

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail import bench, compare, data, metrics
-from vitrail.bench.objects import find_boxes
-from vitrail.loading import load
+from vitrail import compare
+from vitrail.evaluate import bench, data, metrics
+from vitrail.evaluate.bench.objects import find_boxes
+from vitrail.models.loading import load
 
 WIDE, HIGH = 93, 71  # 32 / 93 * 93 is not 32 in floating point
 BOXES = {"a.png": "0 0 93 71", "b.png": "10 5 40 30;50 40 93 71", "c.png": "-3 20 160 99", "d.png": ""}

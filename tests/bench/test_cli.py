@@ -1,10 +1,10 @@
 import pytest
 from typer.testing import CliRunner
 
-from vitrail import bench
-from vitrail.cli.app import app
-from vitrail.cli.benching import changed, quick_plan
+from vitrail.apps.cli.app import app
+from vitrail.apps.cli.benching import changed, quick_plan
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate import bench
 from vitrail.methods import METHODS
 
 
@@ -114,7 +114,7 @@ def test_errors_are_one_line(run, tmp_path, args, words):
 
 def test_ray_is_asked_for_by_name(run, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    monkeypatch.setitem(__import__("sys").modules, "vitrail.bench.engines_ray", None)
+    monkeypatch.setitem(__import__("sys").modules, "vitrail.evaluate.bench.engines_ray", None)
     result = run("run", "-m", "vit", "-d", "pets=pets", "--engine", "ray", "-o", tmp_path / "r.db")
     assert result.exit_code == 1
     assert "pip install 'vitrail[ray]'" in result.stderr
@@ -138,7 +138,7 @@ def test_the_help_reads_like_a_manual(run):
 
 
 def test_the_inputs_of_the_package_are_always_the_same():
-    from vitrail.bench.opened import open_data
+    from vitrail.evaluate.bench.opened import open_data
 
     pictures, sentences = open_data(bench.DataSpec("demo_pictures")), open_data(bench.DataSpec("demo_sentences"))
     assert len(set(pictures.keys)) == 24

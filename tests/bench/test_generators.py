@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitrail import bench
-from vitrail.bench import worker
-from vitrail.bench.generators import own_generators
-from vitrail.bench.opened import open_model
+from vitrail.evaluate import bench
+from vitrail.evaluate.bench import worker
+from vitrail.evaluate.bench.generators import own_generators
+from vitrail.evaluate.bench.opened import open_model
 
 
 def drawn():

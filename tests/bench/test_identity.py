@@ -13,12 +13,12 @@ from PIL import Image
 from saved_models import save_vit
 from transformers import ViTForImageClassification
 
-from vitrail import bench, data
-from vitrail.bench.identity import example_hash, hash_of, set_hash, weights_hash
-from vitrail.bench.store import reading
-from vitrail.cli.bench_own import tell_older
-from vitrail.data.examples import Answer, Box, ImageExample, QuestionExample, Span, TextExample
+from vitrail.apps.cli.bench_own import tell_older
 from vitrail.errors import EngineError
+from vitrail.evaluate import bench, data
+from vitrail.evaluate.bench.identity import example_hash, hash_of, set_hash, weights_hash
+from vitrail.evaluate.bench.store import reading
+from vitrail.evaluate.data.examples import Answer, Box, ImageExample, QuestionExample, Span, TextExample
 from vitrail.provenance import fingerprint
 
 ONE = {"trials": (bench.Trial("gae"),)}

@@ -9,11 +9,11 @@ import time
 
 import torch
 
-from vitrail import bench
+from vitrail.evaluate import bench
 
 SCRIPT = """
 import sys, time, torch
-from vitrail import bench
+from vitrail.evaluate import bench
 torch.set_num_threads(int(sys.argv[4]))
 def slow(units, worker):
     for unit in units:

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from golden_sets import HERE
 
-from vitrail import bench, metrics
-from vitrail.bench.ablations import ablation
-from vitrail.bench.columns import columns_of
 from vitrail.errors import OptionError
+from vitrail.evaluate import bench, metrics
+from vitrail.evaluate.bench.ablations import ablation
+from vitrail.evaluate.bench.columns import columns_of
 from vitrail.methods import METHODS
 
 CONVENTIONS = {

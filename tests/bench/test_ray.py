@@ -10,17 +10,17 @@ import time
 import pytest
 import torch
 
-from vitrail import bench
-from vitrail.bench.settings import Settings
-from vitrail.bench.units import Unit
-from vitrail.bench.worker import Worker
 from vitrail.errors import EngineError, InputError, OptionError
+from vitrail.evaluate import bench
+from vitrail.evaluate.bench.settings import Settings
+from vitrail.evaluate.bench.units import Unit
+from vitrail.evaluate.bench.worker import Worker
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'vitrail[ray]'")
 
-from vitrail.bench import engines_ray  # noqa: E402  (needs ray)
-from vitrail.bench.engines_ray import ray_engine  # noqa: E402
-from vitrail.bench.ray_cluster import on_loopback  # noqa: E402
+from vitrail.evaluate.bench import engines_ray  # noqa: E402  (needs ray)
+from vitrail.evaluate.bench.engines_ray import ray_engine  # noqa: E402
+from vitrail.evaluate.bench.ray_cluster import on_loopback  # noqa: E402
 
 TWO = bench.Cluster(workers=2)
 
@@ -138,7 +138,7 @@ def failing(how):
     def work(unit):
         import os
 
-        from vitrail.bench.units import Finished
+        from vitrail.evaluate.bench.units import Finished
 
         if unit.keys == ("bad",):
             if how == "dies":
@@ -199,8 +199,8 @@ def test_workers_of_other_versions_are_refused(monkeypatch):
 def test_a_cluster_that_runs_already_is_used_and_left_running(tmp_path):
     script = """
 import ray
-from vitrail.bench import Cluster
-from vitrail.bench.ray_cluster import connected
+from vitrail.evaluate.bench import Cluster
+from vitrail.evaluate.bench.ray_cluster import connected
 with connected(Cluster(workers=1)):
     print(ray.get_runtime_context().gcs_address, flush=True)
     input()

@@ -7,12 +7,13 @@ import pytest
 import torch
 from saved_models import save_vit
 
-from vitrail import bench, compare, data, metrics
-from vitrail.bench import explained
-from vitrail.bench.store import reading
-from vitrail.data import resize_mask
+from vitrail import compare
 from vitrail.errors import OptionError
-from vitrail.loading import load
+from vitrail.evaluate import bench, data, metrics
+from vitrail.evaluate.bench import explained
+from vitrail.evaluate.bench.store import reading
+from vitrail.evaluate.data import resize_mask
+from vitrail.models.loading import load
 
 
 def values(path, label, metric):

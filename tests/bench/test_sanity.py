@@ -5,10 +5,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vitrail import bench, compare, data, metrics
-from vitrail.bench import explained
-from vitrail.cli.app import app
-from vitrail.loading import load
+from vitrail import compare
+from vitrail.apps.cli.app import app
+from vitrail.evaluate import bench, data, metrics
+from vitrail.evaluate.bench import explained
+from vitrail.models.loading import load
 
 
 def pets(place):
@@ -49,7 +50,7 @@ def test_rows_are_those_of_a_direct_cascade(place, checked, stored):
 
 
 def stored_run(path, protocol, label, metric):
-    from vitrail.bench.store import reading
+    from vitrail.evaluate.bench.store import reading
 
     with reading(path) as store:
         (run,) = (

@@ -3,11 +3,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail import bench, compare, data, metrics
-from vitrail.bench.store import reading
+from vitrail import compare
 from vitrail.errors import InputError, OptionError
-from vitrail.guided.guides import open_shipped
-from vitrail.loading import load
+from vitrail.evaluate import bench, data, metrics
+from vitrail.evaluate.bench.store import reading
+from vitrail.models.loading import load
+from vitrail.tools.guides import open_shipped
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ import sqlite3
 import numpy as np
 import pytest
 
-from vitrail.bench.bootstrap import Sample, estimates
-from vitrail.bench.column import Column
-from vitrail.bench.store import identity, reading, writing
-from vitrail.bench.units import Row
 from vitrail.errors import OutputError
+from vitrail.evaluate.bench.bootstrap import Sample, estimates
+from vitrail.evaluate.bench.column import Column
+from vitrail.evaluate.bench.store import identity, reading, writing
+from vitrail.evaluate.bench.units import Row
 
 ABOUT = {"model": {"hash": "1"}, "method": {"options": {"depth": 2}}, "versions": {"torch": "2.15"}}
 

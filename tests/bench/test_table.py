@@ -4,10 +4,10 @@ import io
 import numpy as np
 import pytest
 
-from vitrail import bench
-from vitrail.bench.bootstrap import Sample, estimates, gain
-from vitrail.bench.column import Column
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate import bench
+from vitrail.evaluate.bench.bootstrap import Sample, estimates, gain
+from vitrail.evaluate.bench.column import Column
 
 MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
 LOW = Column("mean", ("x",), higher=False, features=lambda values: np.array(values))
@@ -131,7 +131,7 @@ def test_curves_have_a_line_for_each_method(results):
 
 
 def test_a_file_without_results_has_no_table(tmp_path):
-    from vitrail.bench.store import writing
+    from vitrail.evaluate.bench.store import writing
 
     with writing(tmp_path / "r.db"):
         pass
@@ -140,8 +140,8 @@ def test_a_file_without_results_has_no_table(tmp_path):
 
 
 def test_no_more_rows_are_held_than_are_read_at_once(results, monkeypatch):
-    from vitrail.bench import groups
-    from vitrail.bench.store import Store
+    from vitrail.evaluate.bench import groups
+    from vitrail.evaluate.bench.store import Store
 
     whole = bench.render(bench.tables(results))
     alive, most, real = [0], [0], Store.values

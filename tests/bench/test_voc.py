@@ -9,12 +9,13 @@ from PIL import Image
 from saved_models import save_vit
 from transformers import ViTForImageClassification
 
-from vitrail import bench, compare, data, metrics
-from vitrail.bench.bootstrap import Sample, _value
-from vitrail.bench.columns import columns_of
-from vitrail.bench.voc_classes import IMAGENET, NUMBERS, VOC, voc_classes
-from vitrail.data import resize_mask
-from vitrail.loading import load
+from vitrail import compare
+from vitrail.evaluate import bench, data, metrics
+from vitrail.evaluate.bench.bootstrap import Sample, _value
+from vitrail.evaluate.bench.columns import columns_of
+from vitrail.evaluate.bench.voc_classes import IMAGENET, NUMBERS, VOC, voc_classes
+from vitrail.evaluate.data import resize_mask
+from vitrail.models.loading import load
 
 CAT, CHAIR, DOG, PERSON = (VOC.index(name) for name in ("cat", "chair", "dog", "person"))
 NAMES = {0: "dog, hound", 1: "stapler", 2: "cat", 3: "chair"}
@@ -110,7 +111,7 @@ def test_pictures_without_a_class_the_model_knows_are_counted(results, stored):
 
 
 def test_among_the_classes_for_an_object_the_likeliest_is_explained():
-    from vitrail.bench.objects import find_objects
+    from vitrail.evaluate.bench.objects import find_objects
 
     mask = torch.tensor([[0, DOG], [CAT, -1]])
     example = data.ImageExample("x", lambda: None, open_mask=lambda: mask)

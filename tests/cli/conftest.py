@@ -5,7 +5,7 @@ from PIL import Image
 from saved_models import save_bert, save_gpt2, save_question_bert, save_timm, save_vit
 from typer.testing import CliRunner
 
-from vitrail.cli.app import app
+from vitrail.apps.cli.app import app
 
 
 @pytest.fixture(scope="session")

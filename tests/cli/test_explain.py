@@ -5,7 +5,7 @@ from PIL import Image
 from saved_models import ARCH
 
 import vitrail
-from vitrail.loading import load
+from vitrail.models.loading import load
 
 
 def test_an_image_is_explained_in_the_terminal(run):
@@ -110,7 +110,7 @@ def test_a_broken_file_does_not_stop_a_folder(run, place, tmp_path):
 
 def test_a_default_method_that_the_model_cannot_give_is_left_out(run, monkeypatch):
     wanted = [("gae", {}), ("gradtoken", {"depth": 9})]
-    monkeypatch.setattr("vitrail.cli.explaining.applicable", lambda preset, kind: wanted)
+    monkeypatch.setattr("vitrail.apps.cli.explaining.applicable", lambda preset, kind: wanted)
     result = run("compare", "cat.png", "-m", "vit")
     assert result.exit_code == 0
     assert "left out gradtoken: depth=9" in result.stderr

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.guided.guides import open_shipped
+from vitrail.tools.guides import open_shipped
 
 VIT = ("-m", "vit")
 
@@ -46,8 +46,8 @@ def test_the_numbers_are_those_of_python(run, place, zebra, tmp_path):
         "guide", "cat.png", *VIT, "--guide", zebra, "-t", "boxer", "--method", "gae", "-o", tmp_path / "a.json"
     )
     assert result.exit_code == 0, result.stderr
-    from vitrail.loading import load
-    from vitrail.loading.images import open_image
+    from vitrail.models.loading import load
+    from vitrail.models.loading.images import open_image
 
     loaded = load(str(place / "vit"))
     inputs, guide = (loaded.image(open_image(place / name)).inputs for name in ("cat.png", zebra))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.cli.explaining import _names
-from vitrail.cli.outputs import check_apart, distinct
+from vitrail.apps.cli.explaining import _names
+from vitrail.apps.cli.outputs import check_apart, distinct
 from vitrail.errors import OutputError
-from vitrail.loading import load
+from vitrail.models.loading import load
 
 VIT = ("-m", "vit")
 

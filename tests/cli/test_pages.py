@@ -5,8 +5,8 @@ import pytest
 from saved_models import save_bert
 from typer.testing import CliRunner
 
-from vitrail.cli.app import app
-from vitrail.cli.catalogue import option_docs
+from vitrail.apps.cli.app import app
+from vitrail.apps.cli.catalogue import option_docs
 from vitrail.methods import METHODS
 
 
@@ -59,14 +59,14 @@ def test_the_doctor_passes_a_sound_model(tmp_path):
 
 
 def test_the_doctor_fails_with_exit_code_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.doctor._error", lambda layer: 1.0)
+    monkeypatch.setattr("vitrail.tools.doctor._error", lambda layer: 1.0)
     result = run("doctor", save_bert(tmp_path / "bert"))
     assert result.exit_code == 1
     assert "FAILED: layers 0, 1 do not match" in result.stdout
 
 
 def test_without_typer_the_command_says_what_to_install():
-    code = "import sys; sys.modules['typer'] = None; from vitrail.cli import main; main()"
+    code = "import sys; sys.modules['typer'] = None; from vitrail.apps.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.strip() == "error: the command line needs the package typer: pip install 'vitrail[cli]'"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.guided.rewriting import NOTICE
-from vitrail.loading import load
+from vitrail.models.loading import load
+from vitrail.tools.rewriting import NOTICE
 
 VIT, BERT = ("-m", "vit"), ("-m", "bert")
 

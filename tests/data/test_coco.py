@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from vitrail.data import load
-from vitrail.data.coco_classes import COCO, NUMBERS
-from vitrail.data.voc import CLASSES as VOC
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate.data import load
+from vitrail.evaluate.data.coco_classes import COCO, NUMBERS
+from vitrail.evaluate.data.voc import CLASSES as VOC
 
 SQUARE = [1, 1, 3, 1, 3, 4, 1, 4]
 

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from vitrail.data import Dataset, TextExample
-from vitrail.data.dataset import require_unique
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate.data import Dataset, TextExample
+from vitrail.evaluate.data.dataset import require_unique
 
 BROKEN = 3
 
@@ -83,7 +83,7 @@ def test_keys_are_unique():
 
 
 def test_a_rationale_marks_its_words():
-    from vitrail.data import Span
+    from vitrail.evaluate.data import Span
 
     example = TextExample("k", "a dull  and\nlong film", rationale=(Span(1, 2), Span(3, 5)))
     assert example.words == ("a", "dull", "and", "long", "film")

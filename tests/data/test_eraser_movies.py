@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from vitrail.data import Span, load
 from vitrail.errors import InputError
+from vitrail.evaluate.data import Span, load
 
 
 def evidence(start, end):

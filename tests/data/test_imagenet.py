@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from vitrail.data import Box, load
 from vitrail.errors import InputError, MissingExtraError, OptionError
+from vitrail.evaluate.data import Box, load
 
 HEADER = "file,class_idx,wnid,name,boxes_x0y0x1y1,fold\n"
 

@@ -3,8 +3,8 @@ import builtins
 import numpy as np
 import pytest
 
-from vitrail.data import load
 from vitrail.errors import InputError, MissingExtraError
+from vitrail.evaluate.data import load
 
 h5py = pytest.importorskip("h5py")
 

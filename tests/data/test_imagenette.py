@@ -3,8 +3,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from vitrail.data import load
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate.data import load
 
 
 @pytest.fixture

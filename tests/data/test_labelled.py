@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.data import load
 from vitrail.errors import InputError
+from vitrail.evaluate.data import load
 
 MNLI_HEADER = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"

@@ -4,9 +4,9 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from vitrail.data import resize_mask
-from vitrail.data.masks import translate
 from vitrail.errors import InputError
+from vitrail.evaluate.data import resize_mask
+from vitrail.evaluate.data.masks import translate
 
 
 @pytest.mark.parametrize("size", [(224, 224), (5, 7), (3, 2), (13, 11)])

@@ -1,7 +1,7 @@
 import pytest
 
-from vitrail.data import load, resize_mask
 from vitrail.errors import InputError
+from vitrail.evaluate.data import load, resize_mask
 
 TRIMAP = [[1, 2, 3], [2, 2, 1]]
 

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from vitrail.data import load
 from vitrail.errors import InputError, MissingExtraError
+from vitrail.evaluate.data import load
 
 COLUMNS = {"sentence": ["dull", "fine", "hidden"], "label": [0, 1, -1], "idx": [0, 1, 2]}
 LABELS = [0, 1, None]

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from vitrail.data import Answer, load
 from vitrail.errors import InputError
+from vitrail.evaluate.data import Answer, load
 
 
 def article(*rows, context="It was Ada in 1843."):

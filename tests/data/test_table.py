@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from vitrail import data
-from vitrail.data import DATASETS, load
 from vitrail.errors import InputError, OptionError, VitrailError
+from vitrail.evaluate import data
+from vitrail.evaluate.data import DATASETS, load
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

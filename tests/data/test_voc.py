@@ -1,7 +1,7 @@
 import pytest
 
-from vitrail.data import load
 from vitrail.errors import InputError
+from vitrail.evaluate.data import load
 
 VALUES = [[0, 0, 255], [15, 15, 255]]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vitrail
-from vitrail import data, metrics
-from vitrail.loading import load
-from vitrail.loading.images import open_image
+from vitrail.evaluate import data, metrics
+from vitrail.models.loading import load
+from vitrail.models.loading.images import open_image
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 ZEBRA, ELEPHANT = 340, 386

@@ -14,13 +14,13 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.errors import InputError, OptionError, OutputError, TargetError
-from vitrail.guided.budget import Budget
-from vitrail.guided.lens import focus, sight_of
-from vitrail.guided.likeness import psnr, ssim
-from vitrail.guided.rewriting import NOTICE
-from vitrail.guided.robustness import robustness
-from vitrail.loading import load
+from vitrail.models.loading import load
 from vitrail.plots.canvas import rendered
+from vitrail.tools.budget import Budget
+from vitrail.tools.lens import focus, sight_of
+from vitrail.tools.likeness import psnr, ssim
+from vitrail.tools.rewriting import NOTICE
+from vitrail.tools.robustness import robustness
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SHAPE = (12, 13, 3)
@@ -175,14 +175,14 @@ def test_the_new_picture_fools_the_model_when_it_is_saved_and_loaded(tmp_path):
 
 def test_steps_go_on_where_rounding_loses_the_class(monkeypatch):
     plain = go(other())
-    real, calls = vitrail.guided.lens.Lens.reload, []
+    real, calls = vitrail.tools.lens.Lens.reload, []
 
     def stubborn(lens, levels):
         calls.append(1)
         found = real(lens, levels)
         return -found if 1 < len(calls) < 5 else found  # the first call looks at the original
 
-    monkeypatch.setattr("vitrail.guided.lens.Lens.reload", stubborn)
+    monkeypatch.setattr("vitrail.tools.lens.Lens.reload", stubborn)
     made = go(other())
     assert made.reached
     assert len(made.trace) == len(plain.trace) + 3
@@ -276,7 +276,7 @@ def test_the_model_is_as_it_was_also_after_an_error(monkeypatch):
     model = Linear().train()
     before = model.weight.detach().clone()
     go(other(), model)
-    monkeypatch.setattr("vitrail.guided.rewrite.Walk.step", lambda *_: 1 / 0)
+    monkeypatch.setattr("vitrail.tools.rewrite.Walk.step", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         go(other(), model)
     assert model.training
@@ -358,7 +358,7 @@ def test_an_audit_names_what_it_leaves_out_and_is_written_as_a_table(tmp_path):
 
 @pytest.mark.parametrize(("name", "target"), [("golf_ball.jpg", "church"), ("temple.jpg", "golf ball")])
 def test_the_embedded_model_is_fooled_above_forty_decibels(name, target):
-    with Image.open(str(files("vitrail.demo") / "pictures" / name)) as image:
+    with Image.open(str(files("vitrail.apps.demo") / "pictures" / name)) as image:
         made = vitrail.rewrite(vitrail.zoo.load("photo"), image, target)
     assert made.reached
     assert made.names[1] == target

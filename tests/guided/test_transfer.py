@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
+from vitrail.capture.forward import find_body
+from vitrail.capture.seams.override import in_place_of, on_top_of
 from vitrail.errors import AnatomyError, OptionError, OutputError, TargetError
-from vitrail.guided.transfer import METHOD, Rule, Scene, distribution
-from vitrail.inputs import read_inputs
-from vitrail.record import find_body
+from vitrail.models.inputs import read_inputs
 from vitrail.requests import read_request
-from vitrail.seams.bend import in_place_of, on_top_of
+from vitrail.tools.transfer import METHOD, Rule, Scene, distribution
 
 
 def scene_of(model, inputs, target=1):

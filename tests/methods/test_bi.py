@@ -7,10 +7,10 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture.recording import Stream
 from vitrail.errors import AnatomyError
 from vitrail.methods import bi
 from vitrail.methods.last_gradient import rows_read
-from vitrail.recording import Stream
 
 STEPS = 4
 EYE = torch.eye(T, dtype=torch.float64)

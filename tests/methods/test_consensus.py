@@ -10,8 +10,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import metrics
 from vitrail.errors import MethodError, OptionError
+from vitrail.evaluate import metrics
 from vitrail.methods import consensus
 from vitrail.methods.consensus_blanked import blank_of
 from vitrail.methods.consensus_grid import smoothed_grid

@@ -6,10 +6,10 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.inputs import read_inputs
 from vitrail.methods.calibration import calibrate, otsu, to_unit
 from vitrail.methods.consensus_pixels import Finish, moved, to_pixels
 from vitrail.methods.guided_filter import box_mean, grey, guided_filter
+from vitrail.models.inputs import read_inputs
 
 PARTS = {"parts": "lengths+0.5*attn_lrp+le_grad+0.5*att_grads", "smooth": 0.0}
 SIZES = {"hf_vit": (32, 32), "timm_vit_avg": (48, 80)}

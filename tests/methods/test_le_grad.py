@@ -5,10 +5,10 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture.head_on_block import behind, leaving, standing_in
+from vitrail.capture.shadow import autograd
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods import le_grad
-from vitrail.shadow import autograd
-from vitrail.tail import behind, leaving, standing_in
 
 every_kind = pytest.mark.parametrize(
     "name", ["hf_vit", "hf_bert", "hf_dinov2", "hf_gpt2", "hf_llama_classifier", "timm_siglip", "torchvision_vit",
@@ -75,10 +75,10 @@ def test_behind_the_last_blocks_own_tokens_is_the_models_own_answer(name, monkey
     """The tail is the model's: with nothing replaced, the scalar is that of a plain run, bit for bit."""
     found = []
 
-    def sensitivity(subject, index, read):
-        if index == len(subject.body.blocks) - 1:
-            found.append((behind(subject, leaving(subject, index)), subject.part.scalar))
-        return torch.zeros_like(leaving(subject, index))
+    def sensitivity(runner, index, read):
+        if index == len(runner.body.blocks) - 1:
+            found.append((behind(runner, leaving(runner, index)), runner.part.scalar))
+        return torch.zeros_like(leaving(runner, index))
 
     monkeypatch.setattr(le_grad, "sensitivity", sensitivity)
     vitrail.explain(tiny(name), MODELS[name].inputs(), "le_grad", 1)

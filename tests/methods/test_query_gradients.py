@@ -169,7 +169,7 @@ def test_xlnet_has_two_queries():
     model = transformers.XLNetForSequenceClassification(config).double().eval()
     ids = IDS[:, :2].repeat(1, 1)  # as many tokens as samples, so that both readings of its [t, b, d] stream fit
     calls = []
-    from vitrail.seams import attention_calls
+    from vitrail.capture.seams import attention_calls
 
     with attention_calls(calls.append):
         model(input_ids=ids)

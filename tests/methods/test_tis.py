@@ -9,9 +9,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture.recording import Stream
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods import tis
-from vitrail.recording import Stream
 
 IMAGES = [name for name, case in MODELS.items() if case.kind == "image"]
 KNOWS_PLACES = {"hf_beit", "timm_eva02", "timm_eva02_base"}  # relative biases and rotary tables
@@ -159,19 +159,19 @@ def test_a_map_runs_from_zero_to_one():
 
 @pytest.mark.parametrize("name", [name for name in IMAGES if name not in KNOWS_PLACES])
 def test_a_model_that_loses_no_token_answers_as_before(name, monkeypatch):
-    heard = []
+    captured = []
     score = tis.score_kept
 
-    def listen(subject, rows, patches):
-        everything = torch.arange(subject.run.valid.shape[1] - subject.run.prefix).expand(len(rows), -1)
+    def listen(runner, rows, patches):
+        everything = torch.arange(runner.run.valid.shape[1] - runner.run.prefix).expand(len(rows), -1)
         tolerance = {"atol": 1e-6, "rtol": 1e-5} if name in {"hf_vit_eager", "hf_clip_eager"} else {}
-        assert_close(score(subject, rows, everything), subject.part.scalar[rows].detach(), **tolerance)
-        heard.append(score(subject, rows, patches))
-        return heard[-1]
+        assert_close(score(runner, rows, everything), runner.part.scalar[rows].detach(), **tolerance)
+        captured.append(score(runner, rows, patches))
+        return captured[-1]
 
     monkeypatch.setattr(tis, "score_kept", listen)
     found = vitrail.explain(tiny(name), MODELS[name].inputs(), "tis", [0, 2], clusters=4)
-    assert len(heard[0].unique()) > 4
+    assert len(captured[0].unique()) > 4
     assert found.scores.amax(dim=1).tolist() == [1.0, 1.0]
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.anatomy import anatomy
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods import vit_cx
+from vitrail.models.anatomy import anatomy
 
 SIZE = (10, 21)  # no multiple of the 3 x 4 patches
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 TEN = "perturbation/accuracy_clean_then_0.1_to_0.9"
 

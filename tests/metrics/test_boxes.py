@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from vitrail import metrics
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate import metrics
 
 
 def test_the_highest_point_hits_or_misses():

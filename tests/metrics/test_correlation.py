@@ -4,8 +4,8 @@ import torch
 from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 
 @pytest.mark.parametrize(("mode", "name"), [("scores", "scores"), ("attcat", "attcat_code")])

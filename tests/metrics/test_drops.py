@@ -3,8 +3,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 
 def test_the_golden_drops(given, expected):

@@ -6,11 +6,11 @@ import torch
 from numpy.testing import assert_allclose
 from sklearn.metrics import average_precision_score, f1_score, jaccard_score
 
-from vitrail import metrics
 from vitrail.errors import InputError
-from vitrail.metrics.localisation import THRESHOLDS
-from vitrail.metrics.maps import min_max, resize
-from vitrail.metrics.precision import average_precision
+from vitrail.evaluate import metrics
+from vitrail.evaluate.metrics.localisation import THRESHOLDS
+from vitrail.evaluate.metrics.maps import min_max, resize
+from vitrail.evaluate.metrics.precision import average_precision
 
 
 def planted(rng, examples=5, size=(24, 18)):

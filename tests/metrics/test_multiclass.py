@@ -3,8 +3,8 @@ import pytest
 from numpy.testing import assert_allclose
 from sklearn.metrics import jaccard_score
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 
 def scene():

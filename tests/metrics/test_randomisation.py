@@ -5,8 +5,8 @@ from golden_sets import golden
 from numpy.testing import assert_allclose
 from torch import nn
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 
 class Tower(nn.Module):

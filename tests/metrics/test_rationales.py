@@ -3,8 +3,8 @@ import pytest
 from numpy.testing import assert_allclose
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 
 def test_the_golden_token_f1(given, expected):

@@ -3,8 +3,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from vitrail import metrics
 from vitrail.errors import InputError
+from vitrail.evaluate import metrics
 
 SPECIAL = {101, 102}
 
@@ -126,8 +126,14 @@ def test_the_size_of_the_batch_changes_nothing():
         (lambda: metrics.text_curve(counts_sevens, [[1, 2]], [[1.0, 2.0]], [0]), "nothing is left of text 0"),
         (lambda: metrics.text_curve(counts_sevens, [[1, 2]], [[1.0, 2.0]], [0, 1]), r"\[1, 1\] and \[1, 2\]"),
         (lambda: metrics.text_curve(counts_sevens, [], [], []), "no texts"),
-        (lambda: metrics.text_curve(counts_sevens, [[1, 2]], [[1.0, 2.0]], [5], how="pad"), "there are 2 classes"),
-        (lambda: metrics.text_curve(counts_sevens, [[1]], [[1.0]], [0], how="pad", batch=0), "at least 1, not 0"),
+        (
+            lambda: metrics.text_curve(counts_sevens, [[1, 2]], [[1.0, 2.0]], [5], how="pad"),
+            "there are 2 classes",
+        ),
+        (
+            lambda: metrics.text_curve(counts_sevens, [[1]], [[1.0]], [0], how="pad", batch=0),
+            "at least 1, not 0",
+        ),
     ],
 )
 def test_texts_that_cannot_be_perturbed_are_refused(call, help):

@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.reading import fused_refusal
-from vitrail.recording import Layer
+from vitrail.capture.reading import fused_refusal
+from vitrail.capture.recording import Layer
+from vitrail.capture.seams.call import read_sdpa
 from vitrail.relevance import attention, chunked, dense, fused, gradient, positive
 from vitrail.relevance.backends import choose_backend
-from vitrail.seams.call import read_sdpa
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from saved_models import ARCH, save_bert, save_gpt2, save_timm, save_vit
 
-from vitrail.loading import load
+from vitrail.models.loading import load
 
 
 @pytest.fixture(scope="session")

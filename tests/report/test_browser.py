@@ -3,7 +3,8 @@
 import pytest
 from browsing import DESK, PHONE, chromium, needs_browser, sideways, visits
 
-from vitrail import bench, report
+from vitrail.evaluate import bench
+from vitrail.plots import report
 
 pytestmark = needs_browser
 NASTY = "<img src=x onerror=alert(1)>.png"

@@ -3,8 +3,8 @@ from html_reader import Reader
 from saved_models import ARCH
 from typer.testing import CliRunner
 
-from vitrail import bench
-from vitrail.cli.app import app
+from vitrail.apps.cli.app import app
+from vitrail.evaluate import bench
 
 
 @pytest.fixture

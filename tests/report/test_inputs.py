@@ -11,9 +11,9 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 import vitrail
-from vitrail import report
 from vitrail.errors import InputError, MethodError, OptionError, OutputError
-from vitrail.report.look import SCRIPT
+from vitrail.plots import report
+from vitrail.plots.report.look import SCRIPT
 
 NASTY = "<img src=x onerror=alert(1)>.png"
 

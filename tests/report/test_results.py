@@ -3,8 +3,9 @@ import re
 import pytest
 from html_reader import Reader
 
-from vitrail import bench, report
-from vitrail.report.charts import Line, chart
+from vitrail.evaluate import bench
+from vitrail.plots import report
+from vitrail.plots.report.charts import Line, chart
 
 
 @pytest.fixture(scope="module")

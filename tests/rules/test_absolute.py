@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from vitrail.rules import absolute
+from vitrail.relevance.lrp import absolute
 
 torch.manual_seed(2)
 

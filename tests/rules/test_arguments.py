@@ -9,15 +9,15 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.anatomy.parts import Anatomy, Body
+from vitrail.capture.captured import Capture
+from vitrail.capture.seams.arguments import positional
 from vitrail.errors import RuleError
-from vitrail.rules import propagating
-from vitrail.rules.absolute import _ABSOLUTE
-from vitrail.rules.constants import ATTN, CONSERVATIVE
-from vitrail.rules.deep_taylor import CONSERVING, ORIG
-from vitrail.rules.mode import RuleSet
-from vitrail.seams.arguments import positional
-from vitrail.trace import Trace
+from vitrail.models.anatomy.parts import Anatomy, Body
+from vitrail.relevance.lrp import propagating
+from vitrail.relevance.lrp.absolute import _ABSOLUTE
+from vitrail.relevance.lrp.constants import ATTN, CONSERVATIVE
+from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
+from vitrail.relevance.lrp.mode import RuleSet
 
 B, T, D = 2, 3, 4
 TINY = 1e-9
@@ -31,7 +31,7 @@ def random(*shape, seed=0):
 @contextmanager
 def roots(table, *inputs):
     owner = nn.Module()
-    trace = Trace(Body(Anatomy(), (), None, owner, None), keep=frozenset(), cut=True)
+    trace = Capture(Body(Anatomy(), (), None, owner, None), keep=frozenset(), cut=True)
     made = [trace.root(x) for x in inputs]
     with propagating(table, owner, trace):
         yield made

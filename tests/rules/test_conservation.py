@@ -6,12 +6,12 @@ from tiny_models import MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
 
-from vitrail.circumstances import How
-from vitrail.inputs import read_inputs
-from vitrail.passes import Settings, Wanted
-from vitrail.record import find_body, forward
-from vitrail.rules import RuleSet, propagating
-from vitrail.rules.deep_taylor import CONSERVING, ORIG, linear
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.passes import Settings, Wanted
+from vitrail.models.inputs import read_inputs
+from vitrail.relevance.lrp import RuleSet, propagating
+from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG, linear
 
 
 def bias_free(name):
@@ -29,10 +29,10 @@ def relevance_between_blocks(model, inputs, table):
     def within(model, trace):
         return propagating(table, model, trace)
 
-    how = How(level="embedding_output", within=within)
-    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), Settings(), how) as run:
+    pass_options = PassOptions(level="embedding_output", within=within)
+    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), Settings(), pass_options) as run:
         (part,) = run.parts([0, 2])
-        streams = [heard.states["entering"] for heard in run.heard] + [run.heard[-1].states["leaving"]]
+        streams = [captured.states["entering"] for captured in run.captured] + [run.captured[-1].states["leaving"]]
         found = torch.autograd.grad(part.scalar.sum(), streams)
     return [x.sum(dim=(1, 2)) for x in found]
 
@@ -59,7 +59,7 @@ def test_the_original_rules_make_more_of_it(name):
 
 def test_a_rule_halved_is_noticed():
     def halved(relevance, x, weight, product):
-        from vitrail.rules.deep_taylor import conserving_linear
+        from vitrail.relevance.lrp.deep_taylor import conserving_linear
 
         return conserving_linear(relevance, x, weight, product) / 2
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.rules import constants
+from vitrail.relevance.lrp import constants
 
 
 def layer_norm_with(x, weight, bias, *, mean_too):

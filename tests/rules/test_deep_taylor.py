@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from vitrail.rules import deep_taylor as rules
+from vitrail.relevance.lrp import deep_taylor as rules
 
 torch.manual_seed(0)
 B, N, WIDTH, J = 2, 3, 5, 4

@@ -10,15 +10,15 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.circumstances import How
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.passes import Settings, Wanted
+from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError
-from vitrail.inputs import read_inputs
-from vitrail.passes import Settings, Wanted
-from vitrail.record import find_body, forward
-from vitrail.rules import propagating
-from vitrail.rules.constants import ATTN, CONSERVATIVE
-from vitrail.rules.deep_taylor import CONSERVING, ORIG
-from vitrail.shadow import shadow
+from vitrail.models.inputs import read_inputs
+from vitrail.relevance.lrp import propagating
+from vitrail.relevance.lrp.constants import ATTN, CONSERVATIVE
+from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 
 ENCODERS = [
     n for n in MODELS if n.startswith(("hf_vit", "hf_bert", "hf_roberta", "hf_deit", "timm_vit", "torchvision"))
@@ -29,9 +29,9 @@ def logits_under(table, model, inputs, dtype=None):
     def within(model, trace):
         return propagating(table, model, trace)
 
-    how = How(level="embedding_output", within=within, dtype=dtype)
+    pass_options = PassOptions(level="embedding_output", within=within, dtype=dtype)
     read = read_inputs(inputs)
-    with shadow(model) as own, forward(own, read, find_body(own, None), Wanted(), Settings(), how) as run:
+    with shadow(model) as own, forward(own, read, find_body(own, None), Wanted(), Settings(), pass_options) as run:
         return run.output.logits.detach()
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture.seams import attention_calls
 from vitrail.errors import SeamError
-from vitrail.seams import attention_calls
 
 B, H, Q, K, D, E = 2, 3, 5, 7, 4, 6
 
@@ -24,7 +24,7 @@ def operands(keys=K, queries=Q):
     return random(B, H, queries, D, seed=1), random(B, H, keys, D, seed=2), random(B, H, keys, E, seed=3)
 
 
-def heard(function, *args):
+def captured(function, *args):
     plain = function(*args)
     calls = []
     with attention_calls(calls.append):
@@ -57,7 +57,7 @@ def test_an_einsum_of_any_letters_gives_up_its_operands(order):
         probs = (torch.einsum(f"{q_axes},{k_axes}->{a_axes}", query, key) / 2).softmax(dim=-1)
         return torch.einsum(f"{a_axes}, {v_axes} -> {o_axes}", probs, value)
 
-    (call,), out = heard(attend, query, key, value)
+    (call,), out = captured(attend, query, key, value)
     expected = (q @ k.mT / 2).softmax(dim=-1)
     assert_close(call.weights, expected)
     assert_close(call.query, q)
@@ -97,7 +97,7 @@ OTHER_EINSUMS = {
 @pytest.mark.parametrize("name", OTHER_EINSUMS)
 def test_einsum_in_its_other_spellings(name):
     q, k, v = operands()
-    (call,), _ = heard(OTHER_EINSUMS[name], q, k, v)
+    (call,), _ = captured(OTHER_EINSUMS[name], q, k, v)
     for found, expected in (
         (call.query, q),
         (call.key, k),
@@ -112,7 +112,7 @@ def test_keys_and_values_that_heads_share_are_one_head():
     attend = lambda q, k, v: torch.einsum(  # noqa: E731
         "bhij,bjd->bhid", torch.einsum("bhid,bjd->bhij", q, k).softmax(dim=-1), v
     )
-    (call,), out = heard(attend, q, k, v)
+    (call,), out = captured(attend, q, k, v)
     assert_close(call.query, q)
     assert_close(call.key, k[:, None])
     assert_close(call.weights @ call.value, out)
@@ -124,13 +124,13 @@ def test_heads_and_queries_that_cannot_be_told_apart_are_refused():
         "bhij,bjd->bhid", torch.einsum("bhid,bjd->bhij", q, k).softmax(dim=-1), v
     )
     with pytest.raises(SeamError, match="which are heads and which queries"):
-        heard(attend, q, k, v)
+        captured(attend, q, k, v)
 
 
 def test_an_einsum_that_also_sums_over_heads_gives_up_its_map_only():
     q, k, v = operands()
     attend = lambda q, k, v: torch.einsum("bhqk,bhkd->bqd", (q @ k.mT).softmax(dim=-1), v)  # noqa: E731
-    (call,), _ = heard(attend, q, k, v)
+    (call,), _ = captured(attend, q, k, v)
     assert_close(call.weights, (q @ k.mT).softmax(dim=-1))
     assert (call.value, call.output) == (None, None)
     assert call.query is q
@@ -140,7 +140,7 @@ def test_an_einsum_of_three_gives_up_its_map_only():
     q, k, v = operands()
     projection = random(H, E, 8)
     attend = lambda q, k, v: torch.einsum("bhqk,bhkd,hde->bqe", (q @ k.mT).softmax(dim=-1), v, projection)  # noqa: E731
-    (call,), _ = heard(attend, q, k, v)
+    (call,), _ = captured(attend, q, k, v)
     assert_close(call.weights, (q @ k.mT).softmax(dim=-1))
     assert call.value is None
 
@@ -160,7 +160,7 @@ KEYWORDS = {
 @pytest.mark.parametrize("name", KEYWORDS)
 def test_operands_by_keyword_are_heard(name):
     q, k, v = operands()
-    (call,), _ = heard(KEYWORDS[name], q, k, v)
+    (call,), _ = captured(KEYWORDS[name], q, k, v)
     assert_close(call.weights.reshape(B, H, Q, K), (q @ k.mT).softmax(dim=-1))
     assert_close(call.query.reshape(q.shape), q)
     assert_close(call.value.reshape(v.shape), v)
@@ -171,7 +171,7 @@ def test_a_biased_product_has_its_bias_in_the_scores_and_its_factor_in_the_scale
     q, k, v = (x.flatten(0, 1) for x in operands())
     bias = random(B * H, 1, K)
     attend = lambda q, k, v: bias.baddbmm(batch1=q, batch2=k.mT, beta=0.5, alpha=0.25).softmax(dim=-1).bmm(v)  # noqa: E731
-    (call,), _ = heard(attend, q, k, v)
+    (call,), _ = captured(attend, q, k, v)
     assert call.query is q
     assert (call.scale, call.plain) == (0.25, True)
     assert_close(call.softmax_input, 0.25 * q @ k.mT + 0.5 * bias)
@@ -194,7 +194,7 @@ SCALES = {
 def test_the_scale_is_known_only_where_scores_are_a_scaled_product(name):
     change, scale, plain = SCALES[name]
     q, k, v = operands()
-    (call,), _ = heard(lambda q, k, v: change(q @ k.mT).softmax(dim=-1) @ v, q, k, v)
+    (call,), _ = captured(lambda q, k, v: change(q @ k.mT).softmax(dim=-1) @ v, q, k, v)
     assert call.query is q
     assert (call.scale, call.plain) == (scale, plain)
 
@@ -203,7 +203,7 @@ def test_values_on_the_left_of_the_transposed_map():
     """Channels before tokens: out = v A^T."""
     q, k, v = (x[:, 0] for x in operands())
     attend = lambda q, k, v: torch.bmm(v.mT, torch.bmm(q, k.mT).softmax(dim=-1).permute(0, 2, 1))  # noqa: E731
-    (call,), out = heard(attend, q, k, v)
+    (call,), out = captured(attend, q, k, v)
     assert_close(call.value, v)
     assert_close(call.weights @ call.value, out.mT)
     assert_close(call.output, out.mT)
@@ -221,7 +221,7 @@ def test_a_sink_takes_part_in_the_softmax_and_not_in_the_map():
         probs = (scores - scores.max(dim=-1, keepdim=True).values).softmax(dim=-1)
         return F.dropout(probs[..., :-1], 0.1, training=False) @ v
 
-    (call,), out = heard(attend, q, k, v)
+    (call,), out = captured(attend, q, k, v)
     assert call.query is q
     assert_close(call.weights @ call.value, out)
     assert float(call.weights.sum(dim=-1).max()) < 1
@@ -232,7 +232,7 @@ def test_rows_set_to_zero_after_the_softmax_are_zero_in_the_map():
     q, k, v = operands()
     seen = torch.ones(B, 1, Q, 1, dtype=torch.bool)
     seen[1, :, 3:] = False
-    (call,), out = heard(lambda q, k, v: (q @ k.mT).softmax(dim=-1).masked_fill(~seen, 0.0) @ v, q, k, v)
+    (call,), out = captured(lambda q, k, v: (q @ k.mT).softmax(dim=-1).masked_fill(~seen, 0.0) @ v, q, k, v)
     assert_close(call.weights @ call.value, out)
     assert float(call.weights[1, :, 3:].abs().max()) == 0
 
@@ -267,9 +267,9 @@ CHANGED = {
 def test_a_map_changed_after_the_softmax_is_refused_by_name(name, square):
     q, k, v = operands(queries=K if square else Q)
     with pytest.raises(SeamError, match="is changed after its softmax, by"):
-        heard(lambda q, k, v: CHANGED[name]((q @ k.mT).softmax(dim=-1)) @ v, q, k, v)
+        captured(lambda q, k, v: CHANGED[name]((q @ k.mT).softmax(dim=-1)) @ v, q, k, v)
     with pytest.raises(SeamError, match="is changed after its softmax, by"):
-        heard(lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", CHANGED[name]((q @ k.mT).softmax(dim=-1)), v), q, k, v)
+        captured(lambda q, k, v: torch.einsum("bhqk,bhkd->bhqd", CHANGED[name]((q @ k.mT).softmax(dim=-1)), v), q, k, v)
 
 
 NO_ATTENTION = {
@@ -287,7 +287,7 @@ NO_ATTENTION = {
 @pytest.mark.parametrize("name", NO_ATTENTION)
 def test_the_softmax_of_a_gate_is_no_attention(name):
     x, w = random(B, Q, 8), nn.Parameter(random(3, 8))
-    calls, _ = heard(NO_ATTENTION[name], x, w)
+    calls, _ = captured(NO_ATTENTION[name], x, w)
     assert calls == []
 
 
@@ -310,13 +310,13 @@ def agents(q, k, v):
 def test_a_softmax_times_a_product_is_refused_also_with_as_many_tokens_as_channels(attend, tokens):
     q, k, v = operands(keys=tokens, queries=tokens)
     with pytest.raises(SeamError, match="a product of two activations"):
-        heard(attend, q, k, v)
+        captured(attend, q, k, v)
 
 
 def test_a_map_applied_over_its_queries_is_refused():
     q, k, v = operands(keys=Q)
     with pytest.raises(SeamError, match="over its queries, not over its keys"):
-        heard(lambda q, k, v: (q @ k.mT).softmax(dim=-1).mT @ v, q, k, v)
+        captured(lambda q, k, v: (q @ k.mT).softmax(dim=-1).mT @ v, q, k, v)
 
 
 def test_two_maps_made_before_either_is_applied_are_two_calls():
@@ -326,7 +326,7 @@ def test_two_maps_made_before_either_is_applied_are_two_calls():
         near, far = (q @ k.mT).softmax(dim=-1), (k @ q.mT / 2).softmax(dim=-1)
         return near @ v + far @ v
 
-    calls, _ = heard(both, q, k, v)
+    calls, _ = captured(both, q, k, v)
     assert [call.query is x for call, x in zip(calls, (q, k), strict=True)] == [True, True]
 
 
@@ -337,7 +337,7 @@ def test_a_map_used_twice_is_two_calls():
         probs = (q @ k.mT).softmax(dim=-1)
         return probs @ v + probs @ (v + 1)
 
-    calls, _ = heard(twice, q, k, v)
+    calls, _ = captured(twice, q, k, v)
     assert len(calls) == 2
 
 
@@ -358,16 +358,16 @@ def test_nothing_is_held_after_the_tensors_are_gone():
 def test_without_gradients_the_same_is_heard():
     q, k, v = operands()
     with torch.no_grad():
-        (call,), _ = heard(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v, q, k, v)
+        (call,), _ = captured(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v, q, k, v)
         assert call.query is q
         with pytest.raises(SeamError, match="a product of two activations"):
-            heard(linear_attention, q, k, v)
+            captured(linear_attention, q, k, v)
 
 
 def test_learned_queries_may_be_fewer_than_keys():
     """A pooling head: its queries are weights, its keys are not."""
     latents, k, v = nn.Parameter(random(1, 2, D).detach()), random(B, K, D), random(B, K, E)
-    (call,), _ = heard(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v, latents, k, v)
+    (call,), _ = captured(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v, latents, k, v)
     assert call.weights.shape == (B, 2, K)
 
 

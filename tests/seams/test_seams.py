@@ -4,10 +4,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from vitrail.seams import attention_calls
+from vitrail.capture.seams import attention_calls
 
 
-def heard(function):
+def captured(function):
     calls = []
     with attention_calls(calls.append):
         out = function()
@@ -20,12 +20,12 @@ def random(*shape):
 
 def test_a_fused_call_is_heard_with_its_scale_mask_and_shared_heads():
     q, k, v, mask = random(2, 4, 5, 6), random(2, 2, 7, 6), random(2, 2, 7, 6), random(2, 1, 5, 7)
-    (call,), out = heard(lambda: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True))
+    (call,), out = captured(lambda: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True))
     assert call.query is q
     assert call.mask is mask
     assert (call.scale, call.causal) == (0.3, False)
     assert call.output is out
-    (causal,), _ = heard(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    (causal,), _ = captured(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))
     assert causal.causal
     assert causal.scale == pytest.approx(6**-0.5)
 
@@ -35,7 +35,7 @@ def test_multihead_attention_is_heard_and_computes_the_same_bits(need_weights):
     layer = nn.MultiheadAttention(12, 3, batch_first=True).double().eval()
     x = random(2, 5, 12).requires_grad_()
     plain = layer(x, x, x, need_weights=need_weights)[0]
-    (call,), out = heard(lambda: layer(x, x, x, need_weights=need_weights)[0])
+    (call,), out = captured(lambda: layer(x, x, x, need_weights=need_weights)[0])
     assert torch.equal(out, plain)
     assert (call.weights is not None) == need_weights
 
@@ -43,7 +43,7 @@ def test_multihead_attention_is_heard_and_computes_the_same_bits(need_weights):
 def test_multihead_attention_with_padding_passes_its_mask_on():
     layer = nn.MultiheadAttention(12, 3, batch_first=True).double().eval()
     x, padding = random(2, 5, 12).requires_grad_(), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    (call,), _ = heard(lambda: layer(x, x, x, key_padding_mask=padding, need_weights=False))
+    (call,), _ = captured(lambda: layer(x, x, x, key_padding_mask=padding, need_weights=False))
     assert call.mask.shape[-1] == 5
     assert bool((call.mask[1, ..., 3:] < -1e9).all())
 
@@ -56,7 +56,7 @@ def test_attention_written_by_hand_is_heard_through_dropout_cast_and_reshape():
         probs = F.dropout(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), 0.1, training=False)
         return torch.bmm(probs.view(6, 5, 7), v.reshape(6, 7, 4))
 
-    (call,), out = heard(attend)
+    (call,), out = captured(attend)
     assert call.weights.shape == (6, 5, 7)
     assert_close(call.weights @ call.value, out)
     assert call.query is q
@@ -65,17 +65,17 @@ def test_attention_written_by_hand_is_heard_through_dropout_cast_and_reshape():
 
 def test_attention_by_einsum_is_heard_with_its_weights():
     q, k, v = random(2, 3, 5, 4), random(2, 3, 7, 4), random(2, 7, 3, 4)
-    (call,), _ = heard(lambda: torch.einsum("bhqk,bkhd->bqhd", (q @ k.mT).softmax(dim=-1), v))
+    (call,), _ = captured(lambda: torch.einsum("bhqk,bkhd->bqhd", (q @ k.mT).softmax(dim=-1), v))
     assert_close(call.weights, (q @ k.mT).softmax(dim=-1))
 
 
 def test_a_softmax_that_multiplies_nothing_is_no_attention():
-    calls, _ = heard(lambda: random(2, 5, 7).softmax(dim=-1).sum())
+    calls, _ = captured(lambda: random(2, 5, 7).softmax(dim=-1).sum())
     assert calls == []
 
 
 def test_a_softmax_over_another_axis_is_no_attention():
-    calls, _ = heard(lambda: random(2, 3, 5, 5).softmax(dim=1) @ random(2, 3, 5, 4))
+    calls, _ = captured(lambda: random(2, 3, 5, 5).softmax(dim=1) @ random(2, 3, 5, 4))
     assert calls == []
 
 
@@ -86,7 +86,7 @@ def test_disentangled_attention_is_heard():
         relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=4, max_relative_positions=8,
     )  # fmt: skip
     model = transformers.DebertaV2ForSequenceClassification(config).double().eval()
-    calls, _ = heard(lambda: model(torch.randint(0, 50, (2, 6))))
+    calls, _ = captured(lambda: model(torch.randint(0, 50, (2, 6))))
     assert len(calls) == 2
     for call in calls:
         assert_close(call.weights.sum(dim=-1), torch.ones_like(call.weights[..., 0]))

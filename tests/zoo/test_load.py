@@ -10,7 +10,7 @@ from transformers import BertForSequenceClassification, ViTForImageClassificatio
 import vitrail
 from vitrail import zoo
 from vitrail.errors import ModelError
-from vitrail.zoo import files
+from vitrail.models.zoo import files
 
 BUDGET = 30_000_000
 

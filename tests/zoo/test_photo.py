@@ -7,7 +7,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from vitrail.errors import InputError
-from vitrail.zoo.photo import crop, preprocess
+from vitrail.models.zoo.photo import crop, preprocess
 
 RED = torch.tensor([1.0, -1.0, -1.0]).view(1, 3, 1, 1).expand(1, 3, 160, 160)
 GREY = 2 * 100 / 255 - 1

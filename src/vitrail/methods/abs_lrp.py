@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import TargetError
 from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
-from vitrail.rules import propagating
-from vitrail.rules.absolute import PLAIN, absolute_rules
-from vitrail.subject import Procedure, Subject
+from vitrail.relevance.lrp import propagating
+from vitrail.relevance.lrp.absolute import PLAIN, absolute_rules
 
 _MIXED = "its relevance is divided by each sample's absolute sum, and there samples share an axis"
 REFUSED = {
@@ -29,12 +29,12 @@ REFUSED = {
 """Modules the rules do not cover, by the end of their class's name."""
 
 
-def seeds(subject: Subject, logits: Float[Tensor, "b c"]) -> tuple[Tensor, Tensor]:
+def seeds(runner: Runner, logits: Float[Tensor, "b c"]) -> tuple[Tensor, Tensor]:
     """Relevance of one for the target's class, and of one shared by all other classes."""
-    if subject.part.target.name not in {"logit", "probability"} or logits.ndim != 2:
-        raise TargetError(f"abs_lrp contrasts one class with all others; it cannot explain {subject.part.target}.")
+    if runner.part.target.name not in {"logit", "probability"} or logits.ndim != 2:
+        raise TargetError(f"abs_lrp contrasts one class with all others; it cannot explain {runner.part.target}.")
     chosen = torch.zeros_like(logits)
-    chosen[subject.rows, torch.as_tensor(subject.part.target.first, device=logits.device)] = 1.0
+    chosen[runner.rows, torch.as_tensor(runner.part.target.first, device=logits.device)] = 1.0
     return chosen, (1 - chosen) / max(logits.shape[1] - 1, 1)
 
 
@@ -45,7 +45,7 @@ def contrast(wanted: Tensor, others: Tensor) -> Tensor:
     return found / torch.where(largest == 0, torch.ones_like(largest), largest)
 
 
-def build(*, level: str = "embedding_output", precision: str = "float64") -> Procedure:
+def build(*, level: str = "embedding_output", precision: str = "float64") -> RerunMethod:
     """Relevance by absolute magnitudes, for the class less for all others.
 
     Args:
@@ -54,11 +54,14 @@ def build(*, level: str = "embedding_output", precision: str = "float64") -> Pro
     """
     dtype = check_choice("precision", precision, PRECISIONS)
 
-    def explain(subject: Subject) -> Result:
-        rules = absolute_rules(subject.run.trace.notes)
-        with subject.again(how=How(level=level, dtype=dtype, within=partial(propagating, rules))) as (run, _):
-            wanted, others = (run.pull_back(seed) for seed in seeds(subject, run.output.logits))
-        return at_level(level, subject, contrast(wanted, others))
+    def explain(runner: Runner) -> Result:
+        rules = absolute_rules(runner.run.trace.notes)
+        with runner.again(pass_options=PassOptions(level=level, dtype=dtype, within=partial(propagating, rules))) as (
+            run,
+            _,
+        ):
+            wanted, others = (run.pull_back(seed) for seed in seeds(runner, run.output.logits))
+        return at_level(level, runner, contrast(wanted, others))
 
-    how = How(level=level, dtype=dtype, within=partial(propagating, PLAIN))
-    return Procedure(explain, how, check=check_rules("abs_lrp", level, refused=REFUSED))
+    pass_options = PassOptions(level=level, dtype=dtype, within=partial(propagating, PLAIN))
+    return RerunMethod(explain, pass_options, check=check_rules("abs_lrp", level, refused=REFUSED))

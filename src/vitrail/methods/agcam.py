@@ -8,13 +8,13 @@ the readout's row. Blocks and heads are added, not averaged.
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.runner import RerunMethod, Runner
+from vitrail.capture.seams.override import BLIND
 from vitrail.methods.checks import check_blocks
-from vitrail.recording import Layer, Probs
 from vitrail.relevance import Result, Walk, pull
 from vitrail.relevance.walk import plain
-from vitrail.seams.bend import BLIND
-from vitrail.subject import Procedure, Subject
 
 
 def weigh(layer: Layer) -> Probs:
@@ -31,7 +31,7 @@ NEEDS = frozenset({"output_grad", "softmax_input"})
 WALK = Walk(lambda last: 0.0, step, plain, needs=NEEDS)
 
 
-def build(*, detach: bool = False) -> Walk | Procedure:
+def build(*, detach: bool = False) -> Walk | RerunMethod:
     """The positive attention gradient times the sigmoid of the scores, added over blocks and heads.
 
     Args:
@@ -39,9 +39,9 @@ def build(*, detach: bool = False) -> Walk | Procedure:
             earlier blocks by skip connections and feed-forward parts only.
     """
 
-    def explain(subject: Subject) -> Result:
-        return subject.walk(WALK)
+    def explain(runner: Runner) -> Result:
+        return runner.walk(WALK)
 
     if not detach:
         return WALK
-    return Procedure(explain, How(bend=BLIND), NEEDS, check=check_blocks("agcam(detach=True)"))
+    return RerunMethod(explain, PassOptions(override=BLIND), NEEDS, check=check_blocks("agcam(detach=True)"))

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.options import check_choice
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk, attention, pull
 
 Scores = Float[Tensor, "b t"]

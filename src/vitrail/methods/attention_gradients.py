@@ -7,8 +7,8 @@ Explaining Transformers via Gradient Self-Attention Maps", CIKM 2021, arXiv:2204
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.options import ROWS, check_choice
-from vitrail.recording import Layer
 from vitrail.relevance import Walk, gradient, positive, pull
 from vitrail.relevance.walk import plain
 

@@ -4,12 +4,12 @@ Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for 
 arXiv:2402.05602.
 """
 
+from vitrail.capture.runner import RerunMethod
 from vitrail.methods.conservative_lrp import gradient_times_input
-from vitrail.rules.constants import ATTN
-from vitrail.subject import Procedure
+from vitrail.relevance.lrp.constants import ATTN
 
 
-def build(*, level: str = "embedding_output", precision: str = "float64") -> Procedure:
+def build(*, level: str = "embedding_output", precision: str = "float64") -> RerunMethod:
     """Gradient times input with products shared evenly, activations by the identity rule.
 
     Args:

@@ -12,9 +12,9 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
+from vitrail.capture.recording import Layer, widen
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import AnatomyError, MissingTensorError
-from vitrail.inputs import Inputs
 from vitrail.methods.last_gradient import (
     LAST,
     carried,
@@ -28,9 +28,9 @@ from vitrail.methods.last_gradient import (
     summed,
 )
 from vitrail.methods.paths import check_counts
-from vitrail.recording import Layer, widen
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention, gradient, tiles
-from vitrail.subject import Procedure, Subject
 
 Rows = Float[Tensor, "b r q"]
 Step = Callable[[Rows, Layer], Float[Tensor, "b r t"]]
@@ -86,11 +86,11 @@ def perceive(layers: list[Layer], rows: Rows, step: Step, *, start: int) -> Floa
     return rows
 
 
-def _result(subject: Subject, layers: list[Layer], step: Step, *, start: int, steps: int, batch: int) -> Result:
+def _result(runner: Runner, layers: list[Layer], step: Step, *, start: int, steps: int, batch: int) -> Result:
     """`F * R`, entry by entry, joined over the rows that are read; `own` is the part of the identity in R."""
     last = layers[-1]
     rows = rows_read(last)
-    weights = feedback(mean_gradient(subject, last, rows, steps=steps, batch=batch))
+    weights = feedback(mean_gradient(runner, last, rows, steps=steps, batch=batch))
     perceived = perceive(layers, rows.chosen, step, start=start)
     own = None if last.pooled else rows.joined(weights * rows.chosen)
     return Result(rows.joined(weights * perceived), own=own)
@@ -104,7 +104,7 @@ def _without_readout(result: Result, last: Layer) -> Result:
 
 def build_head(
     *, start_layer: int | None = None, steps: int = 20, batch: int = 1, zero_readout: bool = False
-) -> Procedure:
+) -> RerunMethod:
     """Attention with heads weighed by importance, through the layers, times the integrated gradient of the last map.
 
     Args:
@@ -120,19 +120,19 @@ def build_head(
         check_scaling(model, body, inputs)
         check_start(start_layer, body)
 
-    def explain(subject: Subject) -> Result:
-        depth = subject.run.depth
-        start = first_layer(start_layer, START_HEAD, kind=subject.inputs.kind, depth=depth)
-        layers = subject.layers(LAST, last_only=start == depth - 1)
-        result = _result(subject, layers, head_step, start=start, steps=steps, batch=batch)
+    def explain(runner: Runner) -> Result:
+        depth = runner.run.depth
+        start = first_layer(start_layer, START_HEAD, kind=runner.inputs.kind, depth=depth)
+        layers = runner.layers(LAST, last_only=start == depth - 1)
+        result = _result(runner, layers, head_step, start=start, steps=steps, batch=batch)
         return _without_readout(result, layers[-1]) if zero_readout else result
 
-    return Procedure(explain, needs=LAST, check=check)
+    return RerunMethod(explain, needs=LAST, check=check)
 
 
 def build_token(
     *, start_layer: int | None = None, steps: int = 20, batch: int = 1, zero_readout: bool = False
-) -> Procedure:
+) -> RerunMethod:
     """Attention weighed by how tokens grow, through the layers, times the integrated gradient of the last map.
 
     Args:
@@ -153,10 +153,10 @@ def build_token(
             )
         check_start(start_layer, body)
 
-    def explain(subject: Subject) -> Result:
-        start = first_layer(start_layer, START_TOKEN, kind=subject.inputs.kind, depth=subject.run.depth)
-        layers = subject.layers(needs, last_only=True)
-        result = _result(subject, layers, token_step, start=start, steps=steps, batch=batch)
+    def explain(runner: Runner) -> Result:
+        start = first_layer(start_layer, START_TOKEN, kind=runner.inputs.kind, depth=runner.run.depth)
+        layers = runner.layers(needs, last_only=True)
+        result = _result(runner, layers, token_step, start=start, steps=steps, batch=batch)
         return _without_readout(result, layers[-1]) if zero_readout else result
 
-    return Procedure(explain, needs=needs, check=check)
+    return RerunMethod(explain, needs=needs, check=check)

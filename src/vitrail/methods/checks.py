@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from vitrail.anatomy import Body
 from vitrail.errors import AnatomyError
-from vitrail.inputs import Inputs
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 
 
 def check_blocks(what: str, *, least: int = 1) -> Callable[[nn.Module, Body, Inputs], None]:

@@ -14,25 +14,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
+from vitrail.capture.recording import own_dtypes
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import MethodError, OptionError, VitrailError
-from vitrail.inputs import Inputs
 from vitrail.methods.consensus_agreement import disagreement
 from vitrail.methods.consensus_grid import off_grid, on_grid, smoothed_grid
 from vitrail.methods.consensus_parts import PARTS
 from vitrail.methods.consensus_pixels import Finish, to_pixels
 from vitrail.methods.consensus_smooth import smoothed
 from vitrail.methods.options import check_choice
-from vitrail.recording import own_dtypes
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk
-from vitrail.subject import Procedure, Subject
 
 Scores = Float[Tensor, "b t"]
 Parts = Float[Tensor, "b p t"]
 Content = Bool[Tensor, "b t"]
 Scale = Callable[[Scores, Content], Scores]
 Apart = Float[Tensor, " b"] | None
-Ask = Callable[[Subject], tuple[Parts, Apart]]
+Ask = Callable[[Runner], tuple[Parts, Apart]]
 
 
 def unit(scores: Scores, content: Content) -> Scores:
@@ -58,16 +58,16 @@ SCALES: dict[str, Callable[[Scores, Content, float], Scores]] = {"drop": positiv
 """What becomes of evidence against the target, and so how a part is brought to scale."""
 
 
-def explain_parts(subject: Subject, weights: Mapping[str, float], scale: Scale) -> tuple[Parts, Apart]:
+def explain_parts(runner: Runner, weights: Mapping[str, float], scale: Scale) -> tuple[Parts, Apart]:
     """All parts, each brought to scale and weighed, and how little they agree."""
-    dtype = subject.run.output.wide.dtype
+    dtype = runner.run.output.wide.dtype
     methods = {name: PARTS[name]("float64" if dtype is torch.float64 else "float32") for name in weights}
     walks = {name: method for name, method in methods.items() if isinstance(method, Walk)}
-    results = dict(zip(walks, subject.walks(list(walks.values())), strict=True))
+    results = dict(zip(walks, runner.walks(list(walks.values())), strict=True))
     for name, method in methods.items():
-        if isinstance(method, Procedure):
-            results[name] = subject.follow(method)
-    content = subject.run.content
+        if isinstance(method, RerunMethod):
+            results[name] = runner.follow(method)
+    content = runner.run.content
     scores = {name: _without_own(results[name]).to(dtype) for name in weights}
     found = torch.stack([weights[name] * scale(x, content) for name, x in scores.items()], dim=1)
     return found, disagreement(found, content) if len(weights) > 1 else results[next(iter(weights))].disagreement
@@ -79,18 +79,18 @@ def _without_own(result: Result) -> Scores:
     return result.scores if result.own is None else result.scores - result.own
 
 
-def of_picture(subject: Subject, picture: Tensor, ask: Ask, needs: frozenset[str]) -> tuple[Tensor, Apart]:
+def of_picture(runner: Runner, picture: Tensor, ask: Ask, needs: frozenset[str]) -> tuple[Tensor, Apart]:
     """The parts of another picture on the grid of patches, and how little they agree."""
-    with subject.looking_at(subject.inputs.showing(picture), needs) as other:
+    with runner.looking_at(runner.inputs.showing(picture), needs) as other:
         found, apart = ask(other)
         return on_grid(other, found), apart
 
 
-def spread(subject: Subject, found: Parts, width: float) -> Parts:
+def spread(runner: Runner, found: Parts, width: float) -> Parts:
     """Every part spread over neighbouring patches or tokens."""
-    if subject.inputs.kind != "image":
-        return smoothed(found, subject.run.content, width)
-    return off_grid(subject, smoothed_grid(on_grid(subject, found), width))
+    if runner.inputs.kind != "image":
+        return smoothed(found, runner.run.content, width)
+    return off_grid(runner, smoothed_grid(on_grid(runner, found), width))
 
 
 def read_parts(text: str) -> dict[str, float]:
@@ -121,7 +121,7 @@ def check_parts(names: Iterable[str], model: nn.Module, body: Body, inputs: Inpu
     for name in names:
         method = PARTS[name]("float32")
         try:
-            if isinstance(method, Procedure):
+            if isinstance(method, RerunMethod):
                 method.check(model, body, inputs)
         except VitrailError as error:
             raise MethodError(f"consensus does not apply, because its part {name} does not: {error}") from error
@@ -138,7 +138,7 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     radius: int = 16,
     eps: float = 0.001,
     calibration: str = "otsu",
-) -> Procedure:
+) -> RerunMethod:
     """Several explanations, each brought to one scale and raised to a power, added.
 
     Args:
@@ -165,16 +165,16 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     finish = Finish.of(shift=shift, radius=radius, eps=eps, calibration=calibration)
     ask = partial(explain_parts, weights=weights, scale=lambda scores, content: bring(scores, content, power))
 
-    def patches(subject: Subject) -> Result:
-        found, apart = ask(subject)
+    def patches(runner: Runner) -> Result:
+        found, apart = ask(runner)
         with own_dtypes(found.device.type):
-            found = spread(subject, found, smooth) if smooth else found
+            found = spread(runner, found, smooth) if smooth else found
         return Result(found.sum(dim=1), layers=found, parts=tuple(weights), disagreement=apart)
 
-    def pixels(subject: Subject) -> Result:
-        explain = lambda picture: of_picture(subject, picture, ask, needs)  # noqa: E731
-        found, apart, fine = to_pixels(subject.inputs.shown, explain, finish)
-        return Result(layers=off_grid(subject, found), pixels=fine, parts=tuple(weights), disagreement=apart)
+    def pixels(runner: Runner) -> Result:
+        explain = lambda picture: of_picture(runner, picture, ask, needs)  # noqa: E731
+        found, apart, fine = to_pixels(runner.inputs.shown, explain, finish)
+        return Result(layers=off_grid(runner, found), pixels=fine, parts=tuple(weights), disagreement=apart)
 
     # For pixels, the pass that has been made only says which class is explained.
     explain, first = check_choice("detail", detail, {"patches": (patches, needs), "pixels": (pixels, frozenset())})
@@ -184,4 +184,4 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
             raise OptionError(f"detail='pixels' is for images, but these inputs are {inputs.kind}.")
         check_parts(weights, model, body, inputs)
 
-    return Procedure(explain, needs=first, check=check)
+    return RerunMethod(explain, needs=first, check=check)

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
+from vitrail.capture.readout import last_position
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError
-from vitrail.inputs import Inputs
 from vitrail.methods.consensus_agreement import disagreement
 from vitrail.methods.special_tokens import special_tokens
-from vitrail.readout import last_position
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
-from vitrail.subject import Procedure, Subject
 
 COPIES = 3
 Tokens = Bool[Tensor, "b t"]
@@ -44,18 +44,18 @@ def _counts_past_padding(model: nn.Module) -> bool:
     return any(table.padding_idx is not None for table in tables)
 
 
-def words_of(subject: Subject) -> Tokens:
+def words_of(runner: Runner) -> Tokens:
     """The tokens that may be blanked: not special ones, not where the answer is read, not the first and the last."""
-    valid = subject.run.patches(subject.run.valid)
+    valid = runner.run.patches(runner.run.valid)
     rows = torch.arange(len(valid), device=valid.device)
-    words = valid & ~special_tokens(subject.inputs) if subject.inputs.ids is not None else valid.clone()
+    words = valid & ~special_tokens(runner.inputs) if runner.inputs.ids is not None else valid.clone()
     words[rows, valid.to(torch.int64).argmax(dim=1)] = False
     words[rows, last_position(valid)] = False
-    padding = getattr(getattr(subject.model, "config", None), "pad_token_id", None)
-    if subject.inputs.ids is not None and padding is not None:  # classifiers read the last token that is not this
-        words[rows, last_position(valid & (subject.inputs.ids.to(valid.device) != padding))] = False
-    if subject.part.position is not None and subject.part.position.max() < words.shape[1]:
-        words[rows, subject.part.position] = False
+    padding = getattr(getattr(runner.model, "config", None), "pad_token_id", None)
+    if runner.inputs.ids is not None and padding is not None:  # classifiers read the last token that is not this
+        words[rows, last_position(valid & (runner.inputs.ids.to(valid.device) != padding))] = False
+    if runner.part.position is not None and runner.part.position.max() < words.shape[1]:
+        words[rows, runner.part.position] = False
     return words
 
 
@@ -90,30 +90,30 @@ def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Tokens) -
     return torch.where(weights.sum(dim=0) > 0, mean, torch.ones_like(mean))
 
 
-def at_once(subject: Subject) -> int:
+def at_once(runner: Runner) -> int:
     """How many copies run together: one where the model names no padding, for it may take single texts only."""
-    config = getattr(subject.model, "config", None)
+    config = getattr(runner.model, "config", None)
     unpadded = config is not None and getattr(config, "pad_token_id", None) is None
-    return 1 if unpadded and subject.inputs.batch == 1 else COPIES
+    return 1 if unpadded and runner.inputs.batch == 1 else COPIES
 
 
-def scores_of(subject: Subject, method: Procedure, keep: Bool[Tensor, "c b t"]) -> Float[Tensor, "c b t"]:
+def scores_of(runner: Runner, method: RerunMethod, keep: Bool[Tensor, "c b t"]) -> Float[Tensor, "c b t"]:
     """What a procedure says of copies with words blanked that are run together."""
-    inputs = blanked(subject.repeated(len(keep)), keep.flatten(0, 1), blank_of(subject.model))
-    with subject.again(method.needs, method.how, inputs=inputs, copies=len(keep)) as (run, part):
-        result = method.explain(replace(subject, inputs=inputs, run=run, part=part))
+    inputs = blanked(runner.repeated(len(keep)), keep.flatten(0, 1), blank_of(runner.model))
+    with runner.again(method.needs, method.pass_options, inputs=inputs, copies=len(keep)) as (run, part):
+        result = method.explain(replace(runner, inputs=inputs, run=run, part=part))
     assert result.scores is not None
     return run.patches(result.scores).unflatten(0, (len(keep), -1)) * keep
 
 
-def on_copies(method: Procedure) -> Procedure:
+def on_copies(method: RerunMethod) -> RerunMethod:
     """A procedure on a text, its scores averaged over copies with words blanked."""
 
-    def explain(subject: Subject) -> Result:
-        words = words_of(subject)
+    def explain(runner: Runner) -> Result:
+        words = words_of(runner)
         keep = kept(words, COPIES)
-        found = torch.cat([scores_of(subject, method, some) for some in keep.split(at_once(subject))])
-        mean = subject.run.among_tokens(found.sum(dim=0) / keep.sum(dim=0))
+        found = torch.cat([scores_of(runner, method, some) for some in keep.split(at_once(runner))])
+        mean = runner.run.among_tokens(found.sum(dim=0) / keep.sum(dim=0))
         return Result(mean, disagreement=copies_disagree(found, keep, words))
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
@@ -121,4 +121,4 @@ def on_copies(method: Procedure) -> Procedure:
             raise OptionError(f"words are blanked in text only, but these inputs are {inputs.kind}.")
         method.check(model, body, inputs)
 
-    return Procedure(explain, check=check)
+    return RerunMethod(explain, check=check)

@@ -5,23 +5,23 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.runner import Runner
 from vitrail.methods.consensus_smooth import bell
-from vitrail.subject import Subject
 
 Parts = Float[Tensor, "b p t"]
 Grid = Float[Tensor, "b p y x"]
 
 
-def on_grid(subject: Subject, found: Parts) -> Grid:
+def on_grid(runner: Runner, found: Parts) -> Grid:
     """The parts without class tokens and their like, laid out on the grid of patches."""
-    assert subject.run.origin.grid is not None
-    y, x = subject.run.origin.grid
-    return rearrange(subject.run.patches(found), "b p (y x) -> b p y x", y=y, x=x)
+    assert runner.run.origin.grid is not None
+    y, x = runner.run.origin.grid
+    return rearrange(runner.run.patches(found), "b p (y x) -> b p y x", y=y, x=x)
 
 
-def off_grid(subject: Subject, maps: Grid) -> Parts:
+def off_grid(runner: Runner, maps: Grid) -> Parts:
     """Such maps as scores of tokens again, all other tokens at zero."""
-    return subject.run.among_tokens(maps.flatten(2))
+    return runner.run.among_tokens(maps.flatten(2))
 
 
 def smoothed_grid(maps: Grid, width: float) -> Grid:

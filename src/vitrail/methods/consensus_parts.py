@@ -4,22 +4,22 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods import agcam, attention_gradients, attn_lrp, gae, le_grad, tokentm
 from vitrail.methods.consensus_blanked import on_copies
 from vitrail.methods.integrated_gradients import attributed
 from vitrail.methods.levels import check_level
 from vitrail.methods.paths import copies_summed, midpoints, path_sum, scaled
 from vitrail.relevance import Result, Walk
-from vitrail.subject import Procedure, Subject
 
 WORDS, STEPS = "inputs_embeds", 3
 
 
-def word_gradients() -> Procedure:
+def word_gradients() -> RerunMethod:
     """`integrated_gradients` at the word embeddings in few steps, without the passes that measure its completeness."""
 
-    def explain(subject: Subject) -> Result:
+    def explain(runner: Runner) -> Result:
         words: list[Tensor] = []
 
         def some(points: list[float]) -> Tensor:
@@ -27,7 +27,10 @@ def word_gradients() -> Procedure:
                 words.append(x)
                 return scaled(x, points, axis=0)
 
-            with subject.again(how=How(level=WORDS, at_root=at_root), copies=len(points)) as (run, part):
+            with runner.again(pass_options=PassOptions(level=WORDS, at_root=at_root), copies=len(points)) as (
+                run,
+                part,
+            ):
                 ((_, gradient),) = run.at_roots(part)
             return copies_summed(gradient, len(points), axis=0)
 
@@ -35,10 +38,10 @@ def word_gradients() -> Procedure:
         assert gradients is not None
         return Result(attributed(words[0].to(gradients.dtype), gradients, STEPS).sum(dim=2))
 
-    return Procedure(explain, check=check_level(WORDS))
+    return RerunMethod(explain, check=check_level(WORDS))
 
 
-PARTS: dict[str, Callable[[str], Walk | Procedure]] = {
+PARTS: dict[str, Callable[[str], Walk | RerunMethod]] = {
     "gae": lambda precision: gae.build(),
     "lengths": lambda precision: tokentm.build(direction=False, ffn=False, initial="identity", scalar="logit"),
     "attn_lrp": lambda precision: attn_lrp.build(precision=precision),

@@ -5,14 +5,14 @@ Ali et al., "XAI for Transformers: Better Explanations through Conservative Prop
 
 from functools import partial
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError
 from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
-from vitrail.rules import RuleSet, propagating
-from vitrail.rules.constants import CONSERVATIVE, CONSERVATIVE_LXT, CONSERVATIVE_MEAN
-from vitrail.subject import Procedure, Subject
+from vitrail.relevance.lrp import RuleSet, propagating
+from vitrail.relevance.lrp.constants import CONSERVATIVE, CONSERVATIVE_LXT, CONSERVATIVE_MEAN
 
 RULES: dict[tuple[str, bool], RuleSet] = {
     ("paper", False): CONSERVATIVE,
@@ -21,15 +21,17 @@ RULES: dict[tuple[str, bool], RuleSet] = {
 }
 
 
-def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) -> Procedure:
+def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) -> RerunMethod:
     """The relevance where the gradient ends: the input times its gradient on the bent graph, summed over channels."""
 
-    def explain(subject: Subject) -> Result:
-        ((x, gradient),) = subject.gradient()
-        return at_level(level, subject, x * gradient)
+    def explain(runner: Runner) -> Result:
+        ((x, gradient),) = runner.gradient()
+        return at_level(level, runner, x * gradient)
 
-    how = How(level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
-    return Procedure(explain, how, check=check_rules(name, level))
+    pass_options = PassOptions(
+        level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)
+    )
+    return RerunMethod(explain, pass_options, check=check_rules(name, level))
 
 
 def build(
@@ -38,7 +40,7 @@ def build(
     detach_mean: bool = False,
     level: str = "embedding_output",
     precision: str = "float64",
-) -> Procedure:
+) -> RerunMethod:
     """Gradient times input with attention and the scale of norms held constant.
 
     Args:

@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.passes import Wanted
+from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.runner import RerunMethod, Runner
+from vitrail.capture.seams.override import Override, in_place_of
 from vitrail.errors import OptionError
 from vitrail.methods.checks import check_blocks
 from vitrail.methods.options import check_choice
-from vitrail.passes import Wanted
-from vitrail.recording import Layer, Probs
 from vitrail.relevance import Result, positive, tiles
-from vitrail.seams.bend import Bend, in_place_of
-from vitrail.subject import Procedure, Subject
 
 Maps = list[Float[Tensor, "..."]]  # each `[b, q, k]`; a pooling query has one row
 NEEDS = frozenset({"output_grad"})
@@ -46,23 +46,23 @@ def rollout(maps: Maps, layers: list[Layer]) -> Float[Tensor, "b t"]:
     return relevance
 
 
-def replacing(place: int, attention: Probs) -> Bend:
+def replacing(place: int, attention: Probs) -> Override:
     """This map in one block, whatever its own would be; all others as they are."""
-    return Bend(weights=lambda block, weights: in_place_of(weights, attention) if block == place else weights)
+    return Override(weights=lambda block, weights: in_place_of(weights, attention) if block == place else weights)
 
 
-def integrate(subject: Subject, place: int, attention: Probs, *, steps: int) -> Maps:
+def integrate(runner: Runner, place: int, attention: Probs, *, steps: int) -> Maps:
     """For each layer, the mean of `head_mean` over `steps + 1` sizes of the attention put into one block."""
-    maps: Maps = [torch.zeros(())] * subject.run.depth
+    maps: Maps = [torch.zeros(())] * runner.run.depth
 
     for tau in (step / steps for step in range(steps + 1)):
-        with subject.again(NEEDS, How(bend=replacing(place, tau * attention))) as (run, part):
+        with runner.again(NEEDS, PassOptions(override=replacing(place, tau * attention))) as (run, part):
             for layer in run.layers(part, Wanted.of(NEEDS), again=False):
                 maps[layer.index] = maps[layer.index].to(layer.valid.device) + head_mean(layer) / (steps + 1)
     return maps
 
 
-def build(*, steps: int = 10, inject: str = "own") -> Procedure:
+def build(*, steps: int = 10, inject: str = "own") -> RerunMethod:
     """Positive gradient times attention, averaged while a block's attention grows from zero, and rolled out.
 
     Args:
@@ -74,13 +74,13 @@ def build(*, steps: int = 10, inject: str = "own") -> Procedure:
     if steps < 1:
         raise OptionError(f"steps={steps}, but there is at least one step from zero to the full attention.")
 
-    def explain(subject: Subject) -> Result:
-        layers = subject.layers(frozenset())
-        last = len(subject.body.blocks) - 1
+    def explain(runner: Runner) -> Result:
+        layers = runner.layers(frozenset())
+        last = len(runner.body.blocks) - 1
         rows = [
-            rollout(integrate(subject, place, layers[source(place, last)].probs, steps=steps), layers)
+            rollout(integrate(runner, place, layers[source(place, last)].probs, steps=steps), layers)
             for place in (last, last - 1)
         ]
         return Result(rows[0] + rows[1])
 
-    return Procedure(explain, needs=NEEDS, check=check_blocks("dix", least=2))
+    return RerunMethod(explain, needs=NEEDS, check=check_blocks("dix", least=2))

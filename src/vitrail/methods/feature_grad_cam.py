@@ -9,7 +9,7 @@ Paper -> code: A^k -> features, alpha_k -> channel_weights, L -> scores.
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.recording import Layer
+from vitrail.capture.recording import Layer
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import plain
 

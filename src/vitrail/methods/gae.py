@@ -8,8 +8,8 @@ Paper -> code: A -> probs, grad A -> probs_grad, the readout's row of R -> relev
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.options import check_start_layer
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.relevance.dense import Weigh
 from vitrail.relevance.walk import readout_row

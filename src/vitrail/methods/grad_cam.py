@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.options import without_readout
-from vitrail.recording import Layer
 from vitrail.relevance import Walk, attention, gradient, pull, tiles
 
 

@@ -17,16 +17,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.affine import matrix
-from vitrail.anatomy import Body
-from vitrail.circumstances import How
+from vitrail.capture.affine import matrix
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording import Layer, widen
+from vitrail.capture.runner import RerunMethod, Runner
+from vitrail.capture.seams.override import Override
 from vitrail.errors import MethodError, MissingTensorError, OptionError
-from vitrail.inputs import Inputs
 from vitrail.methods.grad_cam import normalise
-from vitrail.recording import Layer, widen
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, gradient, pull
-from vitrail.seams.bend import Bend
-from vitrail.subject import Procedure, Subject
 
 Row = Float[Tensor, "b t"]
 Project = Callable[[Float[Tensor, "b t c"]], Float[Tensor, "b t m"]]
@@ -98,7 +98,7 @@ FORMS: dict[str, Callable[[Row, Layer], Row]] = {"image": picture, "text": words
 LAMBDA: dict[bool, Callable[[Layer, Project], Row]] = {True: looseness, False: unweighted}
 
 
-def build(*, similarity: bool = True, layers: int = 1) -> Procedure:
+def build(*, similarity: bool = True, layers: int = 1) -> RerunMethod:
     """The gradient of the image-text similarity, by tokens that are like the readout, from one head of full width.
 
     Args:
@@ -108,26 +108,26 @@ def build(*, similarity: bool = True, layers: int = 1) -> Procedure:
     if layers < 1:
         raise OptionError(f"layers={layers}, but at least the last block has to be read.")
 
-    def explain(subject: Subject) -> Result:
-        blocks, batch = subject.body.blocks, subject.inputs.batch
+    def explain(runner: Runner) -> Result:
+        blocks, batch = runner.body.blocks, runner.inputs.batch
 
-        def bend(block: int, scores: Tensor) -> Tensor:
+        def override(block: int, scores: Tensor) -> Tensor:
             if block < len(blocks) - layers:
                 return scores
             return one_head(scores.reshape(batch, -1, *scores.shape[-2:])).reshape(scores.shape)
 
-        how = How(bend=Bend(scores=bend))
-        read = subject.recorded(frozenset({"output_grad"}), how, last_only=layers == 1)[-layers:]
+        pass_options = PassOptions(override=Override(scores=override))
+        read = runner.recorded(frozenset({"output_grad"}), pass_options, last_only=layers == 1)[-layers:]
         maps = [
             evidence(layer) * LAMBDA[similarity](layer, projection(block.output))
             for layer, block in zip(read, blocks[-layers:], strict=True)
         ]
-        assert subject.body.temperature is not None
+        assert runner.body.temperature is not None
         # The gradient is the logit's, which is the cosine times this factor.
-        factor = widen(subject.body.temperature.detach()).exp()
+        factor = widen(runner.body.temperature.detach()).exp()
         return Result(FORMS[read[-1].kind](torch.stack(maps).sum(dim=0) / factor, read[-1]))
 
-    return Procedure(explain, check=check(layers))
+    return RerunMethod(explain, check=check(layers))
 
 
 def projection(output: nn.Module | None) -> Project:

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.grad_eclip import queries, seen, spread
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk, gradient, pull
 
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice
-from vitrail.recording import Layer
 from vitrail.relevance import Result, Walk, attention, pull, push, score_gradient
 
 Maps = Float[Tensor, "b h t"]

@@ -4,13 +4,13 @@ Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Pro
 arXiv:1605.01713. Paper -> code: x -> the embeddings or pixels where the gradient ends, summed over channels.
 """
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import at_level, check_level
 from vitrail.relevance import Result
-from vitrail.subject import Procedure, Subject
 
 
-def build(*, level: str = "embedding_output") -> Procedure:
+def build(*, level: str = "embedding_output") -> RerunMethod:
     """The gradient of the target times the input, summed over channels.
 
     Args:
@@ -18,8 +18,8 @@ def build(*, level: str = "embedding_output") -> Procedure:
             (`inputs_embeds`, text) or at the picture (`pixels`, images).
     """
 
-    def explain(subject: Subject) -> Result:
-        ((x, gradient),) = subject.gradient()
-        return at_level(level, subject, x * gradient)
+    def explain(runner: Runner) -> Result:
+        ((x, gradient),) = runner.gradient()
+        return at_level(level, runner, x * gradient)
 
-    return Procedure(explain, How(level=level), check=check_level(level))
+    return RerunMethod(explain, PassOptions(level=level), check=check_level(level))

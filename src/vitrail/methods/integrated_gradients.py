@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import at_level, check_level, tokens_first
 from vitrail.methods.paths import check_counts, copies_summed, midpoints, path_sum, sample_axis, scaled
 from vitrail.relevance import Result
-from vitrail.subject import Procedure, Subject
 
 
 def attributed(x: Float[Tensor, " *shape"], gradients: Float[Tensor, " *shape"], steps: int) -> Tensor:
@@ -31,12 +31,12 @@ def residual(
     return at_input - at_baseline - found.flatten(1).sum(dim=1)
 
 
-def _at_zero(subject: Subject, level: str) -> Float[Tensor, " b"]:
-    with subject.again(how=How(level=level, at_root=torch.zeros_like)) as (_, part):
+def _at_zero(runner: Runner, level: str) -> Float[Tensor, " b"]:
+    with runner.again(pass_options=PassOptions(level=level, at_root=torch.zeros_like)) as (_, part):
         return part.scalar.detach()
 
 
-def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -> Procedure:
+def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -> RerunMethod:
     """The mean gradient on the path from nothing to the input, times the input, summed over channels.
 
     Args:
@@ -47,21 +47,21 @@ def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -
     """
     check_counts(steps=steps, batch=batch)
 
-    def explain(subject: Subject) -> Result:
-        axis = sample_axis(subject) if level == "embedding_output" else 0
+    def explain(runner: Runner) -> Result:
+        axis = sample_axis(runner) if level == "embedding_output" else 0
 
         def some(points: list[float]) -> Tensor:
-            how = How(level=level, at_root=lambda x: scaled(x, points, axis=axis))
-            with subject.again(how=how, copies=len(points)) as (run, part):
+            pass_options = PassOptions(level=level, at_root=lambda x: scaled(x, points, axis=axis))
+            with runner.again(pass_options=pass_options, copies=len(points)) as (run, part):
                 ((_, gradient),) = run.at_roots(part)
             return copies_summed(gradient, len(points), axis=axis)
 
         gradients = path_sum(some, midpoints(steps), batch=batch)
-        (root,) = subject.run.trace.roots
+        (root,) = runner.run.trace.roots
         assert gradients is not None
         found = attributed(root.detach(), gradients, steps)
-        each = tokens_first(subject, level, found)
-        lacking = residual(each, subject.part.scalar.detach(), _at_zero(subject, level))
-        return replace(at_level(level, subject, found), residual=lacking)
+        each = tokens_first(runner, level, found)
+        lacking = residual(each, runner.part.scalar.detach(), _at_zero(runner, level))
+        return replace(at_level(level, runner, found), residual=lacking)
 
-    return Procedure(explain, How(level=level), check=check_level(level))
+    return RerunMethod(explain, PassOptions(level=level), check=check_level(level))

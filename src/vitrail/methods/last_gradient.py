@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
-from vitrail.circumstances import PLAIN, How
+from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.recording import Layer
+from vitrail.capture.runner import Runner
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.inputs import Inputs
 from vitrail.methods.paths import copies_summed, path_sum, sample_axis, scaled, with_both_ends
-from vitrail.recording import Layer
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import gradient, tiles
 from vitrail.relevance.dense import Weigh
-from vitrail.subject import Subject
 
 LAST = frozenset({"output_grad"})
 
@@ -61,7 +61,7 @@ def carried(rows: Float[Tensor, "b r q"], layer: Layer) -> Float[Tensor, "b r q"
     return 0.0 if layer.pooling else rows
 
 
-def mean_gradient(subject: Subject, last: Layer, rows: Rows, *, steps: int, batch: int) -> Float[Tensor, "b h r k"]:
+def mean_gradient(runner: Runner, last: Layer, rows: Rows, *, steps: int, batch: int) -> Float[Tensor, "b h r k"]:
     """The mean of `ds/dA^L` at the points 0, ..., 1 of the path, one row for each that is read.
 
     Args:
@@ -70,12 +70,12 @@ def mean_gradient(subject: Subject, last: Layer, rows: Rows, *, steps: int, batc
 
     def some(points: list[float]) -> Tensor:
         copies = len(points)
-        inputs, how = subject.repeated(copies), PLAIN
+        inputs, pass_options = runner.repeated(copies), PLAIN
         if inputs.kind == "image":
             inputs = inputs.showing(scaled(inputs.shown, points))
         else:
-            how = How(edit=lambda stream: scaled(stream, points, axis=sample_axis(subject)))
-        layer = subject.recorded(LAST, how, inputs=inputs, copies=copies, last_only=True)[-1]
+            pass_options = PassOptions(edit=lambda stream: scaled(stream, points, axis=sample_axis(runner)))
+        layer = runner.recorded(LAST, pass_options, inputs=inputs, copies=copies, last_only=True)[-1]
         return copies_summed(pull_rows(layer, rows.chosen.repeat(copies, 1, 1), gradient), copies)
 
     points = with_both_ends(steps)

@@ -12,17 +12,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
-from vitrail.circumstances import How
+from vitrail.capture.head_on_block import Tokens, behind, leaving
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording import Layer, widen
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError, suggest
-from vitrail.inputs import Inputs
 from vitrail.methods.checks import check_blocks
 from vitrail.methods.options import ROWS, check_choice
-from vitrail.recording import Layer, widen
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, positive_gradient, pull
 from vitrail.relevance.walk import plain
-from vitrail.subject import Procedure, Subject
-from vitrail.tail import Tokens, behind, leaving
 
 NEEDS = frozenset({"output_grad"})
 
@@ -42,15 +42,15 @@ READS: dict[str, Callable[[Tokens, Bool[Tensor, "b t"]], Tokens]] = {"mean": mea
 """What the head is given of a block's tokens."""
 
 
-def sensitivity(subject: Subject, index: int, read: Callable[[Tokens, Tensor], Tokens]) -> Tokens:
+def sensitivity(runner: Runner, index: int, read: Callable[[Tokens, Tensor], Tokens]) -> Tokens:
     """The gradient of s^l where it leaves the block."""
-    given = leaving(subject, index).detach()
+    given = leaving(runner, index).detach()
     tokens = widen(given).requires_grad_()
-    scalar = behind(subject, read(tokens, subject.run.valid).to(given.dtype))
+    scalar = behind(runner, read(tokens, runner.run.valid).to(given.dtype))
     return torch.autograd.grad(scalar.sum(), tokens)[0]
 
 
-def build(*, blocks: str | int = "all", tokens: str = "mean") -> Procedure:
+def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
     """The positive gradient of every block's attention, for the prediction read from that block, added.
 
     Args:
@@ -67,14 +67,14 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> Procedure:
         if isinstance(blocks, int) and not 1 <= blocks <= len(body.blocks):
             raise OptionError(f"blocks={blocks}, but the model has {len(body.blocks)}.")
 
-    def explain(subject: Subject) -> Result:
-        depth = len(subject.body.blocks)
+    def explain(runner: Runner) -> Result:
+        depth = len(runner.body.blocks)
         chosen = range(0 if isinstance(blocks, str) else depth - blocks, depth)
-        gradients = {index: sensitivity(subject, index, read) for index in chosen}
+        gradients = {index: sensitivity(runner, index, read) for index in chosen}
         # In half precision a small gradient would vanish on its way through the block: send it at size one.
         smallest = torch.finfo(torch.float32).tiny
         sizes = {index: g.flatten(1).abs().amax(dim=1).clamp(min=smallest) for index, g in gradients.items()}
-        sent = (widen(leaving(subject, i)) * (g / sizes[i][:, None, None]) for i, g in gradients.items())
+        sent = (widen(leaving(runner, i)) * (g / sizes[i][:, None, None]) for i, g in gradients.items())
 
         def step(found: Float[Tensor, "b t"], layer: Layer) -> Float[Tensor, "b t"]:
             if layer.index not in sizes:
@@ -85,8 +85,8 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> Procedure:
             return torch.zeros_like(last.valid, dtype=last.readout.dtype)
 
         scalar = torch.stack([x.sum(dim=(1, 2)) for x in sent]).sum(dim=0)
-        alone = replace(subject, part=replace(subject.part, scalar=scalar, position=None, plain=False, needed=False))
+        alone = replace(runner, part=replace(runner.part, scalar=scalar, position=None, plain=False, needed=False))
         return alone.walk(Walk(start, step, plain, needs=NEEDS))
 
     # Each block is asked for the scalar behind itself only, so no gradient may come from the blocks above.
-    return Procedure(explain, How(apart=True), NEEDS, check=check)
+    return RerunMethod(explain, PassOptions(apart=True), NEEDS, check=check)

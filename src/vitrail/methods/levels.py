@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
-from vitrail.circumstances import LEVELS
+from vitrail.capture.pass_options import LEVELS
+from vitrail.capture.runner import Runner
 from vitrail.errors import MethodError, OptionError, suggest
-from vitrail.inputs import Inputs
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
-from vitrail.subject import Subject
 
 ONLY = {"pixels": "image", "inputs_embeds": "text"}
 """Levels that only one kind of input has."""
@@ -51,14 +51,14 @@ def check_rules(
     return check
 
 
-def at_level(level: str, subject: Subject, found: Tensor) -> Result:
+def at_level(level: str, runner: Runner, found: Tensor) -> Result:
     """What was found where the gradient ends, summed over channels, as scores of pixels or of tokens."""
     if level == "pixels":
         return Result(pixels=found.sum(dim=1))
-    return Result(tokens_first(subject, level, found).sum(dim=2))
+    return Result(tokens_first(runner, level, found).sum(dim=2))
 
 
-def tokens_first(subject: Subject, level: str, x: Tensor) -> Tensor:
+def tokens_first(runner: Runner, level: str, x: Tensor) -> Tensor:
     """A tensor of the residual stream as `[b, t, d]`, whatever order the model keeps its axes in."""
-    batch_first = level != "embedding_output" or subject.body.blocks[0].batch_first
+    batch_first = level != "embedding_output" or runner.body.blocks[0].batch_first
     return x if batch_first else x.transpose(0, 1)

@@ -5,18 +5,18 @@ Bach et al., PLoS ONE 2015; in the form that Chefer, Gur and Wolf, CVPR 2021, ar
 
 from functools import partial
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
-from vitrail.rules import RuleSet, propagating
-from vitrail.rules.deep_taylor import CONSERVING, ORIG
-from vitrail.subject import Procedure, Subject
+from vitrail.relevance.lrp import RuleSet, propagating
+from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 
 RULES: dict[str, RuleSet] = {"orig": ORIG, "conserving": CONSERVING}
 
 
-def build(*, rules: str = "orig", level: str = "embedding_output", precision: str = "float64") -> Procedure:
+def build(*, rules: str = "orig", level: str = "embedding_output", precision: str = "float64") -> RerunMethod:
     """Relevance of one, given to the target and propagated back through every layer.
 
     Args:
@@ -26,9 +26,11 @@ def build(*, rules: str = "orig", level: str = "embedding_output", precision: st
     """
     table = check_choice("rules", rules, RULES)
 
-    def explain(subject: Subject) -> Result:
-        ((_, relevance),) = subject.gradient()
-        return at_level(level, subject, relevance)
+    def explain(runner: Runner) -> Result:
+        ((_, relevance),) = runner.gradient()
+        return at_level(level, runner, relevance)
 
-    how = How(level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
-    return Procedure(explain, how, check=check_rules("lrp", level))
+    pass_options = PassOptions(
+        level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)
+    )
+    return RerunMethod(explain, pass_options, check=check_rules("lrp", level))

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.errors import OptionError, suggest
-from vitrail.recording import Layer
 from vitrail.relevance import Result
 
 T = TypeVar("T")

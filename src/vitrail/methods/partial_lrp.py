@@ -8,15 +8,15 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import check_rules
 from vitrail.methods.lrp import RULES
 from vitrail.methods.options import PRECISIONS, check_choice, without_readout
-from vitrail.recording import Layer, Probs
 from vitrail.relevance import Result
-from vitrail.rules import propagating
-from vitrail.rules.maps import tell_maps
-from vitrail.subject import Procedure, Subject
+from vitrail.relevance.lrp import propagating
+from vitrail.relevance.lrp.maps import tell_maps
 
 LEVEL = "embedding_output"
 
@@ -26,7 +26,7 @@ def readout_of(relevance: Probs, layer: Layer) -> Float[Tensor, "b t"]:
     return (layer.readout[:, None] @ relevance.clamp(min=0).mean(dim=1).to(layer.readout.dtype)).squeeze(1)
 
 
-def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "float64") -> Procedure:
+def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "float64") -> RerunMethod:
     """The relevance of the last layer's attention map, positive part, mean over heads.
 
     Args:
@@ -36,11 +36,13 @@ def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "
     """
     table = check_choice("rules", rules, RULES)
 
-    def explain(subject: Subject) -> Result:
-        last = subject.layers(frozenset(), last_only=True)[-1]
+    def explain(runner: Runner) -> Result:
+        last = runner.layers(frozenset(), last_only=True)[-1]
         found: dict[int, Probs] = {}
-        tell_maps(subject.run, subject.part, found.__setitem__, lowest=last.index)
+        tell_maps(runner.run, runner.part, found.__setitem__, lowest=last.index)
         return without_readout(zero_readout)(readout_of(found[last.index], last), last)
 
-    how = How(level=LEVEL, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table))
-    return Procedure(explain, how, check=check_rules("partial_lrp", LEVEL))
+    pass_options = PassOptions(
+        level=LEVEL, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)
+    )
+    return RerunMethod(explain, pass_options, check=check_rules("partial_lrp", LEVEL))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vitrail.capture.runner import Runner
 from vitrail.errors import OptionError
-from vitrail.subject import Subject
 
 
 def check_counts(*, steps: int, batch: int) -> None:
@@ -56,6 +56,6 @@ def copies_summed(x: Tensor, copies: int, *, axis: int = 0) -> Tensor:
     return x.unflatten(axis, (copies, -1)).sum(dim=axis)
 
 
-def sample_axis(subject: Subject) -> int:
+def sample_axis(runner: Runner) -> int:
     """Where the residual stream counts samples: some models keep time first."""
-    return 0 if subject.body.blocks[0].batch_first else 1
+    return 0 if runner.body.blocks[0].batch_first else 1

@@ -6,8 +6,8 @@ Class-agnostic: no gradient, no earlier layer. Paper -> code: E_h A^L -> `pull(l
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.options import ROWS, check_choice, without_readout
-from vitrail.recording import Layer
 from vitrail.relevance import Walk, attention, pull
 
 

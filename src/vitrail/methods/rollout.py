@@ -7,8 +7,8 @@ Paper -> code: the readout's row of the product of the normalised matrices -> re
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.methods.options import check_start_layer, without_readout
-from vitrail.recording import Layer
 from vitrail.relevance import Walk, attention, pull
 
 

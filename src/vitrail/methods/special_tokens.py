@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from vitrail.capture.readout import last_position
 from vitrail.errors import InputError
-from vitrail.inputs import Inputs
-from vitrail.readout import last_position
+from vitrail.models.inputs import Inputs
 
 
 def special_tokens(inputs: Inputs) -> Bool[Tensor, "b t"]:

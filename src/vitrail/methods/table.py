@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitrail.capture.runner import RerunMethod
 from vitrail.errors import OptionError, suggest
-from vitrail.inputs import Inputs
-from vitrail.option_text import kinds_of
+from vitrail.methods.option_text import kinds_of
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Walk
-from vitrail.subject import Procedure
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Method:
     """
 
     name: str
-    build: Callable[..., Walk | Procedure]
+    build: Callable[..., Walk | RerunMethod]
     paper: str
     presets: Mapping[str, Preset]
     signed: bool = False

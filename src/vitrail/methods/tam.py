@@ -7,8 +7,8 @@ Paper -> code: pi -> `states`, one for each row that is read; P -> head mean of 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
-from vitrail.inputs import Inputs
+from vitrail.capture.recording import Layer
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.last_gradient import (
     LAST,
     carried,
@@ -21,9 +21,9 @@ from vitrail.methods.last_gradient import (
     rows_read,
 )
 from vitrail.methods.paths import check_counts
-from vitrail.recording import Layer
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention
-from vitrail.subject import Procedure, Subject
 
 START = {"image": 4, "text": 4}
 """The first layer of the released code, counted from zero."""
@@ -47,7 +47,7 @@ def chain(layers: list[Layer], rows: Float[Tensor, "b r q"], *, start: int) -> F
     return states
 
 
-def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) -> Procedure:
+def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) -> RerunMethod:
     """Where a walk along the attention ends up, times the integrated gradient of the last map.
 
     Args:
@@ -62,11 +62,11 @@ def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) ->
         check_scaling(model, body, inputs)
         check_start(start_layer, body)
 
-    def explain(subject: Subject) -> Result:
-        start = first_layer(start_layer, START, kind=subject.inputs.kind, depth=subject.run.depth)
-        layers = subject.layers(LAST, last_only=True)
+    def explain(runner: Runner) -> Result:
+        start = first_layer(start_layer, START, kind=runner.inputs.kind, depth=runner.run.depth)
+        layers = runner.layers(LAST, last_only=True)
         rows = rows_read(layers[-1])
-        weights = feedback(mean_gradient(subject, layers[-1], rows, steps=steps, batch=batch))
+        weights = feedback(mean_gradient(runner, layers[-1], rows, steps=steps, batch=batch))
         return Result(rows.joined(weights * chain(layers, rows.chosen, start=start)))
 
-    return Procedure(explain, needs=LAST, check=check)
+    return RerunMethod(explain, needs=LAST, check=check)

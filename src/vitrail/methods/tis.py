@@ -13,15 +13,15 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
-from vitrail.anatomy.parts import find
+from vitrail.capture.recording import Layer
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import AnatomyError, MethodError, OptionError
-from vitrail.inputs import Inputs
 from vitrail.methods.options import check_choice, check_count
+from vitrail.models.anatomy import Body
+from vitrail.models.anatomy.parts import find
+from vitrail.models.inputs import Inputs
 from vitrail.progress import watched
-from vitrail.recording import Layer
 from vitrail.relevance import Result
-from vitrail.subject import Procedure, Subject
 from vitrail.targets import SCALARS
 
 ROUNDS = 100
@@ -103,10 +103,10 @@ def as_masks(kept: Sequence[Int[Tensor, "b m _"]], patches: int) -> Bool[Tensor,
     return torch.cat([mask.scatter_(2, one, value=True) for mask, one in zip(empty, kept, strict=True)], dim=1)
 
 
-def own_masks(subject: Subject, count: int, seed: int) -> Float[Tensor, "b m p"]:
+def own_masks(runner: Runner, count: int, seed: int) -> Float[Tensor, "b m p"]:
     """Steps 1 and 2 on the pass that has been made."""
-    layers = subject.layers(frozenset({"leaving"}))[: len(subject.body.blocks)]
-    return torch.stack([centroids(points, count, seed) for points in channel_maps(layers, subject.run.patches)])
+    layers = runner.layers(frozenset({"leaving"}))[: len(runner.body.blocks)]
+    return torch.stack([centroids(points, count, seed) for points in channel_maps(layers, runner.run.patches)])
 
 
 def portions(patches: Int[Tensor, "b m k"], batch: int) -> list[tuple[Int[Tensor, " n"], Int[Tensor, "n k"]]]:
@@ -115,15 +115,15 @@ def portions(patches: Int[Tensor, "b m k"], batch: int) -> list[tuple[Int[Tensor
     return list(zip(rows.split(batch), patches.flatten(0, 1).split(batch), strict=True))
 
 
-def score_kept(subject: Subject, rows: Int[Tensor, " n"], patches: Int[Tensor, "n k"]) -> Float[Tensor, " n"]:
+def score_kept(runner: Runner, rows: Int[Tensor, " n"], patches: Int[Tensor, "n k"]) -> Float[Tensor, " n"]:
     """Step 4: the scalar of a model that sees the kept patches only."""
 
     def edit(stream: Tensor) -> Tensor:
-        if subject.body.blocks[0].batch_first:
-            return keep(stream, patches, subject.run.origin.index)
-        return keep(stream.transpose(0, 1), patches, subject.run.origin.index).transpose(0, 1)
+        if runner.body.blocks[0].batch_first:
+            return keep(stream, patches, runner.run.origin.index)
+        return keep(stream.transpose(0, 1), patches, runner.run.origin.index).transpose(0, 1)
 
-    return subject.score(subject.inputs.take(rows), rows, edit)
+    return runner.score(runner.inputs.take(rows), rows, edit)
 
 
 def check_removable(model: nn.Module, body: Body) -> None:
@@ -157,9 +157,9 @@ def read_masks(masks: Tensor | np.ndarray, batch: int) -> Float[Tensor, "b m p"]
     return given if given.ndim == 3 else given.expand(batch, -1, -1)
 
 
-def check_patches(raw: Float[Tensor, "b m p"], subject: Subject) -> None:
+def check_patches(raw: Float[Tensor, "b m p"], runner: Runner) -> None:
     """Refuse masks for another number of patches."""
-    patches = len(subject.run.origin.index)
+    patches = len(runner.run.origin.index)
     if raw.shape[2] != patches:
         raise OptionError(f"masks have {raw.shape[2]} columns, but the model cuts the picture into {patches} patches.")
 
@@ -181,7 +181,7 @@ def build(
     batch: int = 128,
     seed: int = 0,
     progress: bool = True,
-) -> Procedure:
+) -> RerunMethod:
     """How well the class is recognised from the patches that are kept, averaged over the masks that keep each.
 
     Args:
@@ -205,14 +205,14 @@ def build(
         if masks is not None:
             read_masks(masks, inputs.batch)
 
-    def explain(subject: Subject) -> Result:
-        raw = own_masks(subject, clusters, seed) if masks is None else read_masks(masks, subject.inputs.batch)
-        check_patches(raw, subject)
-        kept = [strongest(raw.to(subject.run.valid.device), share) for share in ratios]
+    def explain(runner: Runner) -> Result:
+        raw = own_masks(runner, clusters, seed) if masks is None else read_masks(masks, runner.inputs.batch)
+        check_patches(raw, runner)
+        kept = [strongest(raw.to(runner.run.valid.device), share) for share in ratios]
         tries = [one for patches in kept for one in portions(patches, batch)]
         steps = watched(tries, f"tis, {sum(len(rows) for rows, _ in tries)} masks", show=progress)
-        scores = torch.cat([score_kept(subject, rows, patches) for rows, patches in steps])
+        scores = torch.cat([score_kept(runner, rows, patches) for rows, patches in steps])
         found = average(rearrange(scores, "(r b m) -> b (r m)", r=len(kept), b=len(raw)), as_masks(kept, raw.shape[2]))
-        return Result(subject.run.among_tokens(normalised(found)))
+        return Result(runner.run.among_tokens(normalised(found)))
 
-    return Procedure(explain, needs=frozenset({"leaving"}), scalar=scalar, check=check)
+    return RerunMethod(explain, needs=frozenset({"leaving"}), scalar=scalar, check=check)

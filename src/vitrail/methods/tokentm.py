@@ -17,9 +17,9 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vitrail.capture.recording import Early, Layer, widen
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
-from vitrail.recording import Early, Layer, widen
 from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.targets import SCALARS
 

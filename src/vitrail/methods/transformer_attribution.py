@@ -11,18 +11,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
-from vitrail.circumstances import How
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError
-from vitrail.inputs import Inputs
 from vitrail.methods.levels import check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
-from vitrail.recording import Layer, Probs
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
-from vitrail.rules import propagating
-from vitrail.rules.deep_taylor import CONSERVING
-from vitrail.rules.maps import tell_maps
-from vitrail.subject import Procedure, Subject
+from vitrail.relevance.lrp import propagating
+from vitrail.relevance.lrp.deep_taylor import CONSERVING
+from vitrail.relevance.lrp.maps import tell_maps
 
 Row = Float[Tensor, "b t"]
 LEVEL = "embedding_output"
@@ -54,7 +54,9 @@ OWN: dict[str, Callable[[Row, Layer], Row]] = {
 }
 
 
-def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "float64") -> Procedure:
+def build(
+    *, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "float64"
+) -> RerunMethod:
     """Gradient times relevance of every attention map, positive part, multiplied through the layers.
 
     Args:
@@ -66,8 +68,8 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
     dtype = check_choice("precision", precision, PRECISIONS)
     finish = check_choice("own", own, OWN)
 
-    def explain(subject: Subject) -> Result:
-        layers = subject.recorded(frozenset({"output_grad"}), How(dtype=dtype))
+    def explain(runner: Runner) -> Result:
+        layers = runner.recorded(frozenset({"output_grad"}), PassOptions(dtype=dtype))
         lowest = start_layer % len(layers)
         state = {"row": layers[-1].readout}
 
@@ -76,7 +78,7 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
             mixing = weigh(layer.probs_grad, relevance)
             state["row"] = pull(state["row"], mixing, normalise=normalise, carried=not layer.pooling)
 
-        tell_maps(subject.run, subject.part, see, lowest=lowest)
+        tell_maps(runner.run, runner.part, see, lowest=lowest)
         return Result(finish(state["row"], layers[0]))
 
     rules = check_rules("transformer_attribution", LEVEL)
@@ -87,5 +89,5 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
         if not -depth <= start_layer < depth:
             raise OptionError(f"start_layer={start_layer}, but the model's layers are 0 to {depth - 1}.")
 
-    how = How(level=LEVEL, dtype=dtype, within=partial(propagating, CONSERVING))
-    return Procedure(explain, how, check=check)
+    pass_options = PassOptions(level=LEVEL, dtype=dtype, within=partial(propagating, CONSERVING))
+    return RerunMethod(explain, pass_options, check=check)

@@ -13,14 +13,14 @@ from jaxtyping import Float, Int
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor, nn
 
-from vitrail.anatomy import Body
+from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.inputs import Inputs
 from vitrail.methods.grad_cam import normalise
 from vitrail.methods.options import check_count
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.progress import watched
 from vitrail.relevance import Result
-from vitrail.subject import Procedure, Subject
 
 Maps = Float[Tensor, "n h w"]
 
@@ -94,25 +94,25 @@ def draws(pictures: Tensor, *, noise: float, seed: int) -> Iterator[Float[Tensor
         yield (noise * torch.randn(pictures.shape[1:], generator=dice)).to(pictures.device)
 
 
-def last_features(subject: Subject) -> Float[Tensor, "b d y x"]:
+def last_features(runner: Runner) -> Float[Tensor, "b d y x"]:
     """Step 1: what leaves the first norm of the last block, as one map over the patches per channel."""
-    last = subject.layers(frozenset({"attention_normed"}))[len(subject.body.blocks) - 1]
-    tokens = last.state("attention_normed")[:, list(subject.run.origin.index)]
-    assert subject.run.origin.grid is not None
-    return rearrange(tokens, "b (y x) d -> b d y x", y=subject.run.origin.grid[0])
+    last = runner.layers(frozenset({"attention_normed"}))[len(runner.body.blocks) - 1]
+    tokens = last.state("attention_normed")[:, list(runner.run.origin.index)]
+    assert runner.run.origin.grid is not None
+    return rearrange(tokens, "b (y x) d -> b d y x", y=runner.run.origin.grid[0])
 
 
-def causal_effects(subject: Subject, row: int, masks: Maps, dice: Iterator[Tensor] | None) -> Float[Tensor, " n"]:
+def causal_effects(runner: Runner, row: int, masks: Maps, dice: Iterator[Tensor] | None) -> Float[Tensor, " n"]:
     """Step 4 for some masks of one picture; without noise what is hidden is zero, and the second pass the clean one."""
-    picture = subject.inputs.shown[row]
+    picture = runner.inputs.shown[row]
     rows = torch.full((len(masks),), row, device=masks.device)
-    like, shown = subject.inputs.take(rows), masks[:, None].to(picture)
+    like, shown = runner.inputs.take(rows), masks[:, None].to(picture)
     if dice is None:
-        return subject.score(like.showing(picture * shown), rows)
+        return runner.score(like.showing(picture * shown), rows)
     fill = torch.stack([next(dice) for _ in masks]).to(picture) * (1 - shown)
-    masked = subject.score(like.showing(torch.addcmul(fill, picture, shown)), rows)
-    filled = subject.score(like.showing(picture + fill), rows)
-    return effects(masked, filled, subject.part.scalar[row].detach())
+    masked = runner.score(like.showing(torch.addcmul(fill, picture, shown)), rows)
+    filled = runner.score(like.showing(picture + fill), rows)
+    return effects(masked, filled, runner.part.scalar[row].detach())
 
 
 def check_norm(model: nn.Module, body: Body, inputs: Inputs) -> None:
@@ -127,7 +127,7 @@ def check_norm(model: nn.Module, body: Body, inputs: Inputs) -> None:
 
 def build(
     *, noise: float = 0.1, threshold: float = 0.1, batch: int = 50, seed: int = 0, progress: bool = True
-) -> Procedure:
+) -> RerunMethod:
     """How much the class needs what each group of feature maps shows, averaged over the groups pixel by pixel.
 
     Args:
@@ -142,18 +142,18 @@ def build(
     if noise < 0 or threshold < 0:
         raise OptionError(f"noise={noise} and threshold={threshold}, but neither can be below zero.")
 
-    def explain(subject: Subject) -> Result:
-        size = subject.inputs.size
+    def explain(runner: Runner) -> Result:
+        size = runner.inputs.size
         assert size is not None
         found = []
-        for row, features in enumerate(last_features(subject)):
+        for row, features in enumerate(last_features(runner)):
             each = feature_masks(features, size)
             masks = cluster_masks(each, clusters(distances(each, size), threshold), size)
-            dice = draws(subject.inputs.shown, noise=noise, seed=seed)
-            words = f"vit_cx, picture {row + 1} of {subject.inputs.batch}"
+            dice = draws(runner.inputs.shown, noise=noise, seed=seed)
+            words = f"vit_cx, picture {row + 1} of {runner.inputs.batch}"
             portions = watched(masks.split(batch), words, show=progress)
-            scores = [causal_effects(subject, row, some, dice if noise else None) for some in portions]
+            scores = [causal_effects(runner, row, some, dice if noise else None) for some in portions]
             found.append(saliency(torch.cat(scores).to(masks.dtype), masks))
         return Result(pixels=torch.stack(found))
 
-    return Procedure(explain, needs=frozenset({"attention_normed"}), scalar="probability", check=check_norm)
+    return RerunMethod(explain, needs=frozenset({"attention_normed"}), scalar="probability", check=check_norm)

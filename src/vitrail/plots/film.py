@@ -4,7 +4,6 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import OptionError
-from vitrail.guided.film import FRAMES, Transfer
 from vitrail.plots.canvas import require_matplotlib
 from vitrail.plots.captions import check_index, sample_target
 from vitrail.plots.overlay import sample_map
@@ -12,6 +11,7 @@ from vitrail.plots.panels import Panel, panel_figure
 from vitrail.plots.picture import as_picture
 from vitrail.plots.pieces import pieces
 from vitrail.plots.sentence import Row, sentence_figure
+from vitrail.tools.film import FRAMES, Transfer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

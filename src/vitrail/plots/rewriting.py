@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitrail.guided.rewriting import NOTICE, Rewriting
 from vitrail.plots.canvas import GREY, new_figure, panel, write
+from vitrail.tools.rewriting import NOTICE, Rewriting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

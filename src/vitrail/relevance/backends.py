@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitrail.capture.recording import Layer
 from vitrail.errors import OptionError, OutOfMemoryError, suggest
-from vitrail.recording import Layer
 from vitrail.relevance import chunked, dense, fused
 from vitrail.relevance.dense import Weigh
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.recording import Layer, Probs
+from vitrail.capture.recording import Layer, Probs
 
 Weigh = Callable[[Layer], Probs]
 

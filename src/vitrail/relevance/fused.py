@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.recording import Layer
+from vitrail.capture.recording import Layer
 from vitrail.relevance import chunked, weights
 from vitrail.relevance.dense import Weigh
 

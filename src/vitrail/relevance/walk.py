@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.recording import Early, Layer, Recording
+from vitrail.capture.recording import Early, Layer, Recording
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Cui, Fan and Chen number them Eqs. 4 to 6; `positive` is Chefer's Eq. 5 of GAE a
 `[G * A]^+` and `[G]^+ * A` the same.
 """
 
-from vitrail.recording import Layer, Probs
+from vitrail.capture.recording import Layer, Probs
 
 
 def attention(layer: Layer) -> Probs:

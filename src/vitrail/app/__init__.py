@@ -1,5 +1,0 @@
-"""The explorer: a web page to look at explanations, `vitrail app`."""
-
-from vitrail.app.server import Settings, application, server
-
-__all__ = ["Settings", "application", "server"]

@@ -1,0 +1,19 @@
+"""The command line: `vitrail --help` is its manual."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say in one line what it lacks."""
+    try:
+        from vitrail.apps.cli.app import app
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] not in {"typer", "rich"}:
+            raise
+        sys.exit(f"error: the command line needs the package {error.name}: pip install 'vitrail[cli]'")
+    app()
+
+
+__all__ = ["main"]

@@ -1,0 +1,171 @@
+"""The command `detail`: what speaks for one class rather than another."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import vitrail
+from vitrail import Attribution
+from vitrail.apps.cli import options
+from vitrail.apps.cli.aims import class_index
+from vitrail.apps.cli.opening import open_model
+from vitrail.apps.cli.outputs import check_apart, check_file, write
+from vitrail.apps.cli.reporting import note, reported
+from vitrail.apps.cli.results import Row
+from vitrail.apps.cli.show import show_answer, show_rows
+from vitrail.apps.cli.sources import Source, check_source, sample_of
+from vitrail.apps.cli.specs import check_specs, parse_spec
+from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.methods import METHODS
+from vitrail.models.loading import Loaded, Sample
+from vitrail.tools.detail import AUTO, DEFAULT_METHOD, check_form, detail_matrix
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HELP = """Show which details speak for one class, and which for another.
+
+Without --target and --versus: the first and the second class that the
+model thinks of. Red is evidence for the first, blue for the second; in
+texts green and red.
+
+[bold]Examples[/]
+
+  vitrail detail eagle.png -m vit_tiny_patch16_224 -o detail.png
+  vitrail detail eagle.png -m vit_tiny_patch16_224 -t kite
+      --versus "bald eagle" -o detail.png
+  vitrail detail snail.png -m vit_tiny_patch16_224 --top 4 -o matrix.png
+  vitrail detail "A dull film with a great cast." -m sentiment
+"""
+COLOURS = {"image": ("red", "blue"), "text": ("green", "red")}
+TARGET = Annotated[
+    str | None,
+    typer.Option("--target", "-t", help="The class in red, by name or index.", rich_help_panel=options.AIM),
+]
+VERSUS = Annotated[str | None, typer.Option(help="The class in blue.", rich_help_panel=options.AIM)]
+FORM = Annotated[
+    str,
+    typer.Option(
+        help="relative_difference (the paper's Eq. 8), difference, ratio, or auto: the first where it is safe, else "
+        "the second.",
+        rich_help_panel=options.AIM,
+    ),
+]
+METHOD = Annotated[str, typer.Option(help="A signed method, with options if you like.", rich_help_panel=options.AIM)]
+TOP = Annotated[
+    int | None,
+    typer.Option(help="A sheet of the most likely classes, each against each.", rich_help_panel=options.RESULT),
+]
+
+
+@reported
+def command(  # noqa: PLR0913  (one parameter for each option of the command line)
+    model: options.Model,
+    given: options.Given = None,
+    arch: options.Arch = None,
+    target: TARGET = None,
+    versus: VERSUS = None,
+    form: FORM = AUTO,
+    method: METHOD = DEFAULT_METHOD,
+    preset: options.Preset = "recommended",
+    device: options.Device = "cpu",
+    squash: options.Squash = False,  # noqa: FBT002
+    top: TOP = None,
+    output: options.Output = None,
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Contrast two classes."""
+    source, (name, more) = Source(given, squash=squash), parse_spec(method)
+    _check(source, form, target, versus, top, output)
+    check_apart([output], [given, model])
+    check_specs([(name, more)], preset, METHODS[name].inputs[0])
+    loaded = open_model(model, arch, device)
+    sample = sample_of(source, loaded)
+    first, second = (None if text is None else class_index(loaded, text) for text in (target, versus))
+    explaining = {"form": form, "method": name, "preset": preset, **more}
+    show_answer(loaded, sample)
+    if top is not None and output is not None:
+        _write_matrix(output, loaded, sample, detail_matrix(loaded.model, sample.inputs, top=top, **explaining))
+        return
+    found = vitrail.detail(loaded.model, sample.inputs, first, second, **explaining)
+    chosen = found.provenance["detail"]
+    note(f"form: {chosen['form']} ({chosen['why']})")
+    row = Row(_contrast(loaded, found), [found])
+    show_rows([row], patches=output is None)
+    if output is not None:
+        for path in write(output, [row], sample):
+            note(f"wrote {path}")
+
+
+def _check(
+    source: Source, form: str, target: str | None, versus: str | None, top: int | None, output: Path | None
+) -> None:
+    """Find what is wrong before the model is loaded."""
+    check_source(source)
+    check_form(form)
+    if source.folder is not None:
+        raise InputError(f"{source.given} is a folder, but a contrast is of one input. For a folder: vitrail audit.")
+    if top is not None and (target is not None or versus is not None):
+        raise OptionError("--top takes the most likely classes: leave out --target and --versus.")
+    if output is not None:
+        check_file(output)
+    if top is not None and (output is None or output.suffix.lower() not in (".png", ".pdf")):
+        raise OutputError("--top draws a sheet: name a .png or .pdf file for it with -o.")
+
+
+def _contrast(loaded: Loaded, found: Attribution) -> str:
+    """The two classes, each with its colour."""
+    for_first, for_second = COLOURS[loaded.kind]
+    first, second = _classes(loaded, found)
+    return f"{for_first}: {first} · {for_second}: {second}"
+
+
+def _classes(loaded: Loaded, found: Attribution) -> list[str]:
+    target = found.target
+    both = [c[0] if isinstance(c, tuple) else c for c in (target.first, target.second)]
+    return [loaded.class_name(c) for c in both if c is not None]
+
+
+def _write_matrix(path: Path, loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> None:
+    from vitrail.storage import save_figure
+
+    draw = _image_matrix if loaded.kind == "image" else _text_matrix
+    note(f"wrote {save_figure(draw(loaded, sample, matrix), path)}")
+
+
+def _image_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> "Figure":
+    from vitrail.plots.overlay import sample_map
+    from vitrail.plots.panels import Panel, panel_figure
+    from vitrail.plots.picture import as_picture
+
+    picture = as_picture(sample.picture)
+    names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
+    rows = [
+        [
+            Panel(f"blue: {name}", sample_map(cell, 0, picture), signed=cell.signed)
+            for name, cell in zip(names, row, strict=True)
+        ]
+        for row in matrix
+    ]
+    heading = f"{matrix[0][0].label}\nrow against column; on the diagonal the class alone"
+    return panel_figure(rows, picture, row_titles=[f"red: {name}" for name in names], heading=heading)
+
+
+def _text_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> "Figure":
+    from vitrail.plots.pieces import pieces
+    from vitrail.plots.sentence import Row as Line
+    from vitrail.plots.sentence import sentence_figure
+
+    names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
+    groups = [
+        (
+            f"green: {own}",
+            [
+                Line(f"red: {other}" if other != own else "alone", pieces(cell, 0))
+                for other, cell in zip(names, row, strict=True)
+            ],
+        )
+        for own, row in zip(names, matrix, strict=True)
+    ]
+    return sentence_figure(groups, signed=any(cell.signed for row in matrix for cell in row))

@@ -1,0 +1,84 @@
+"""The command `app`: serve the page."""
+
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from vitrail.apps.cli import options
+from vitrail.apps.cli.opening import silent
+from vitrail.apps.cli.reporting import note, reported
+from vitrail.apps.web.limits import MEGABYTE, MEGAPIXEL, Limits
+from vitrail.apps.web.server import HOST, LOOPBACK, Settings, server
+
+HELP = """Open a web page to look at explanations: pictures and text, many methods side by side.
+
+It starts with the embedded models, offline, and answers on this machine only. Visitors may open no other models than
+those you name with [bold]--allow[/].
+
+  vitrail app
+  vitrail app --allow vit_tiny_patch16_224.augreg_in21k_ft_in1k --allow ./my-bert
+"""
+ACCESS, INPUTS = "Who may do what", "What is accepted"
+Host = Annotated[str, typer.Option(help="The address to answer on; 0.0.0.0 lets others in.", rich_help_panel=ACCESS)]
+Port = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Default: the first free one from 7860 on.", rich_help_panel=ACCESS),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A timm name, Hugging Face id or folder that visitors may open. May be repeated.",
+        show_default=False,
+        rich_help_panel=ACCESS,
+    ),
+]
+AnyModel = Annotated[
+    bool,
+    typer.Option(
+        "--any-model",
+        help="Let visitors open any model, also from folders of this machine and from the hub.",
+        rich_help_panel=ACCESS,
+    ),
+]
+Pickled = Annotated[
+    bool,
+    typer.Option(
+        "--pickled-weights",
+        help="Also open Hugging Face models without safetensors; torch reads their weights without running code.",
+        rich_help_panel=ACCESS,
+    ),
+]
+Upload = Annotated[int, typer.Option(min=1, help="Megabytes of an uploaded file.", rich_help_panel=INPUTS)]
+Pixels = Annotated[int, typer.Option(min=1, help="Million pixels of a picture.", rich_help_panel=INPUTS)]
+Letters = Annotated[int, typer.Option(min=1, help="Characters of a text.", rich_help_panel=INPUTS)]
+Browser = Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")]
+
+
+@reported
+def command(  # noqa: PLR0913  (one parameter for each option of the command line)
+    host: Host = HOST,
+    port: Port = None,
+    allow: Allow = None,
+    any_model: AnyModel = False,  # noqa: FBT002
+    pickled_weights: Pickled = False,  # noqa: FBT002
+    max_upload: Upload = 10,
+    max_pixels: Pixels = 40,
+    max_letters: Letters = 1000,
+    browser: Browser = False,  # noqa: FBT002
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Serve the page until it is ended."""
+    limits = Limits(upload=max_upload * MEGABYTE, pixels=max_pixels * MEGAPIXEL, letters=max_letters)
+    settings = Settings(host, port, tuple(allow or ()), any_model, pickled_weights, limits)
+    note("getting the page ready")
+    with silent():
+        made, listening = server(settings)
+    name, number = listening.getsockname()[:2]
+    address = f"http://{f'[{name}]' if ':' in name else name}:{number}"
+    if host not in LOOPBACK:
+        note("warning: others on the network can use this page; there is no password.")
+    note(f"the page is at {address}; press Ctrl+C to end it")
+    if browser:
+        webbrowser.open(address)
+    made.run([listening])

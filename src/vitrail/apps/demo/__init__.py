@@ -1,0 +1,138 @@
+"""Real explanations of real models two minutes after cloning: two pictures, three sentences, no download."""
+
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from vitrail import zoo
+from vitrail.api import compare
+from vitrail.attribution import Attribution
+from vitrail.errors import OutputError
+from vitrail.plots import comparison_sheet
+from vitrail.plots.canvas import rendered
+from vitrail.plots.document import document, image
+from vitrail.plots.page import to_html
+from vitrail.storage import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES = {
+    "golf_ball.jpg": "Golf ball: rendered by us, Apache-2.0.",
+    "temple.jpg": "Temple: Daniel Büchele, CC BY 2.0, cut to a square.",
+}
+SENTENCES = (
+    "nothing here is original, yet i loved every minute",
+    "the plot is not bad, but the endless dialogue is unbearably dull",
+    "despite a clumsy start, this turns out to be a small miracle",
+)
+ON_PICTURES = (
+    "consensus",
+    ("consensus", {"preset": "fine"}),
+    "gae",
+    "tokentm",
+    ("gradtoken", {"scheme": "average_elementwise"}),
+    "complete_gradient",
+    "rollout",
+    "grad_cam",
+)
+ON_SENTENCES = (
+    "consensus",
+    "raw_attention",
+    "rollout",
+    "grad_cam",
+    "gae",
+    "complete_gradient",
+    "tokentm",
+    "gradtoken",
+    "attcat",
+)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One input with what the model said of it, and every method's attribution."""
+
+    title: str
+    attributions: list[Attribution]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the demo computed, and the files it wrote."""
+
+    pictures: list[Explained]
+    sentences: list[Explained]
+    paths: tuple[Path, ...]
+
+
+def run(folder: Path) -> Made:
+    """Explain the pictures and the sentences, and write two sheets and one page."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be made: {error.strerror}. Choose another folder with -o.") from error
+    images, pictures = _pictures()
+    sentences = _sentences()
+    sheets = {
+        "pictures.png": rendered(_sheet(pictures, images)),
+        "sentences.png": rendered(_sheet(sentences, None)),
+    }
+    page = _page(sheets, pictures, sentences).encode()
+    written = [write_bytes(folder / name, data) for name, data in {**sheets, "index.html": page}.items()]
+    return Made(pictures, sentences, tuple(written))
+
+
+def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
+    from PIL import Image
+
+    photo = zoo.load("photo")
+    images, found = [], []
+    for name in PICTURES:
+        with files("vitrail.apps.demo").joinpath("pictures", name).open("rb") as file, Image.open(file) as picture:
+            inputs = photo.preprocess(picture)
+        images.append(inputs[0] / 2 + 0.5)
+        found.append(Explained(_answer(photo, inputs), list(compare(photo.model, inputs, ON_PICTURES))))
+    return images, found
+
+
+def _sentences() -> list[Explained]:
+    sentiment = zoo.load("sentiment")
+    found = []
+    for sentence in SENTENCES:
+        inputs = sentiment.preprocess([sentence])
+        found.append(Explained(_answer(sentiment, inputs), list(compare(sentiment.model, inputs, ON_SENTENCES))))
+    return found
+
+
+def _answer(loaded: zoo.Loaded, inputs: object) -> str:
+    """The predicted class and its probability."""
+    with torch.no_grad():
+        logits = (loaded.model(inputs) if isinstance(inputs, torch.Tensor) else loaded.model(**inputs)).logits  # pyright: ignore[reportCallIssue]
+    probability, index = logits[0].softmax(dim=0).max(dim=0)
+    return f"{loaded.class_names[int(index)]}, {float(probability):.0%}"
+
+
+def _sheet(explained: list[Explained], images: list[torch.Tensor] | None) -> "Figure":
+    return comparison_sheet([e.attributions for e in explained], images, row_titles=[e.title for e in explained])
+
+
+def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[Explained]) -> str:
+    """One page that needs nothing beside it."""
+    blocks = [
+        "<h1>Vitrail: what two small Transformers looked at</h1>",
+        f"<p>{escape(' '.join(PICTURES.values()))}</p>",
+    ]
+    for (name, data), explained in zip(sheets.items(), (pictures, sentences), strict=True):
+        methods = ", ".join(a.label for a in explained[0].attributions)
+        alt = f"{name}: {methods} for {'; '.join(e.title for e in explained)}"
+        blocks.append(f"<p>{image(data, alt, look='max-width:100%')}</p>")
+    for one in sentences:
+        blocks.append(f"<h2>{escape(one.title)}</h2>")
+        blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
+    style = "font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em"
+    return document("Vitrail demo", f'<main style="{style}">{"".join(blocks)}</main>')

@@ -1,0 +1,369 @@
+"""What a sub-layer adds to the residual stream, measured in the pass itself.
+
+The output projection takes the heads' outputs to channels of the stream. Between it and the stream there may stand a
+norm (Gemma 2 and 3, OLMo 2, Swin 2), a layer scale, a constant factor (Granite) or a gate. A follower watches which
+modules take the projection's result on, and the sum with the stream is compared with what they gave: what is not
+explained by them, by a named layer scale or by one factor for each channel is refused.
+
+A norm is not linear. Its statistics are those of the pass: with them fixed, it multiplies each token's row by a number
+(one over the deviation or root mean square of what the projection gave there) and then by one matrix for all tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from vitrail.capture.affine import is_plain, matrix
+from vitrail.capture.recording import widen
+from vitrail.capture.seams import AttentionCall
+from vitrail.capture.shadow import every_module
+from vitrail.models.anatomy import Block
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+QUANTISED = 5e-2
+"""How far results may be from what a matrix says, by the largest entry; the second for modules that quantise."""
+EPSILONS = ("eps", "variance_epsilon", "epsilon")
+PASSING = ("Dropout", "Identity", "DropPath", "StochasticDepth")
+"""Modules that give what they were given, by the end of their class's name."""
+
+
+class Unknown(Exception):
+    """What is added cannot be put together from what is known; says why."""
+
+
+@dataclass
+class Followed:
+    """What became of a module's result, until it was added to the stream.
+
+    Args:
+        given: what entered the module.
+        result: what came out of it.
+        now: what was made of that so far.
+        steps: the norms and scales that made it, each with what it was given and what it gave.
+        later: what entered norms that came after: the sum with the stream may be one.
+        times: how often the module was called.
+    """
+
+    given: Tensor | None = None
+    result: Tensor | None = None
+    now: Tensor | None = None
+    steps: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+    later: list[Tensor] = field(default_factory=list)
+    times: int = 0
+
+
+@dataclass
+class Adding:
+    """What was seen of the two sub-layers of one block, and of the stream around them."""
+
+    block: Block
+    attention: Followed = field(default_factory=Followed)
+    ffn: Followed = field(default_factory=Followed)
+    entering: Tensor | None = None
+    middle: Tensor | None = None  # the stream that the feed-forward part is added to
+    leaving: Tensor | None = None
+
+    def clear(self) -> None:
+        """Let go of all tensors."""
+        self.attention, self.ffn = Followed(), Followed()
+        self.entering = self.middle = self.leaving = None
+
+
+@dataclass(frozen=True)
+class Added:
+    """What attention and the feed-forward part add to the stream.
+
+    Args:
+        weight: from the heads' outputs to what is added, but for `rows` and `scale`; `[d_model, heads * d]`.
+        rows: what each token's row is multiplied by beside, `[b, t]`; None for one.
+        scale: of each channel, as named by the anatomy or measured (layer scale); None for one.
+        ffn_added: what the feed-forward part gave, `ffn_scale` apart.
+        missing: why what is not known is not, by the name it has in a layer.
+    """
+
+    weight: Tensor | None = None
+    rows: Tensor | None = None
+    scale: Tensor | None = None
+    ffn_added: Tensor | None = None
+    ffn_scale: Tensor | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHandle]:
+    """Hooks that fill in what is added in one block; to be set before those that read it.
+
+    Args:
+        running: whether it is this block that runs: several may share modules.
+    """
+    block = adding.block
+    reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
+    before = [(block.module, partial(_enter, adding)), (reads, partial(_read, adding))]
+    after = [(block.module, partial(_leave, adding))]
+    for module, name in ((block.output, "attention"), (block.ffn_output, "ffn")):
+        if module is not None:
+            caller = _caller(block, module)
+            after.append((caller, partial(_give, adding, name, caller is module)))
+    watched = (m for m in every_module(block.module) if is_norm(m) or _passes(m) or _scales(m))
+    after += [(module, partial(_take, adding)) for module in watched]
+
+    def only_then(hook: Callable[..., None]) -> Callable[..., None]:
+        return lambda *given: hook(*given) if running() else None
+
+    return [
+        *(m.register_forward_pre_hook(only_then(hook), with_kwargs=True) for m, hook in before if m is not None),
+        *(m.register_forward_hook(only_then(hook), with_kwargs=True) for m, hook in after),
+    ]
+
+
+def _enter(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    adding.clear()
+    adding.entering = _given(args, kwargs)
+
+
+def _leave(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401
+    adding.leaving = _first(out)
+
+
+def _read(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    adding.middle = _given(args, kwargs)
+
+
+def _give(adding: Adding, name: str, own: bool, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401, FBT001
+    """Begin to follow a result."""
+    followed: Followed = getattr(adding, name)
+    followed.given = _given(args, kwargs) if own else None
+    followed.result = followed.now = _first(out)
+    followed.times += 1
+
+
+def _take(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401
+    """Follow a result through a module that takes it; keep what enters norms later."""
+    given = _given(args, kwargs)
+    for followed in (adding.attention, adding.ffn):
+        if followed.now is None or given is None:
+            continue
+        if given is followed.now:
+            followed.now = _first(out)
+            if not _passes(module):
+                followed.steps.append((module, given, followed.now))
+        elif is_norm(module):
+            followed.later.append(given)
+
+
+def _caller(block: Block, module: nn.Module) -> nn.Module:
+    """The module that gives the projection's result: itself, or an `nn.MultiheadAttention`, which reads its weight."""
+    holders = (m for m in every_module(block.module) if isinstance(m, nn.MultiheadAttention) and m.out_proj is module)
+    return next(holders, module)
+
+
+def _given(args: tuple, kwargs: dict) -> Tensor | None:
+    return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+
+
+def _first(out: Any) -> Tensor:  # noqa: ANN401
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm over channels, by the name of its class."""
+    name = type(module).__name__.lower()
+    return name.endswith("norm") and "batch" not in name and "group" not in name
+
+
+def _passes(module: nn.Module) -> bool:
+    return type(module).__name__.endswith(PASSING)
+
+
+def _scales(module: nn.Module) -> bool:
+    return "scale" in type(module).__name__.lower() and len(list(module.parameters())) == 1
+
+
+def measured(adding: Adding, call: AttentionCall, *, ffn: bool) -> Added:
+    """What is added in a block that has run.
+
+    Args:
+        ffn: whether the feed-forward part is asked for.
+    """
+    found, missing = Added(scale=adding.block.attention_scale), {}
+    with torch.no_grad():
+        if adding.block.output is not None:
+            try:
+                found = _attention(adding, adding.block.output, call)
+            except Unknown as why:
+                missing["output_weight"] = str(why)
+        if ffn and adding.block.ffn_output is not None:
+            try:
+                now, scale = _ffn(adding, adding.block.ffn_output)
+                found = replace(found, ffn_added=now, ffn_scale=scale)
+            except Unknown as why:
+                missing["ffn_added"] = str(why)
+    return replace(found, missing=missing)
+
+
+def _attention(adding: Adding, module: nn.Module, call: AttentionCall) -> Added:
+    """The map from the heads' outputs to what is added to the stream."""
+    seen, stream, named = adding.attention, adding.entering, adding.block.attention_scale
+    _check_once(seen, module)
+    assert seen.result is not None
+    assert stream is not None
+    given = _heads_outputs(seen, call, adding.block, stream)
+    weight, bias = matrix(module, given.shape[-1], given)
+    _check_affine(module, (weight, bias), given, seen.result)
+    steps, base = _but_named(seen, named)
+    weight, rows = _through(steps, weight, stream)
+    added = widen(_as_stream(base, stream))
+    added = added if named is None else added * named
+    sums = _sums(adding, (*seen.later, adding.middle, adding.leaving), stream, adding.ffn.now)
+    factor = _factor(sums, added, stream, module)
+    scale = named if factor is None else factor if named is None else named * factor
+    rows = rows if rows is None or adding.block.batch_first else rows.transpose(0, 1)
+    return Added(weight, rows, scale)
+
+
+def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """What the feed-forward part adds to the stream, and the scale of each channel that it is still to be given."""
+    seen, stream, named = adding.ffn, adding.entering, adding.block.ffn_scale
+    _check_once(seen, module)
+    assert stream is not None
+    _, base = _but_named(seen, named)
+    base = _as_stream(base, stream)
+    added = widen(base) if named is None else widen(base) * named
+    before = stream if adding.middle is None else _as_stream(adding.middle, stream)
+    aside = before.shape == stream.shape and _alike(widen(before), widen(stream), stream.dtype)
+    sums = _sums(adding, (*seen.later, adding.leaving), before, adding.attention.now if aside else None)
+    factor = _factor(sums, added, stream, module)
+    return base, named if factor is None else factor if named is None else named * factor
+
+
+def _check_once(seen: Followed, module: nn.Module) -> None:
+    if seen.times != 1 or seen.now is None:
+        raise Unknown(f"{type(module).__name__} was called {seen.times} times in the block, not once")
+
+
+def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Tensor) -> Tensor:
+    """What the projection was given, which has to be the heads' outputs side by side."""
+    if call.output is None:
+        raise Unknown("the heads' outputs are not known")
+    output = (
+        call.output
+        if call.output.ndim == 4
+        else call.output.unflatten(0, (stream.shape[0 if block.batch_first else 1], -1))
+    )
+    heads = rearrange(output, "b h t d -> b t (h d)" if block.batch_first else "b h t d -> t b (h d)")
+    if seen.given is None:
+        return heads
+    given = seen.given.reshape(heads.shape) if seen.given.numel() == heads.numel() else seen.given
+    if given.shape != heads.shape or not torch.equal(given, heads):
+        raise Unknown(
+            "something stands between the heads' outputs and the output projection (a norm, a gate), or heads are "
+            "joined in another order"
+        )
+    return given
+
+
+def _check_affine(module: nn.Module, parts: tuple[Tensor, Tensor | None], given: Tensor, result: Tensor) -> None:
+    """Compare some rows of what the module gave with what its matrix says."""
+    rows, wanted = given.flatten(0, -2), widen(result).flatten(0, -2)
+    some = slice(None, None, max(1, len(rows) // 64))
+    weight, bias = parts
+    found = widen(rows[some]).to(wanted.dtype) @ widen(weight).to(wanted.dtype).T
+    found = found if bias is None else found + bias
+    exact = result.dtype in TOLERANCES and is_plain(module)
+    allowed = (TOLERANCES[result.dtype] if exact else QUANTISED) * float(wanted.abs().amax())
+    if float((found - wanted[some]).abs().amax()) > allowed:
+        raise Unknown(f"the output projection {type(module).__name__} is not affine, or hooks change what it gives")
+
+
+def _but_named(seen: Followed, named: Tensor | None) -> tuple[list[tuple[nn.Module, Tensor, Tensor]], Tensor]:
+    """The steps without the layer scale that the anatomy names, and what came out of them."""
+    assert seen.now is not None
+    if named is not None and seen.steps and any(p is named for p in seen.steps[-1][0].parameters()):
+        return seen.steps[:-1], seen.steps[-1][1]
+    return seen.steps, seen.now
+
+
+def _through(
+    steps: list[tuple[nn.Module, Tensor, Tensor]], weight: Tensor, stream: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The matrix after norms and scales, and what each row is multiplied by beside."""
+    rows: Tensor | None = None
+    for module, given, gave in steps:
+        centred, gain, factor = _step(
+            module, widen(_as_stream(given, stream)), widen(_as_stream(gave, stream)), given.dtype
+        )
+        weight = widen(weight).to(gain.dtype)
+        weight = gain[:, None] * (weight - weight.mean(dim=0) if centred else weight)
+        if factor is not None:
+            rows = factor if rows is None else rows * factor
+    return weight, rows
+
+
+def _step(module: nn.Module, given: Tensor, gave: Tensor, dtype: torch.dtype) -> tuple[bool, Tensor, Tensor | None]:
+    """A norm with its statistics as they were, or a scale: whether the mean is taken off, gain, rows' factors."""
+    ones, zero = torch.ones_like(given[0, 0]), torch.zeros_like(given[0, 0])
+    held = {name: widen(x.detach()) for name, x in module.named_parameters() if x.shape == ones.shape}
+    gains = [ones, *(y for x in held.values() for y in (x, 1 + x))]
+    shifts = [zero, *held.values()]
+    coarse = torch.float32 if dtype is torch.float64 else dtype  # norms compute in float32 also where they read more
+    eps = next((float(x) for name in EPSILONS if isinstance(x := getattr(module, name, None), (int, float))), 1e-6)
+    for centred in (False, True):
+        rest = given - given.mean(dim=-1, keepdim=True) if centred else given
+        factor = (rest.square().mean(dim=-1, keepdim=True) + eps).rsqrt() if is_norm(module) else None
+        unit = rest if factor is None else rest * factor
+        for gain in gains:
+            for shift in shifts:
+                if _alike(unit * gain + shift, gave, coarse):
+                    return centred, gain, None if factor is None else factor[..., 0]
+    raise Unknown(
+        f"{type(module).__name__} stands between the output projection and the residual stream, and is neither a norm "
+        "nor a scale of a form that is known"
+    )
+
+
+def _sums(adding: Adding, after: tuple[Tensor | None, ...], before: Tensor, beside: Tensor | None) -> list[Tensor]:
+    """What may have been added to the stream: what entered norms later, or left the block, less what was before."""
+    stream, leaving = adding.entering, adding.leaving
+    assert stream is not None
+    later = [x for x in after if x is not None and x.numel() == stream.numel()]
+    sums = [widen(_as_stream(x, stream)) - widen(before) for x in later]
+    if beside is None or beside.numel() != stream.numel() or leaving is None:
+        return sums
+    # Sub-layers side by side: both are added to what enters the block.
+    return [*sums, widen(leaving) - widen(stream) - widen(_as_stream(beside, stream))]
+
+
+def _factor(sums: list[Tensor], added: Tensor, stream: Tensor, module: nn.Module) -> Tensor | None:
+    """What each channel is multiplied by before it is added; None for one."""
+    rounding = 16 * torch.finfo(stream.dtype).eps * float(stream.abs().amax())
+    if any(_alike(x, added, stream.dtype, rounding) for x in sums):
+        return None
+    size = added.square().flatten(0, -2).sum(dim=0)
+    for x in (x for x in sums if float(x.abs().amax()) > rounding):
+        factor = (x * added).flatten(0, -2).sum(dim=0) / torch.where(size == 0, torch.ones_like(size), size)
+        if stream.shape[:-1].numel() > 1 and _alike(x, factor * added, stream.dtype, rounding):
+            return factor
+    raise Unknown(
+        f"what is added to the residual stream is not what {type(module).__name__} gave, nor that by one factor for "
+        "each channel"
+    )
+
+
+def _alike(x: Tensor, y: Tensor, dtype: torch.dtype, rounding: float = 0.0) -> bool:
+    """Whether two tensors agree up to rounding, measured by the largest entry."""
+    allowed = TOLERANCES.get(dtype, QUANTISED) * float(y.abs().amax()) + rounding
+    return float((x - y).abs().amax()) <= allowed
+
+
+def _as_stream(x: Tensor, stream: Tensor) -> Tensor:
+    """A state in the shape of the stream: tokens may have been put side by side (OPT)."""
+    if x.shape == stream.shape or (x.ndim == stream.ndim and x.shape[:-1] == stream.shape[:-1]):
+        return x
+    if x.ndim == 2 and x.shape[0] == stream.shape[:-1].numel():
+        return x.view(*stream.shape[:-1], x.shape[-1])
+    raise Unknown(f"a state has the shape {tuple(x.shape)} where {tuple(stream.shape)} pass through the block")

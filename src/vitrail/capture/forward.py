@@ -1,0 +1,216 @@
+"""One forward pass with the ears open, and the recording of all its layers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
+
+from vitrail.capture.captured import Capture
+from vitrail.capture.hooks import listening
+from vitrail.capture.measure import used_body
+from vitrail.capture.outputs import Output, read_output
+from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.passes import KEEPS, Pass, Settings, Wanted
+from vitrail.capture.recording import Recording
+from vitrail.capture.refusals import check_implementation
+from vitrail.capture.saving import keep_saved
+from vitrail.capture.shadow import autograd, every_module, in_precision, shadow
+from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
+from vitrail.models.anatomy import Anatomy, Body, anatomy, resolve
+from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
+from vitrail.models.taking import check_target
+from vitrail.targets import AnyTarget, as_target
+
+
+@contextmanager
+def forward(
+    model: nn.Module,
+    inputs: Inputs,
+    body: Body,
+    wanted: Wanted,
+    settings: Settings,
+    pass_options: PassOptions = PLAIN,
+    *,
+    lean: bool = False,
+) -> Iterator[Pass]:
+    """Run a shadow of the model once, and keep what its attention layers were given and gave.
+
+    Args:
+        lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
+    """
+    check_pairs(model, inputs)
+    check_length(model, inputs)
+    check_implementation(model)
+    body, structure = used_body(model, inputs, body)
+    if lean and structure.refusal is not None:  # nothing but layers will be read
+        raise SeamError(structure.refusal)
+    # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
+    cut = bool(wanted.gradients | wanted.states) or pass_options.level is not None or not body.blocks
+    if cut:
+        check_differentiable(model)
+    with autograd(gradients=cut), _own_precision(inputs, pass_options), ExitStack() as stack:
+        inputs = inputs.usable() if pass_options.dtype is None else inputs.usable().cast(pass_options.dtype)
+        early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
+
+        def make_trace(*, lean: bool) -> Capture:
+            keep = wanted.states | wanted.gradients
+            trace = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
+            stack.callback(trace.release)
+            return trace
+
+        trace, inputs, output = _traced(model, inputs, make_trace, lean=lean)
+        trace.check(model)
+        if wanted.gradients or pass_options.level is not None:
+            trace.check_gradients()
+        check_roots(trace, inputs)
+        yield Pass(inputs, trace, output, settings, structure)
+
+
+def _traced(
+    model: nn.Module, inputs: Inputs, make_trace: Callable[..., Capture], *, lean: bool
+) -> tuple[Capture, Inputs, Output]:
+    """One pass, and another where the first shows that it has to be made in another way."""
+    trace, found = make_trace(lean=lean), None
+    try:
+        found = _heard(model, inputs, trace)
+    except CheckpointError:  # recomputed under rules, which is not how it was computed
+        trace.checkpointed = True
+    if found is None or (trace.checkpointed and trace.cut):  # recomputation would come after hooks and rules are gone
+        keep_saved(model)
+        trace.release()
+        trace = make_trace(lean=lean)
+        found = _heard(model, inputs, trace)
+    if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
+        trace.release()
+        trace = make_trace(lean=False)
+        found = _heard(model, inputs, trace)
+    if not found[1].sound and bool(found[1].logits.detach().isnan().any()):  # at padding, and then in gradients too
+        trace.release()
+        trace = make_trace(lean=False)
+        trace.safe = True
+        found = found[0], _same_answer(found[1], _heard(model, inputs, trace)[1])
+    return trace, *found
+
+
+def _same_answer(own: Output, safe: Output) -> Output:
+    """The output of a pass without NaN inside, NaN put back where the model has it; it answers as the model does."""
+    broken, known = own.logits.detach().isnan(), own.wide.detach()
+    if not torch.allclose(known.nan_to_num(), safe.wide.detach().masked_fill(broken, 0.0).nan_to_num(), atol=1e-4):
+        raise InputError(
+            "some of the model's logits are NaN, and so are gradients on the way to the others. Check the weights, and "
+            "whether a row of the attention mask hides everything: give padded rows one key to see."
+        )
+    return replace(safe, wide=safe.wide.masked_fill(broken, torch.nan), sound=False)
+
+
+def _heard(model: nn.Module, inputs: Inputs, trace: Capture) -> tuple[Inputs, Output]:
+    """The inputs as the model was given them, and what it answered while the trace listened."""
+    pass_options = trace.pass_options
+    inputs = _rooted(inputs, trace)
+    with listening(model, trace), nullcontext() if pass_options.within is None else pass_options.within(model, trace):
+        return inputs, read_output(run_in(model, inputs, pass_options.dtype), span=trace.body.anatomy.span)
+
+
+def check_differentiable(model: nn.Module) -> None:
+    """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
+    for module in every_module(model):
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise SeamError(
+                f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
+                "explanation needs one. Explain the model as it was before quantization."
+            )
+
+
+def _own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContextManager[object]:
+    """A caller's autocast is for the model as it is, not for one in a precision that was asked for."""
+    if pass_options.dtype is None:
+        return nullcontext()
+    device = inputs.shown.device.type
+    if device == "mps" and pass_options.dtype is torch.float64:
+        raise OptionError("Apple's GPUs have no float64: use precision='float32', or move the model to the CPU.")
+    return torch.autocast(device, enabled=False)
+
+
+def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+    """What the model returns, computed by a copy of its weights in another precision if asked for."""
+    if dtype is None or all(p.dtype is dtype for p in model.parameters()):
+        return model(*inputs.args, **inputs.kwargs)
+    with in_precision(model, dtype):
+        try:
+            return model(*inputs.args, **inputs.kwargs)
+        except (VitrailError, CheckpointError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+            raise OptionError(
+                f"{type(model).__name__} does not run in {str(dtype).removeprefix('torch.')}, which this method asks "
+                f"for: {type(error).__name__}: {str(error).splitlines()[0][:200]}. Weights of 8 bits and code that "
+                "converts its own numbers stay in the precision they have. Try precision='float32', or a method that "
+                "runs the model as it is, such as gae."
+            ) from error
+
+
+def _rooted(inputs: Inputs, trace: Capture) -> Inputs:
+    """The inputs with a picture that the gradient can end at, where it should."""
+    trace.ids = inputs.ids
+    shown = inputs.shown
+    pixels = trace.level == "pixels" and inputs.kind == "image"
+    # Without blocks, embeddings that are handed in are the lowest place there is.
+    lowest = not trace.body.blocks and inputs.main is None
+    embeds = inputs.ids is None and inputs.kind == "text" and trace.level == "inputs_embeds"
+    if not trace.cut or not shown.is_floating_point() or not (pixels or lowest or embeds):
+        return inputs
+    return inputs.showing(trace.root(shown.clone()))
+
+
+def check_roots(trace: Capture, inputs: Inputs) -> None:
+    """Raise if the place where the gradient should end was not met."""
+    if not trace.cut or trace.roots:
+        return
+    instead = "Use level='embedding_output'." if trace.body.blocks else "Name the blocks: vitrail.Anatomy(blocks=...)."
+    seen = {
+        "pixels": f"the inputs are {inputs.kind}, and no picture [b, 3, h, w] of real numbers. {instead}",
+        "inputs_embeds": "no table of word embeddings (nn.Embedding) was asked for the tokens of the text: the model "
+        f"makes them in another way. {instead}",
+        "embedding_output": "none of the blocks ran, or none was called with a tensor."
+        if trace.body.blocks
+        else f"the model has no nn.Embedding where the gradient could end. {instead}",
+    }
+    raise OptionError(f"the gradient was to end at level={trace.level!r}, but {seen[trace.level]}")
+
+
+def record(
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    target: AnyTarget = None,
+    *,
+    keep: frozenset[str] | set[str] = KEEPS,
+    anatomy: Anatomy | None = None,
+) -> Recording:
+    """Every attention layer of one pass, with the gradients of one target.
+
+    Args:
+        keep: which states and gradients to keep beside queries, keys and values; all by default.
+        anatomy: where the parts of the model are, if it is of no known family.
+    """
+    wanted, read = Wanted.of(frozenset(keep)), read_inputs(inputs)
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy), wanted, Settings()) as run:
+        check_target(own, as_target(target))
+        part, *more = run.parts(target)
+        if more:
+            raise OptionError(
+                "an answer is two scalars, recorded one at a time: pass a function of the start and end logits "
+                "[b, t, 2], such as lambda both: both[:, 5, 0]."
+            )
+        layers = list(run.layers(part, wanted, again=True))
+        return Recording(tuple(reversed(layers)), run.output.logits.detach(), part.scalar.detach())
+
+
+def find_body(model: nn.Module, given: Anatomy | None) -> Body:
+    """The model's parts, by the anatomy given or by the family's."""
+    if given is not None and not isinstance(given, Anatomy):
+        raise AnatomyError(f"anatomy is a vitrail.Anatomy, such as Anatomy(blocks='encoder.layers'), not {given!r}.")
+    return resolve(given if given is not None else anatomy(model), model)

@@ -1,0 +1,242 @@
+"""The hooks of one forward pass: where in the model attention calls and stream states come from."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from vitrail.capture.adding import Adding, hooks_for
+from vitrail.capture.captured import BlockCapture, Capture
+from vitrail.capture.seams import attention_calls
+from vitrail.capture.shadow import hooks
+from vitrail.errors import SeamError
+
+
+def stream_of(args: tuple, kwargs: dict) -> Tensor:
+    """The residual stream among a block's arguments: the first tensor."""
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor):
+            return x
+    raise SeamError("a block was called without any tensor, so the residual stream cannot be followed.")
+
+
+def replaced_stream(args: tuple, kwargs: dict, change: Callable[[Tensor], Tensor]) -> tuple[tuple, dict]:
+    """A block's arguments with the residual stream changed."""
+    old = stream_of(args, kwargs)
+    return _with_stream(args, kwargs, old, change(old))
+
+
+def _with_stream(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[tuple, dict]:
+    return tuple(new if x is old else x for x in args), {n: new if x is old else x for n, x in kwargs.items()}
+
+
+def with_stream_of(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
+    """What a block gave, the residual stream changed."""
+    return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
+
+
+def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
+    """The residual stream among what a block gave: the first tensor."""
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def _before(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _after(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
+    return module.register_forward_hook(hook)
+
+
+@contextmanager
+def listening(model: nn.Module, trace: Capture) -> Iterator[None]:
+    """File what is heard while the model runs inside the block."""
+    handles: list[RemovableHandle] = []
+    with hooks(handles):
+        if not trace.lean:
+            for name, module in model.named_modules():
+                if trace.pass_options.within is not None or _may_attend(module):  # rules name every module
+                    handles += _name_hooks(trace, name, module)
+        for index in range(len(trace.blocks)):
+            handles += _block_hooks(trace, index)
+        if trace.body.pool is not None:
+            handles += _place_hooks(trace, trace.body.pool, trace.pool)
+        if trace.body.head is not None:
+            handles.append(_after(trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
+        if trace.cut:
+            handles += LEVEL_HOOKS[trace.level](trace, model)
+        only_in, safe = trace.attending, trace.safe
+        calls = attention_calls(
+            trace.hear, trace.pass_options.override, lambda: trace.block, only_in=only_in, safe=safe
+        )
+        with calls as follower:
+            trace.same = follower.same
+            yield
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether an attention call may come from this module itself: torch's own layers without parts make none."""
+    return bool(module._modules) or not type(module).__module__.startswith("torch.nn.modules.")
+
+
+def _name_hooks(trace: Capture, name: str, module: nn.Module) -> list[RemovableHandle]:
+    """Keep the name of a module on the stack while it runs."""
+    # Both give None, so that arguments and results stay as they are.
+    enter = _before(module, partial(_begin, trace, name))
+    return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
+
+
+def _begin(trace: Capture, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    trace.watch()
+    trace.running.append(name)
+
+
+def _place_hooks(trace: Capture, module: nn.Module, captured: BlockCapture) -> list[RemovableHandle]:
+    """File calls under this module while it runs."""
+    return [
+        _before(module, lambda module, args, kwargs: setattr(trace, "here", captured)),
+        _after(module, lambda module, args, out: setattr(trace, "here", trace.loose)),
+    ]
+
+
+def _block_hooks(trace: Capture, index: int) -> list[RemovableHandle]:
+    module, captured = trace.body.blocks[index].module, trace.blocks[index]
+    if "output_weight" in trace.keep:
+        captured.adding = Adding(trace.body.blocks[index])
+    return [
+        _before(module, partial(_enter, trace, index)),
+        *(() if captured.adding is None else hooks_for(captured.adding, lambda: trace.here is captured)),
+        _after(module, partial(_leave, trace, index)),
+        *_state_hooks(trace, index),
+    ]
+
+
+def _enter(trace: Capture, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
+    trace.watch()
+    trace.here = trace.blocks[index]
+    keeps, changes = trace.keeps("entering", index), index == 0 or trace.pass_options.apart
+    if not keeps and not changes:
+        return None
+    old = stream_of(args, kwargs)
+    new = _entering(trace, old, index) if changes else old
+    if keeps:
+        trace.here.states["entering"] = new
+    return None if new is old else _with_stream(args, kwargs, old, new)
+
+
+def _leave(trace: Capture, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
+    """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured.
+
+    In a pass without a graph, one begins after the last block.
+    """
+    trace.here = trace.loose
+    last = index == len(trace.blocks) - 1
+    if last and not trace.cut:
+        torch.set_grad_enabled(True)
+        leaf = first_tensor(out).detach().requires_grad_()
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = leaf, out
+        trace.note(index)
+        return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
+    if trace.keeps("leaving", index):
+        trace.blocks[index].states["leaving"], trace.blocks[index].returned = first_tensor(out), out
+    trace.note(index)
+    return None
+
+
+def _entering(trace: Capture, stream: Tensor, index: int) -> Tensor:
+    """What enters a block: the stream, edited before the first if asked for, and cut off where the gradient ends."""
+    if index == 0 and trace.pass_options.edit is not None:
+        stream = trace.pass_options.edit(stream)
+    if trace.cut and trace.level == "embedding_output" and (index == 0 or trace.pass_options.apart):
+        stream = trace.root(stream)
+    return stream
+
+
+def _state_hooks(trace: Capture, index: int) -> list[RemovableHandle]:
+    """Hooks for the states inside a block, only for those that are asked for and exist."""
+    block = trace.body.blocks[index]
+    places: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
+        (block.attention_norm, "out", ("attention_normed",)),
+        (block.ffn_norm, "in", ("ffn_entering",)),
+        (block.ffn_norm, "out", ("ffn_normed",)),
+        (block.ffn_output, "out", ("ffn_added",)),
+    ]
+    if block.ffn_norm is None:  # post-norm: what enters the sub-layer is what it reads
+        places.append((block.ffn_input, "in", ("ffn_entering", "ffn_normed")))
+    # One norm in both places of a block is called first for attention, then for the feed-forward part.
+    shared = block.ffn_norm is not None and block.ffn_norm is block.attention_norm
+    turns = {"attention_normed": 0, "ffn_entering": 1, "ffn_normed": 1} if shared else {}
+    handles = []
+    for module, side, names in places:
+        if module is not None and (kept := tuple(name for name in names if name in trace.keep)):
+            keep = _Kept(trace, trace.blocks[index], kept, turns.get(kept[0]))
+            handles.append(_before(module, keep.going_in) if side == "in" else _after(module, keep.coming_out))
+    return handles
+
+
+@dataclass(eq=False)
+class _Kept:
+    """Keeps what goes into a module or comes out of it while its block runs; several blocks may share the module.
+
+    Args:
+        names: what the state is called.
+        turn: the number of the call that is meant, counted within the block; None for the last. Where sub-layers
+            stand side by side there is one call, and it is meant for both.
+    """
+
+    trace: Capture
+    captured: BlockCapture
+    names: tuple[str, ...]
+    turn: int | None
+    calls: int = 0
+
+    def going_in(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A hook before the module."""
+        self._keep(stream_of(args, kwargs).detach())
+
+    def coming_out(self, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        """A hook behind the module."""
+        self._keep(first_tensor(out))
+
+    def _keep(self, x: Tensor) -> None:
+        if self.trace.here is self.captured:
+            if self.turn is None or self.calls <= self.turn:
+                self.captured.states.update(dict.fromkeys(self.names, x))
+            self.calls += 1
+
+
+def _first_block(trace: Capture, model: nn.Module) -> list[RemovableHandle]:
+    """The block's own hook cuts the stream. Where no block is known, the gradient ends at the embeddings."""
+    if trace.blocks:
+        return []
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [_after(m, lambda module, args, out: trace.root(out)) for m in embeddings]
+
+
+def _word_embeddings(trace: Capture, model: nn.Module) -> list[RemovableHandle]:
+    """The gradient ends where token ids become vectors."""
+
+    def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
+        ids = trace.ids
+        fits = ids is not None and not trace.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
+        return trace.root(out) if fits else None
+
+    return [_after(m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
+
+
+def _picture(trace: Capture, model: nn.Module) -> list[RemovableHandle]:
+    """The gradient ends at the picture, which `forward` has made a root already."""
+    return []
+
+
+LEVEL_HOOKS: dict[str, Callable[[Capture, nn.Module], list[RemovableHandle]]] = {
+    "embedding_output": _first_block,
+    "inputs_embeds": _word_embeddings,
+    "pixels": _picture,
+}

@@ -1,0 +1,167 @@
+"""From what was heard of a block to the tensors of a `Layer`: one order of axes, no graph."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.capture.adding import Added
+from vitrail.capture.affine import at_zero, is_plain
+from vitrail.capture.reading import call_shape, unequal
+from vitrail.capture.recording import Layer, Stream
+from vitrail.capture.seams import AttentionCall
+from vitrail.errors import SeamError
+from vitrail.models.anatomy import Block
+
+
+def as_heads(x: Tensor | None, batch: int) -> Tensor | None:
+    """An operand as `[b, h, t, d]`, without the graph."""
+    if x is None:
+        return None
+    x = x.detach()
+    if x.ndim == 3:
+        x = x.view(batch, -1, *x.shape[1:])
+    if x.shape[0] not in (1, batch):
+        raise SeamError(
+            f"an attention call has batch {x.shape[0]} where the inputs have {batch}: attention over "
+            "windows or packed sequences cannot be walked token by token."
+        )
+    return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1)
+
+
+def gradient_as_heads(gradient: Tensor | None, of: Tensor | None, batch: int) -> Tensor | None:
+    """An operand's gradient as `[b, h, t, d]`; None if samples share the operand, so that it is the sum of theirs."""
+    shared = of is not None and of.ndim == 4 and of.shape[0] != batch
+    return None if shared else as_heads(gradient, batch)
+
+
+def gradient_of_map(gradient: Tensor | None, weights: Tensor | None, batch: int) -> Tensor | None:
+    """The gradient of a map that the model computed itself as `[b, h, q, k]`; None if there is no such map."""
+    found = None if weights is None else gradient_as_heads(gradient, weights, batch)
+    if found is None and gradient is not None and weights is not None:
+        raise SeamError(
+            f"all {batch} samples share one attention map of shape {tuple(weights.shape)}, so its gradient is the sum "
+            "of theirs. Explain one sample at a time."
+        )
+    return found
+
+
+def as_mask(mask: Tensor | None, batch: int) -> Tensor | None:
+    """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
+    if mask is None:
+        return None
+    mask = mask.detach()
+    if mask.ndim == 3 and mask.shape[0] > 1 and mask.shape[0] % batch == 0:  # samples and heads together
+        return mask.view(batch, -1, *mask.shape[1:])
+    return mask[(None,) * (4 - mask.ndim)]
+
+
+def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
+    """What entered an attention call and what it gave, by the names of `Layer`."""
+    return {
+        "query": as_heads(call.query, batch),
+        "key": as_heads(call.key, batch),
+        "value": as_heads(call.value, batch),
+        "output": as_heads(call.output, batch),
+        "weights": as_heads(call.weights, batch),
+        "softmax_input": as_heads(call.softmax_input, batch),
+        "mask": as_mask(call.mask, batch),
+        "causal": call.causal,
+        "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
+        "scale": call.scale,
+        "by_hand": call.by_hand,
+        "plain": call.plain,
+    }
+
+
+def weights_of(block: Block | None, added: Added | None, call: AttentionCall) -> dict[str, Any]:
+    """The weights of a block that methods read, as measured where that was asked for."""
+    missing = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
+    if block is None or added is None:
+        return {"missing": missing}
+    found = {
+        "output_weight": added.weight,
+        "output_rows": added.rows,
+        "value_bias": value_bias(block, call),
+        "attention_scale": added.scale,
+        "ffn_scale": added.ffn_scale,
+    }
+    weights = {name: None if x is None else x.detach() for name, x in found.items()}
+    return {**weights, "missing": {**missing, **added.missing}}
+
+
+def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
+    """The bias of the value projection: as it is stored, or what the module gives where it is no plain layer."""
+    module = block.value
+    if module is None or is_plain(module):
+        return block.value_bias
+    width = getattr(module, "in_features", None)
+    return block.value_bias if width is None or call.value is None else at_zero(module, width, call.value)
+
+
+def with_added(states: Mapping[str, Tensor], added: Added | None) -> dict[str, Tensor]:
+    """The states, what the feed-forward part gave as it is added to the stream."""
+    if added is None or "ffn_added" not in states:
+        return dict(states)
+    rest = {name: x for name, x in states.items() if name != "ffn_added"}
+    return rest if added.ffn_added is None else {**rest, "ffn_added": added.ffn_added}
+
+
+def batch_first(block: Block | None, x: Tensor) -> Tensor:
+    """A state of the stream as `[b, t, d]`."""
+    return x if block is None or block.batch_first else x.transpose(0, 1)
+
+
+def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:
+    """The residual stream around a block: the states, and those of the gradients that belong to them."""
+    grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
+    held = {name: x.detach() for name, x in (dict(states) | grads).items()}
+    shape = next((x.shape for x in held.values() if x.ndim == 3), None)
+    return Stream(**{name: batch_first(block, _tokens_apart(x, shape)) for name, x in held.items()})
+
+
+def _tokens_apart(x: Tensor, shape: torch.Size | None) -> Tensor:
+    """A state whose tokens were put side by side, as `[b * t, d]`, in the shape of the stream."""
+    if x.ndim != 2 or shape is None:
+        return x
+    if x.shape[0] != shape[:2].numel():
+        raise SeamError(
+            f"a state of the block has the shape {tuple(x.shape)} where {tuple(shape)} pass through it: tokens that "
+            "are packed side by side without their padding cannot be told apart."
+        )
+    return x.view(*shape[:2], x.shape[1])
+
+
+def behind_prefix(layer: Layer, hidden: int) -> Layer:
+    """A pooling layer that does not read the tokens of the prefix, as one that reads them with weight zero."""
+    given = layer.output_grad is not None or layer.weights_grad is not None
+    scores = layer.softmax_input if layer.by_hand else layer.scores
+    return replace(
+        layer,
+        weights=F.pad(layer.probs, (hidden, 0)),
+        weights_grad=F.pad(replace(layer, grad_scale=None).probs_grad, (hidden, 0)) if given else None,
+        softmax_input=None if scores is None else F.pad(scores, (hidden, 0), value=-torch.inf),
+        key=None if layer.key is None else F.pad(layer.key, (0, 0, hidden, 0)),
+        value=None if layer.value is None else F.pad(layer.value, (0, 0, hidden, 0)),
+        mask=None,
+        causal=False,
+        logsumexp=None,
+        backend="dense",
+    )
+
+
+def passing_layer(
+    block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor], added: Added | None
+) -> Layer:
+    """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
+    queries, keys = call_shape(call)
+    if queries != keys:
+        raise SeamError(unequal(index, queries, keys))
+    stream = stream_around(block, with_added(states, added), {})
+    some = next(x for x in vars(stream).values() if x is not None)
+    every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
+    operands, weights = operands_of(call, some.shape[0]), weights_of(block, added, call)
+    return Layer(index=index, depth=depth, valid=every, readout=every.float(), stream=stream, **operands, **weights)

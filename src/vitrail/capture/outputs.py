@@ -1,0 +1,210 @@
+"""What a model answered, and the scalars that a target picks out of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.readout import last_position
+from vitrail.capture.recording import widen
+from vitrail.errors import InputError, TargetError
+from vitrail.targets import NEXT_TOKEN, Target, answer_span
+
+
+@dataclass(frozen=True)
+class Output:
+    """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`.
+
+    `wide` are the same logits in at least single precision; targets are functions of these. `sound` says that all of
+    them are finite.
+    """
+
+    logits: Tensor
+    wide: Tensor
+    span: bool = False
+    sound: bool = True
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One scalar to explain, and the position its explanation is read from where the target names one.
+
+    `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's. `plain` says
+    that it is one of the model's own answers, and not a function of the user's that may read anything.
+    """
+
+    scalar: Tensor
+    target: Target
+    read: Callable[[Tensor, Tensor], Tensor]
+    position: Tensor | None = None
+    plain: bool = True
+    needed: bool = True  # whether a gradient of zero is an error, and not one step of many
+
+
+def read_output(output: object, *, span: bool = False) -> Output:
+    """The logits in whatever the model returned.
+
+    Args:
+        span: whether a tuple begins with start and end logits.
+    """
+    start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
+    if span and isinstance(output, tuple):
+        start, end = output[:2]
+    if isinstance(start, Tensor) and isinstance(end, Tensor):
+        return _finite(torch.stack([start, end], dim=2), span=True)
+    logits = named_logits(output)
+    if logits is None and isinstance(output, (tuple, list)):
+        logits = output[0]
+    logits = output if isinstance(output, Tensor) else logits
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+        raise InputError(
+            f"the model returned {found}, but an explanation needs logits [b, c] or [b, t, c]: a tensor, an output "
+            "with .logits, or one with .start_logits and .end_logits. Does the model have a classification head?"
+        )
+    return _finite(logits, span=False)
+
+
+def named_logits(output: object) -> object | None:
+    """The logits by the name an output gives them: of classes, or of the texts a picture was compared with."""
+    for name in ("logits", "logits_per_image"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def _finite(logits: Tensor, *, span: bool) -> Output:
+    """The output, if it answers at all; what is read of it is checked when a target reads it.
+
+    Padded positions may hold anything, and minus infinity stands for a class that the model excludes.
+    """
+    if bool(torch.isfinite(logits.detach()).all()):
+        return Output(logits, widen(logits), span)
+    wrong = _broken(logits.detach())
+    wrong = wrong.all(dim=1) if logits.ndim == 3 else wrong
+    if bool(wrong.any()):
+        raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
+    return Output(logits, widen(logits), span, sound=False)
+
+
+def _broken(logits: Tensor) -> Tensor:
+    """Which rows of logits hold what is no answer: NaN, or an overflow."""
+    return (logits.isnan() | (logits == torch.inf)).any(dim=-1)
+
+
+def _broken_words(samples: list[int]) -> str:
+    return (
+        f"the model's logits contain NaN or infinity in samples {samples}, so nothing can be explained. Check the "
+        "weights and their precision, and whether a row of the attention mask hides everything."
+    )
+
+
+def _checked(part: Scalar, here: Tensor, output: Output) -> Scalar:
+    """The part, if the logits it reads and its scalar are finite.
+
+    Args:
+        here: the logits of each sample that the target reads.
+    """
+    if output.sound:
+        return part
+    wrong = _broken(here.detach())
+    if bool(wrong.any()):
+        raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
+    excluded = ~part.scalar.detach().isfinite()
+    if bool(excluded.any()):
+        raise TargetError(
+            f"the {part.target} is {part.scalar.detach()[excluded][0].item()} in samples "
+            f"{excluded.nonzero()[:, 0].tolist()}: the model excludes that class or token, as it does by a mask over "
+            "its logits, so there is nothing to explain. Choose a target whose logit is finite."
+        )
+    return part
+
+
+def parts(
+    output: Output, target: Target | Callable[[Tensor], Tensor], valid: Tensor, *, causal: bool
+) -> tuple[Scalar, ...]:
+    """The scalars that the target asks for: one, or two for the two ends of an answer."""
+    logits = output.wide
+    if not isinstance(target, Target):
+        return (_custom(target, output),)
+    # A method's own scalar may have turned the plain logit into a probability; an answer is explained by its logits.
+    plain = target.name in ("logit", "probability") and target.first is None and target.position is None
+    if target.name == "answer_span" or (output.span and plain):
+        return _span(output, logits, target if target.name == "answer_span" else answer_span(), valid)
+    if output.span:
+        raise TargetError(f"a question-answering model is explained by targets.answer_span(), not by {target}.")
+    position = _position(logits, target, valid, causal=causal)
+    here = _at(logits, position)
+    chosen = target.of(here.detach())
+
+    def read(logits: Tensor, rows: Tensor) -> Tensor:
+        return chosen.take(rows)(_at(logits, None if position is None else position[rows]))
+
+    return (_checked(Scalar(target(here), chosen, read, position), here, output),)
+
+
+def _at(logits: Tensor, position: Tensor | None) -> Tensor:
+    """The logits at one position of each sample, where the model answers at every token."""
+    return logits if position is None else logits[torch.arange(logits.shape[0], device=logits.device), position]
+
+
+def _position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) -> Tensor | None:
+    if logits.ndim == 2:
+        if target.position is not None:
+            raise TargetError("this model gives one answer for the whole input; its targets have no position.")
+        if target.name in NEXT_TOKEN:
+            raise TargetError(
+                f"this model gives one answer with {logits.shape[1]} classes for the whole input and predicts no next "
+                "token. Name a class: targets.logit(c)."
+            )
+        return None
+    if target.position is not None:
+        position = torch.full((logits.shape[0],), target.position, device=logits.device)
+        if not -logits.shape[1] <= target.position < logits.shape[1]:
+            raise TargetError(f"position {target.position} is outside the {logits.shape[1]} tokens of the input.")
+        return position % logits.shape[1]
+    if causal:
+        return last_position(valid)
+    raise TargetError("this model answers at every token: name one with targets.logit(c, position=p).")
+
+
+def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tuple[Scalar, ...]:
+    if not output.span:
+        raise TargetError("targets.answer_span() needs a model with start and end logits.")
+    ends = []
+    for which in range(2):
+        scores = logits[:, :, which].masked_fill(~valid, -torch.inf)
+        position = scores.detach().argmax(dim=1)
+
+        def read(logits: Tensor, rows: Tensor, which: int = which, position: Tensor = position) -> Tensor:
+            return _at(logits, position[rows])[:, which]
+
+        part = Scalar(scores.gather(1, position[:, None])[:, 0], target, read, position)
+        ends.append(_checked(part, scores.masked_fill(~valid, 0.0), output))
+    return tuple(ends)
+
+
+def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
+    logits = output.wide
+    scalar = function(logits)
+    if not isinstance(scalar, Tensor) or scalar.shape != logits.shape[:1]:
+        got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
+        raise TargetError(
+            f"a target function takes logits {tuple(logits.shape)} and gives one value per sample, "
+            f"shape ({logits.shape[0]},); this one gave {got}."
+        )
+    if torch.is_grad_enabled() and not scalar.requires_grad:  # some methods need no gradient
+        raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
+    if not output.sound and not bool(scalar.detach().isfinite().all()):
+        raise TargetError(
+            f"the target function gave {scalar.detach().tolist()}, but only finite values can be explained. Does it "
+            "read a class that the model excludes, or a padded position?"
+        )
+    return Scalar(
+        scalar,
+        Target(getattr(function, "__name__", type(function).__name__)),
+        lambda logits, _: function(logits),
+        plain=logits.ndim == 2,
+    )

@@ -1,0 +1,379 @@
+"""One forward pass that can be differentiated, and shown layer by layer from last to first."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.captured import STATES, Capture
+from vitrail.capture.layering import (
+    as_heads,
+    batch_first,
+    behind_prefix,
+    gradient_as_heads,
+    gradient_of_map,
+    operands_of,
+    stream_around,
+    weights_of,
+    with_added,
+)
+from vitrail.capture.measure import Structure, check_origin
+from vitrail.capture.outputs import Output, Scalar, parts
+from vitrail.capture.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
+from vitrail.capture.readout import READOUTS, agreed, mean_all, position, with_gradient
+from vitrail.capture.recording import Early, Layer, own_dtypes, widen
+from vitrail.capture.seams import AttentionCall
+from vitrail.errors import AnatomyError, OptionError, SeamError, TargetError, suggest
+from vitrail.models.anatomy import Block
+from vitrail.models.inputs import Inputs
+from vitrail.relevance.backends import check_backend, choose_backend
+from vitrail.targets import AnyTarget, as_target
+
+GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
+UNMOVED = (
+    "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
+    "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
+    "reads what the layers do not reach."
+)
+KEEPS = frozenset({*STATES, *GRADIENTS})
+"""What a recording can keep beside the operands of every attention call."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How layers are handed out: which backend reads them, in blocks of how many rows."""
+
+    backend: str = "auto"
+    chunk_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that name nothing, before the model runs."""
+        check_backend(self.backend)
+        rows = self.chunk_rows
+        if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
+            raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice.
+
+    `early` is read of each block as the forward pass leaves it, and `passing` are the states nobody reads after that.
+    """
+
+    states: frozenset[str] = frozenset()
+    gradients: frozenset[str] = frozenset()
+    last_only: bool = False
+    early: tuple[Early, ...] = ()
+    passing: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":
+        """Sort the names a method asks for."""
+        for name in sorted(needs - KEEPS):
+            raise OptionError(f"{name!r} cannot be kept. {suggest(name, KEEPS)}")
+        return Wanted(needs & set(STATES), needs & set(GRADIENTS), last_only)
+
+
+class Pass:
+    """One forward pass, ready to be differentiated as often as there are scalars to explain."""
+
+    def __init__(
+        self, inputs: Inputs, trace: Capture, output: Output, settings: Settings, structure: Structure
+    ) -> None:
+        self.inputs, self.trace, self.output, self.settings = inputs, trace, output, settings
+        self.structure, self.origin = structure, check_origin(structure)
+        self.captured = trace.layers
+        self.depth = len(self.captured)
+        self.shared = False
+        first = self.captured[0].calls[0]
+        self.valid = self._valid(first)
+        self.from_input = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
+        self.from_input[list(self.origin.index)] = True
+        self._check_prefix()
+        queries, keys = call_shape(first)
+        self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
+        device = self.valid.device.type
+        refusals = (fused_refusal(captured.calls[0], device) for captured in self.captured)
+        refusal = next((why for why in refusals if why), None)
+        self.choose = partial(
+            choose_backend,
+            settings.backend,
+            entries=entries(first),
+            device=device,
+            refusal=refusal,
+            bounded=settings.chunk_rows is not None,
+        )
+        self.backend = self.choose(shared=False)
+        self.ran: set[str] = set()
+        self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
+
+    @property
+    def worked(self) -> str:
+        """The backends that did the sums over maps: kernels may leave some to blocks, and some methods need none."""
+        return ", ".join(sorted(self.ran, reverse=True)) or "none"
+
+    def parts(self, target: AnyTarget) -> tuple[Scalar, ...]:
+        """The scalars of a target on this pass's output."""
+        return parts(self.output, as_target(target), self.valid, causal=self.trace.body.anatomy.causal)
+
+    def _valid(self, first: AttentionCall) -> Tensor:
+        """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
+        found = real_tokens(self.inputs, first, self.output.logits.device)
+        tokens, index = self.origin.tokens, list(self.origin.index)
+        if found.shape[1] == tokens or found.shape[1] != len(index):
+            return found
+        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
+        every[:, index] = found
+        return every
+
+    def _check_prefix(self) -> None:
+        """Refuse an anatomy whose prefix is not what was measured."""
+        said, seen = self.trace.body.anatomy.prefix, self.origin.prefix
+        if self.inputs.kind == "image" and said > 0 and seen is not None and said != seen:
+            raise AnatomyError(
+                f"the {self.trace.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
+                f"{seen} of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
+            )
+
+    def patches(self, x: Tensor) -> Tensor:
+        """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
+        return x[..., torch.tensor(self.origin.index, device=x.device)]
+
+    def among_tokens(self, x: Tensor) -> Tensor:
+        """What belongs to patches or words, as one value for each token; other tokens get zero."""
+        found = x.new_zeros(*x.shape[:-1], self.origin.tokens)
+        found[..., torch.tensor(self.origin.index, device=x.device)] = x
+        return found
+
+    def layers(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Layer]:
+        """Every layer, last to first, with the gradients of the scalar.
+
+        Args:
+            again: keep the graph for another scalar.
+            shared: several methods will read each layer.
+        """
+        if self.structure.refusal is not None:
+            raise SeamError(self.structure.refusal)
+        self.shared, self.backend = shared, self.choose(shared=shared)
+        # A caller's autocast is for the model, not for the relevance algebra.
+        with own_dtypes(self.valid.device.type):
+            gradients, scale = self._gradients(part, wanted, again=again)
+            self.measured = self._readout(part, gradients)
+            for index in reversed(range(self.depth)):
+                yield self._layer(index, gradients[index], scale)
+                gradients[index].clear()
+                if not again:
+                    self.captured[index].calls.clear()  # nobody else reads the operands
+
+    def at_roots(self, part: Scalar) -> list[tuple[Tensor, Tensor]]:
+        """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
+        if not part.scalar.requires_grad:
+            raise TargetError(UNMOVED)
+        roots = self.trace.roots
+        # In half precision small gradients would underflow: the pass starts at size one.
+        scale = self._size(part) if any(root.dtype is torch.float16 for root in roots) else 1.0
+        found = torch.autograd.grad(part.scalar.sum() / scale, roots, retain_graph=True, allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise TargetError(UNMOVED)
+        pairs = [
+            (root, torch.zeros_like(root) if grad is None else grad) for root, grad in zip(roots, found, strict=True)
+        ]
+        return [(widen(root.detach()), widen(grad) * scale) for root, grad in pairs]
+
+    def _size(self, part: Scalar) -> float:
+        """The largest entry of the scalar's gradient at the logits."""
+        (gradient,) = torch.autograd.grad(part.scalar.sum(), self.output.wide, retain_graph=True, allow_unused=True)
+        return 1.0 if gradient is None else max(float(gradient.abs().amax()), torch.finfo(torch.float32).tiny)
+
+    def pull_back(self, seed: Tensor) -> Tensor:
+        """What arrives at the one place where the gradient ends, for a cotangent of the logits; the graph is kept."""
+        (root,) = self.trace.roots
+        return torch.autograd.grad(self.output.logits, root, seed, retain_graph=True)[0]
+
+    def _gradients(self, part: Scalar, wanted: Wanted, *, again: bool) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+        """The gradients each layer is asked for, from one backward pass, and what they were divided by."""
+        if not part.scalar.requires_grad:
+            raise TargetError(UNMOVED)
+        places = [
+            (index, name, tensor) for index in range(self.depth) for name, tensor in self._places(index, wanted).items()
+        ]
+        found: list[dict[str, Tensor]] = [{} for _ in range(self.depth)]
+        if not places:
+            return found, None
+        seed, outputs, scale = self._seed(part, places[0][2])
+        tensors = [tensor for _, _, tensor in places]
+        gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
+        if all(gradient is None for gradient in gradients):
+            raise TargetError(UNMOVED)
+        for (index, name, tensor), gradient in zip(places, gradients, strict=True):
+            # A layer that the scalar does not depend on takes no part.
+            found[index][name] = torch.zeros_like(tensor) if gradient is None else gradient
+        return found, scale
+
+    def _places(self, index: int, wanted: Wanted) -> dict[str, Tensor]:
+        """The tensors of one layer whose gradients are asked for, by the gradient's name."""
+        (call,), states = self.captured[index].calls, self.captured[index].states
+        attention = call.weights if call.weights is not None else call.output
+        places = {
+            "output_grad": attention,
+            "query_grad": call.query,
+            "entering_grad": states.get("entering"),
+            "leaving_grad": states.get("leaving"),
+            "attention_normed_grad": states.get("attention_normed"),
+        }
+        pooled = self.trace.body.pool is not None
+        # A pooling attention comes after the last block, which is a last layer too.
+        names = wanted.gradients if index >= self.depth - 1 - pooled or not wanted.last_only else frozenset()
+        if index == self.depth - 1 and not pooled:
+            names = names | ({"leaving_grad"} if self.trace.blocks else {"output_grad"})
+        if pooled and index == self.depth - 1 and call.query is not None and not call.query.requires_grad:
+            names = names - {"query_grad"}  # a learned query of frozen weights depends on nothing
+        chosen = {name: x for name, x in places.items() if name in names and x is not None}
+        return {name: x for name, x in chosen.items() if x.requires_grad}
+
+    def _seed(self, part: Scalar, example: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Where the backward pass starts. In float16 a probability's gradient would underflow: start it at size one."""
+        if example.dtype is not torch.float16:
+            return torch.ones_like(part.scalar), part.scalar, None
+        logits = self.output.wide
+        (gradient,) = torch.autograd.grad(part.scalar.sum(), logits, retain_graph=True, allow_unused=True)
+        if gradient is None:  # a scalar of something else than the logits
+            return torch.ones_like(part.scalar), part.scalar, None
+        scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        return gradient / scale.view(-1, *[1] * (gradient.ndim - 1)), logits, scale
+
+    def _readout(self, part: Scalar, gradients: list[dict[str, Tensor]]) -> Tensor:
+        """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees."""
+        body = self.trace.body
+        if body.pool is not None:
+            queries = call_shape(self.captured[-1].calls[0])[0]
+            return torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device)
+        measured = self._measured_readout(gradients[-1])
+        claimed, named = self._claimed_readout(part)
+        empty = ~(measured > 0).any(dim=1)
+        if claimed is None and part.needed and bool(empty.any()):
+            raise TargetError(
+                f"the gradient of the target is zero at every token of samples {empty.nonzero()[:, 0].tolist()}, "
+                "padding aside, so nothing was read. A target that reads padding alone has nothing to explain; a "
+                "probability of exactly one has no gradient: explain the logit instead."
+            )
+        coarse = gradients[-1]["leaving_grad" if self.trace.blocks else "output_grad"].dtype.itemsize < 4
+        if claimed is None or part.position is None:
+            return measured if claimed is None else agreed(claimed, measured, coarse=coarse, named=named)
+        inside = (measured * claimed).sum(dim=1) > 0
+        if not bool((inside | empty).all()):
+            raise SeamError(
+                f"the answer is asked for at {named}, but the gradient does not arrive at that token of the last of "
+                f"the {len(self.trace.blocks)} blocks found: the model answers in another sequence of tokens than the "
+                "one these blocks work on."
+            )
+        return torch.where(empty[:, None], claimed, measured)
+
+    def _measured_readout(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The tokens of the last layer at which the gradient arrives, alike."""
+        if self.trace.blocks:
+            arriving = batch_first(self.trace.body.blocks[-1], gradients["leaving_grad"])
+        else:
+            heads = as_heads(gradients["output_grad"], self.inputs.batch)
+            assert heads is not None
+            arriving = heads.transpose(1, 2).flatten(2)
+        if arriving.shape[:2] != self.valid.shape:
+            raise SeamError(
+                f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
+                f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
+            )
+        return with_gradient(arriving, self.valid)
+
+    def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
+        """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""
+        anatomy = self.trace.body.anatomy
+        if part.position is not None and part.position.max() < self.valid.shape[1]:
+            return position(self.valid, part.position), f"position {part.position.tolist()}"
+        readout = anatomy.readout if self.trace.answered(self.output.logits) and part.plain else "auto"
+        named = f"readout={anatomy.readout!r} of the {anatomy.name} anatomy"
+        if isinstance(readout, int):
+            return position(self.valid, readout), named
+        content = self.valid & self._content
+        return (READOUTS[readout](self.valid, content) if readout in READOUTS else None), named
+
+    @property
+    def _content(self) -> Tensor:
+        """The patches of a picture, or the words of a text after its prefix."""
+        if self.inputs.kind == "image":
+            return self.from_input
+        return self.from_input & (torch.arange(len(self.from_input), device=self.valid.device) >= self.prefix)
+
+    @property
+    def content(self) -> Tensor:
+        """The real patches, or the real words of a text after its prefix."""
+        return self.valid & self._content
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was not measured on the model."""
+        counted = () if self.origin.measured else ("tokens are those of the input in order",)
+        return (*self.structure.assumed, *counted)
+
+    def readout_position(self) -> Tensor | None:
+        """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
+        if self.measured is None or self.trace.body.pool is not None:
+            return None
+        places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
+        places[list(self.origin.index)] = torch.arange(len(self.origin.index), device=self.valid.device)
+        return torch.where(self.measured.amax(dim=1) == 1, places[self.measured.argmax(dim=1)], -1)
+
+    @property
+    def prefix(self) -> int:
+        """How many tokens stand before the content; of a picture as measured."""
+        measured = self.origin.prefix if self.inputs.kind == "image" else None
+        return self.trace.body.anatomy.prefix if measured is None else measured
+
+    def _block(self, index: int) -> Block | None:
+        """The block an attention layer is in; None for the pooling behind them, and where none are known."""
+        blocks = self.trace.body.blocks
+        return blocks[index] if index < len(blocks) else None
+
+    def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
+        captured, (call,) = self.captured[index], self.captured[index].calls
+        queries, keys = call_shape(call)
+        body, batch = self.trace.body, self.inputs.batch
+        pooling = body.pool is not None and index == self.depth - 1
+        hidden = self.valid.shape[1] - keys if pooling else 0  # tokens that a pooling query does not read
+        if (not pooling and queries != keys) or hidden not in (0, self.prefix):
+            raise SeamError(unequal(index, queries, keys))
+        block = self._block(index)
+        dtype = torch.promote_types(call_dtype(call), torch.float32)
+        # Below a pooling query every token is read.
+        readout = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else self.measured
+        if readout is None or readout.shape[1] != queries:
+            raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
+        states = {name: x for name, x in captured.states.items() if name in self.trace.keep}
+        added = self.trace.added(captured)
+        layer = Layer(
+            index=index,
+            depth=self.depth,
+            valid=self.valid,
+            readout=readout.to(dtype),
+            prefix=self.prefix,
+            from_input=self._content,
+            kind=self.inputs.kind,
+            owner=call.owner,
+            pooling=pooling,
+            pooled=body.pool is not None,
+            query_grad=gradient_as_heads(gradients.get("query_grad"), call.query, batch),
+            output_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is None else None,
+            weights_grad=gradient_of_map(gradients.get("output_grad"), call.weights, batch),
+            **operands_of(call, batch),
+            grad_scale=scale,
+            **weights_of(block, added, call),
+            stream=stream_around(block, with_added(states, added), gradients),
+            noted=captured.noted,
+            backend=self.backend,
+            chunk_rows=self.settings.chunk_rows,
+            shared=self.shared,
+            ran=self.ran,
+        )
+        return behind_prefix(layer, hidden) if hidden else layer

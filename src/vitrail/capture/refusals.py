@@ -1,0 +1,134 @@
+"""What to say of a model whose attention cannot be recorded: what was found in it, and what to do."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from vitrail.capture.shadow import every_module
+from vitrail.errors import SeamError
+
+SEEN = (
+    "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over the last axis "
+    "followed by a product with the values."
+)
+SHOWN = 6
+"""How many classes of modules a message names."""
+
+
+def implementations(model: nn.Module) -> set[str]:
+    """The ways of computing attention that the configurations inside a model ask for."""
+    configs = {id(c): c for module in every_module(model) if (c := vars(module).get("config")) is not None}
+    found = (getattr(config, "_attn_implementation", None) for config in configs.values())
+    return {name for name in found if isinstance(name, str)}
+
+
+def is_unseen(implementation: str) -> bool:
+    """Whether attention computed in this way never appears as a function of torch."""
+    return "flash" in implementation or "flex" in implementation or "/" in implementation
+
+
+def check_implementation(model: nn.Module) -> None:
+    """Refuse a model all of whose attention is computed by kernels that cannot be seen, before it runs."""
+    found = implementations(model)
+    if found and all(map(is_unseen, found)):
+        raise SeamError(
+            f"{type(model).__name__} is configured with attn_implementation={' and '.join(map(repr, sorted(found)))}, "
+            "whose kernels keep attention to themselves. Load it with attn_implementation='sdpa' or 'eager', or call "
+            "model.set_attn_implementation('sdpa')."
+        )
+
+
+def no_attention(model: nn.Module) -> SeamError:
+    """A model in which no attention was seen."""
+    found = implementations(model)
+    hidden = sorted(filter(is_unseen, found))
+    if hidden:
+        why = (
+            f"Parts of it are configured with attn_implementation={' and '.join(map(repr, hidden))}, whose kernels "
+            "keep attention to themselves: load it with 'sdpa' or 'eager'."
+        )
+    else:
+        asked = f"Its attn_implementation is {' and '.join(map(repr, sorted(found)))} already. " if found else ""
+        why = (
+            f"{asked}It consists of {_kinds(every_module(model)[1:])}: a model without softmax attention, such as a "
+            "state-space, convolutional, Fourier or linear-attention model, has no attention to explain."
+        )
+    return SeamError(f"no attention was seen in {type(model).__name__}. {SEEN} {why}")
+
+
+def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequence[int], outside: int) -> SeamError:
+    """A model whose blocks do not attend once each."""
+    name, total = type(model).__name__, len(counts)
+    without = [index for index, count in enumerate(counts) if count == 0]
+    several = {index: count for index, count in enumerate(counts) if count > 1}
+    if not sum(counts):
+        return SeamError(
+            f"none of the {total} blocks named of {name} attends, but {outside} attention calls were seen outside of "
+            f"them: these are not its Transformer blocks. Name the list that is: vitrail.Anatomy(blocks=...). Lists of "
+            f"modules: {_lists(model)}."
+        )
+    if without and not several:
+        return SeamError(
+            f"no attention was seen in {len(without)} of the {total} blocks of {name}: {_ranges(without)} "
+            f"({_kinds([blocks[index] for index in without if index < len(blocks)])}). {SEEN} What these blocks do to "
+            f"the tokens is in no attention map, so a map of the other {total - len(without)} would be wrong. Models "
+            "that mix attention with blocks of another kind cannot be explained yet."
+        )
+    return SeamError(
+        f"each block of {name} should attend once, but the attention calls in its {total} blocks are {list(counts)}, "
+        f"and {outside} outside of them. Name the list of blocks that hold one self-attention each: "
+        f"vitrail.Anatomy(blocks=...). Lists of modules: {_lists(model)}."
+    )
+
+
+def why_no_gradient() -> str:
+    """Why autograd is off where an attention call was made."""
+    if torch.is_inference_mode_enabled():
+        return "it runs under torch.inference_mode inside the model"
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return (
+                "it runs under torch.utils.checkpoint with use_reentrant=True. Call checkpoint with "
+                "use_reentrant=False, or not at all in evaluation mode"
+            )
+        frame = frame.f_back
+    return "it runs under torch.no_grad inside the model"
+
+
+def no_graph(where: str, why: str) -> SeamError:
+    """Attention that was computed without a graph."""
+    return SeamError(
+        f"{where} has no gradient: {why}. An explanation needs it, and so does the check that its rows are the tokens "
+        "in order. Explain a model whose attention can be differentiated."
+    )
+
+
+def _kinds(modules: Sequence[nn.Module]) -> str:
+    """The classes of modules and how many of each there are, those of a model's own code first."""
+    names = Counter(type(m).__name__ for m in modules if not _is_plain(m)) or Counter(type(m).__name__ for m in modules)
+    shown = [f"{count} {name}" for name, count in names.most_common(SHOWN)]
+    return ", ".join(shown) + (" and others" if len(names) > SHOWN else "") if shown else "no modules"
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
+def _lists(model: nn.Module) -> str:
+    found = [name for name, m in model.named_modules() if name and isinstance(m, (nn.ModuleList, nn.Sequential))]
+    return ", ".join(found[:SHOWN]) + (" and others" if len(found) > SHOWN else "") if found else "none"
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """Numbers in order, runs of them joined: 0-3, 5."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

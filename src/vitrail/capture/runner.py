@@ -1,0 +1,155 @@
+"""A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitrail.capture.forward import forward
+from vitrail.capture.hooks import replaced_stream
+from vitrail.capture.outputs import Scalar, read_output
+from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.recording import Layer
+from vitrail.capture.shadow import autograd, hooks
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+from vitrail.relevance import Result, Walk
+from vitrail.relevance.walk import Walker
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One model, one batch of inputs, one scalar per sample.
+
+    `run` is a pass that has been made already, under the circumstances the method asked for, and `part` its scalar.
+    """
+
+    model: nn.Module
+    body: Body
+    inputs: Inputs
+    run: Pass
+    part: Scalar
+    settings: Settings
+
+    @property
+    def rows(self) -> Int[Tensor, " b"]:
+        """All samples."""
+        return torch.arange(self.inputs.batch, device=self.run.valid.device)
+
+    def layers(self, needs: frozenset[str], *, last_only: bool = False) -> list[Layer]:
+        """The layers of the pass that has been made, first to last, with the gradients of the scalar."""
+        return _layers(self.run, self.part, Wanted.of(needs, last_only=last_only), again=True)
+
+    def walk(self, method: Walk) -> Result:
+        """The result of a walk over the layers of the pass that has been made."""
+        (result,) = self.walks([method])
+        return result
+
+    def walks(self, methods: Sequence[Walk]) -> list[Result]:
+        """The results of walks over the layers of the pass that has been made, from one backward pass."""
+        walkers = [Walker(method) for method in methods]
+        needs = frozenset[str]().union(*(method.needs for method in methods))
+        wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
+
+        for layer in self.run.layers(self.part, wanted, again=True, shared=len(walkers) > 1) if walkers else ():
+            for walker in walkers:
+                walker.see(layer)
+        return [result for walker in walkers if (result := walker.result) is not None]
+
+    def repeated(self, copies: int) -> Inputs:
+        """The whole batch several times over, copy after copy."""
+        return self.inputs if copies == 1 else self.inputs.take(self.rows.repeat(copies))
+
+    @contextmanager
+    def again(
+        self,
+        needs: frozenset[str] = frozenset(),
+        pass_options: PassOptions = PLAIN,
+        *,
+        inputs: Inputs | None = None,
+        copies: int = 1,
+    ) -> Iterator[tuple[Pass, Scalar]]:
+        """Another pass on inputs of the same samples, and the same scalar in it.
+
+        Args:
+            copies: how often the inputs hold the whole batch, copy after copy (`repeated`).
+        """
+        chosen = self.repeated(copies) if inputs is None else inputs
+        with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options) as run:
+            scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
+            position = None if self.part.position is None else self.part.position.repeat(copies)
+            yield run, replace(self.part, scalar=scalar, position=position, needed=False)
+
+    def recorded(
+        self,
+        needs: frozenset[str],
+        pass_options: PassOptions = PLAIN,
+        *,
+        inputs: Inputs | None = None,
+        copies: int = 1,
+        last_only: bool = False,
+    ) -> list[Layer]:
+        """The layers of another pass, first to last, with the gradients of the same scalar."""
+        with self.again(needs, pass_options, inputs=inputs, copies=copies) as (run, part):
+            return _layers(run, part, Wanted.of(needs, last_only=last_only), again=False)
+
+    def follow(self, method: "RerunMethod") -> Result:
+        """The result of another procedure on the same inputs and the same scalar, in a pass as it asks for."""
+        if method.pass_options == PLAIN and not method.needs:  # it makes its own
+            return method.explain(self)
+        with self.again(method.needs, method.pass_options) as (run, part):
+            return method.explain(replace(self, run=run, part=part))
+
+    @contextmanager
+    def looking_at(self, inputs: Inputs, needs: frozenset[str] = frozenset()) -> Iterator["Runner"]:
+        """The same model and the same scalar with other inputs of the same samples, in a plain pass."""
+        with self.again(needs, inputs=inputs) as (run, part):
+            yield replace(self, inputs=inputs, run=run, part=part)
+
+    def gradient(self) -> list[tuple[Tensor, Tensor]]:
+        """Every place where the gradient of the pass ends, with the gradient of the scalar there."""
+        return self.run.at_roots(self.part)
+
+    def score(
+        self, inputs: Inputs, rows: Int[Tensor, " m"], edit: Callable[[Tensor], Tensor] | None = None
+    ) -> Float[Tensor, " m"]:
+        """The scalar of a plain pass without gradients, on inputs made of these samples.
+
+        Args:
+            edit: what becomes of the residual stream before it enters the first block.
+        """
+
+        def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+            return None if edit is None else replaced_stream(args, kwargs, edit)
+
+        handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
+        with autograd(gradients=False), hooks(handles):
+            output = read_output(self.model(*inputs.args, **inputs.kwargs), span=self.body.anatomy.span)
+        return self.part.read(output.wide, rows)
+
+
+@dataclass(frozen=True)
+class RerunMethod:
+    """A method that is handed the subject and does with it as its paper says.
+
+    Args:
+        explain: the method.
+        how: the circumstances of the pass that is made for it.
+        needs: states and gradients that pass keeps (`record.KEEPS`).
+        scalar: `"logit"` or `"probability"`: what of a plain class target is explained.
+        check: raises if the method does not apply to this model and these inputs; called before the model runs.
+    """
+
+    explain: Callable[[Runner], Result]
+    pass_options: PassOptions = PLAIN
+    needs: frozenset[str] = frozenset()
+    scalar: str = "logit"
+    check: Callable[[nn.Module, Body, Inputs], None] = lambda model, body, inputs: None
+
+
+def _layers(run: Pass, part: Scalar, wanted: Wanted, *, again: bool) -> list[Layer]:
+    return list(run.layers(part, wanted, again=again))[::-1]

@@ -1,0 +1,542 @@
+"""Attention written by hand: scores, a softmax over the last axis, a product with the values.
+
+The follower knows of every tensor what it has to do with attention. Scores are what comes out of a product and all that
+is made of it; a softmax over the last axis makes a map of them; the map is an attention map if it is multiplied with
+values as the softmax left it. A map that something has changed before it is multiplied is refused by name, because what
+the softmax gave is then not what the values are weighted with.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from operator import mul, truediv
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vitrail.capture.seams import einsum
+from vitrail.capture.seams.call import AttentionCall
+from vitrail.errors import SeamError
+
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+SAME_ENTRIES = {
+    F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16,
+    Tensor.double, Tensor.view, Tensor.reshape, torch.reshape, Tensor.contiguous, Tensor.clone,
+    torch.clone, Tensor.flatten, torch.flatten, Tensor.unflatten, torch.nan_to_num, Tensor.nan_to_num,
+}  # fmt: skip
+SCALINGS: dict[Callable[..., Any], Callable[[float, float], float]] = {
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__), mul),
+    **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__), truediv),
+}
+SHIFTS = {
+    torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__, torch.sub, Tensor.sub,
+    Tensor.__sub__, Tensor.sub_, Tensor.__isub__, torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_,
+    torch.where, Tensor.where,
+}  # fmt: skip
+"""What adds a bias or a mask to scores."""
+DIFFERENCES = {torch.sub, Tensor.sub, Tensor.__sub__, Tensor.sub_, Tensor.__isub__}
+JOINS = {torch.cat, torch.concat, torch.concatenate}
+ELEMENTWISE = {
+    torch.tanh, Tensor.tanh, Tensor.tanh_, F.tanh, torch.clamp, Tensor.clamp, Tensor.clamp_, Tensor.clamp_min,
+    torch.clamp_min, torch.clip, Tensor.clip, torch.maximum, torch.minimum, Tensor.maximum, Tensor.minimum,
+}  # fmt: skip
+"""What else leaves every score at its place."""
+FILLS = {torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_}
+PROJECTIONS = {
+    F.linear, torch.addmm, Tensor.addmm, F.conv1d, torch.conv1d, F.conv2d, torch.conv2d, F.layer_norm,
+    torch.layer_norm, F.rms_norm, F.embedding, torch.embedding,
+}  # fmt: skip
+"""What comes out of these is a new representation, and has no scores in it."""
+TRANSPOSED = Tensor.mT.__get__  # pyright: ignore[reportAttributeAccessIssue]
+SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes, torch.swapdims, Tensor.swapdims}
+PERMUTATIONS = {torch.permute, Tensor.permute}
+PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+BIASED_PRODUCTS = {torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_}
+MULTIPLYING = PRODUCTS | BIASED_PRODUCTS | {torch.einsum}
+"""Where attention written by hand begins and ends; what lies between is followed while there is something to follow."""
+MOST_PRODUCTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product that scores may come from.
+
+    Args:
+        operands: what was multiplied, as the model has it.
+        query: the operand whose rows are the rows of the result, as `[..., q, d]`; None if there is no such.
+        place: which operand that is.
+        key_order: the axes of the other operand in the order `[..., k, d]`.
+        itself: whether `query` is the model's own tensor, and not a view of it that only this product reads.
+        keyed: whether what stands in the place of keys belongs to single samples, and is no weight.
+        activations: whether both operands do.
+    """
+
+    operands: tuple[Tensor, ...]
+    shape: torch.Size = field(default_factory=torch.Size)
+    query: Tensor | None = None
+    place: int = 0
+    key_order: einsum.Order = ()
+    itself: bool = True
+    keyed: bool = True
+    activations: bool = True
+
+    @property
+    def key(self) -> Tensor | None:
+        """The operand beside the query, as `[..., k, d]`; heads that share it are one."""
+        if self.query is None or self.read is None:
+            return None
+        key = self.read.permute(self.key_order)
+        return key.unsqueeze(1) if key.ndim < self.query.ndim else key
+
+    @property
+    def read(self) -> Tensor | None:
+        """The operand beside the query as the model has it."""
+        return self.operands[1 - self.place] if self.query is not None else None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a tensor has of products.
+
+    Args:
+        products: all that took part.
+        main: the one whose entries stand at the same places in the tensor.
+        scale: what the entries of the main product are multiplied by.
+        plain: whether nothing else became of them than this scale and a bias.
+    """
+
+    products: tuple[Product, ...]
+    main: Product | None = None
+    scale: float = 1.0
+    plain: bool = True
+
+
+@dataclass(frozen=True)
+class Map:
+    """What a tensor has of a softmax.
+
+    Args:
+        softmax_input: what entered the softmax, of the keys that are left.
+        scores: where that came from.
+        shape: of the softmax's result.
+        order: which axis of the map each axis of the tensor is.
+        straight: the last tensor before axes were moved; None while they are where they were.
+        changed: the functions that changed entries, in order.
+    """
+
+    softmax_input: Tensor | None
+    scores: Scores | None
+    shape: torch.Size
+    order: tuple[int, ...]
+    straight: Tensor | None = None
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a product is, before it is computed.
+
+    Args:
+        args: its arguments; an einsum's query and map as views in the usual order of axes, so that their gradients
+            are known in that order.
+        product: what it is for scores that it may make.
+        applied: how it applies a map to values, if it does.
+    """
+
+    args: tuple
+    product: Product
+    applied: "Applied | None" = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A map applied to values.
+
+    Args:
+        source: the model's own tensor that is the map.
+        weights: the map as `[..., q, k]`.
+        map_order: the axes of the model's map in the usual order.
+        value: what it is applied to, as `[..., k, d]`; None where the product does more than apply the map.
+        place: where the values stand among the arguments.
+        value_order: the model's axes of the values in the usual order.
+        output_order: the axes of the result in the usual order.
+        added: whether something else is added to the result.
+    """
+
+    source: Tensor
+    weights: Tensor
+    map_order: einsum.Order
+    value: Tensor | None = None
+    place: int = 0
+    value_order: einsum.Order = ()
+    output_order: einsum.Order = ()
+    added: bool = False
+
+
+class Follower:
+    """Follows scores through a softmax to the product that makes it an attention call."""
+
+    def __init__(self, emit: Callable[[AttentionCall], None]) -> None:
+        self.emit = emit
+        self.forget()
+
+    def same(self, old: Tensor, new: Tensor) -> None:
+        """Take one tensor for another that has its entries."""
+        for known in (self.maps, self.scores):
+            if old in known:
+                known[new] = known[old]
+
+    def forget(self) -> None:
+        """Start afresh."""
+        self.maps: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.follows = False  # whether there is anything to follow, so that all functions matter
+
+    def softmaxed(self, out: Tensor, args: tuple) -> None:
+        """Take note of a softmax over the last axis."""
+        self.maps[out] = Map(args[0], self.scores.get(args[0]), out.shape, tuple(range(out.ndim)))
+        self.follows = True
+
+    def read(self, func: Callable[..., Any], args: tuple) -> Reading:
+        """What a product is: whether it applies a map to values, and what scores it may make."""
+        if func is not torch.einsum:
+            return self._read_matmul(args, added=func in BIASED_PRODUCTS)
+        found = einsum.read(args)
+        return Reading(args, Product(tuple(_tensors(args)))) if found is None else self._read_einsum(args, found)
+
+    def multiplied(self, reading: Reading, func: Callable[..., Any], out: Any, kwargs: dict) -> None:  # noqa: ANN401
+        """Take note of a product that has been computed."""
+        if not isinstance(out, Tensor):
+            return
+        product = replace(reading.product, shape=out.shape)
+        if any(self._is_product(x) for x in product.operands):  # of scores, not of queries and keys
+            product = replace(product, query=None)
+        scale = float(kwargs.get("alpha", 1)) if func in BIASED_PRODUCTS else 1.0
+        self.scores[out] = Scores((product,), product if product.query is not None else None, scale)
+        self.follows = True
+        if reading.applied is not None:
+            self._emit(reading.applied, out)
+            return
+        for x in reading.product.operands:
+            if x in self.maps and _has_both(out, self.maps[x]):
+                self.maps[out] = _after_change(func, self.maps[x])
+
+    def changed(self, func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> None:  # noqa: ANN401
+        """Take note of any other function: what it makes of scores and maps."""
+        self.follows = bool(self.maps) or bool(self.scores)
+        given = list(_tensors((args, kwargs))) if self.follows else []
+        mapped = [x for x in given if x in self.maps]
+        scored = [(x, self.scores[x]) for x in given if x in self.scores] if func not in PROJECTIONS else []
+        out = args[0] if func is Tensor.__setitem__ else out
+        for made in _tensors(out) if mapped or scored else ():
+            if not made.is_floating_point():
+                continue
+            if mapped and _has_both(made, self.maps[mapped[0]]):
+                self.maps[made] = _map_after(func, self.maps[mapped[0]], mapped[0], made, args)
+            if scored:
+                self.scores[made] = _scores_after(func, scored, made, args, kwargs)
+
+    def _read_matmul(self, args: tuple, *, added: bool) -> Reading:
+        first = 1 if added else 0
+        left, right = args[first : first + 2]
+        if not left.ndim == right.ndim in (3, 4):
+            return Reading(args, Product((left, right), keyed=left.ndim < right.ndim, activations=False))
+        plain = tuple(range(left.ndim))
+        swapped = (*plain[:-2], plain[-1], plain[-2])
+        keyed = not _is_weight(right)
+        activations = keyed and not _is_weight(left)
+        product = Product((left, right), query=left, key_order=swapped, keyed=keyed, activations=activations)
+        applied = None
+        if self._applies(left, plain, right):
+            applied = Applied(left, left, plain, right, first + 1, plain, plain, added)
+        elif self._applies(right, swapped, left):
+            straight = self.maps[right].straight
+            applied = Applied(right, straight, plain, left.transpose(-1, -2), first, swapped, swapped, added)
+        return Reading(args, product, applied)
+
+    def _read_einsum(self, args: tuple, found: einsum.Einsum) -> Reading:
+        views, equation = list(found.operands), found.product
+        activations = equation is not None and bool(equation.shared()) and not any(map(_is_weight, found.operands))
+        product = Product(found.operands, keyed=found.keyed, activations=activations)
+        applied: Applied | None = None
+        for place, source in enumerate(found.operands):
+            if source in self.maps and applied is None:
+                applied, views[place] = self._applied_by_einsum(found, place)
+        scoring = einsum.scoring(equation, found.sizes) if applied is None and equation is not None else None
+        if scoring is not None:
+            model = found.operands[scoring.query]
+            query, views[scoring.query] = _view(model, scoring.query_order)
+            product = replace(
+                product, query=query, place=scoring.query, key_order=scoring.key_order, itself=query is model
+            )
+        return Reading((args[0], *views), product, applied)
+
+    def _applied_by_einsum(self, found: einsum.Einsum, place: int) -> tuple[Applied | None, Tensor]:
+        """How an einsum applies a map, if it does; and the map as it should be given to it."""
+        source, equation = found.operands[place], found.product
+        plain = tuple(range(source.ndim))
+        how, value = None, None
+        if equation is not None:
+            how = einsum.applying(equation if place == 0 else equation.turned, found.sizes)
+            value = found.operands[1 - place]
+        if how is None or value is None:  # values that are summed over heads, or projected, on the way
+            weighs = found.weighs(place) and self._applies(source, plain, None)
+            return Applied(source, source, map_order=plain) if weighs else None, source
+        if not self._applies(source, plain, value, rows=how.map_order[-2]):
+            return None, source
+        weights, view = _view(source, how.map_order)
+        seen = value.permute(how.value_order)
+        seen = seen.unsqueeze(1) if seen.ndim < weights.ndim else seen
+        return Applied(
+            source,
+            weights,
+            how.map_order,
+            seen,
+            2 - place,
+            how.value_order,
+            how.output_order,
+        ), view
+
+    def _applies(self, x: Tensor, order: einsum.Order, value: Tensor | None, *, rows: int = -2) -> bool:
+        """Whether a factor is a map as its softmax left it, which a product applies to these values.
+
+        Args:
+            order: the order of its axes in which the product sums over keys.
+            rows: the axis of the map's queries.
+        """
+        known = self.maps.get(x)
+        if known is None:
+            return False
+        plain = order == tuple(range(len(order)))
+        if known.changed:
+            if tuple(x.shape[-2:]) == tuple(known.shape[-2:] if plain else known.shape[:-3:-1]):
+                raise _changed(known)
+            return False
+        if known.order != order:
+            if known.order[:-2] == order[:-2] and known.shape[-1] == known.shape[-2]:
+                raise _turned(known)
+            return False
+        if value is not None and self._is_product(value):
+            raise _two_products(known, value)
+        scored = known.scores is not None and any(product.keyed for product in known.scores.products)
+        # A gate or router is no product with keys, and its columns are not the tokens it is a row for.
+        return scored or known.shape[rows] in (1, known.shape[-1])
+
+    def _is_product(self, x: Tensor) -> bool:
+        """Whether a tensor is a product of two activations, be it scaled or shifted."""
+        made = self.scores.get(x)
+        return made is not None and made.main is not None and made.main.activations
+
+    def _emit(self, applied: Applied, out: Tensor) -> None:
+        known, weights = self.maps[applied.source], applied.weights
+        self.maps[applied.source] = replace(known, softmax_input=None)  # a map that lives on need not keep its scores
+        query, key, why = _operands(known, weights)
+        scores, given = known.scores, known.softmax_input
+        plain = scores is not None and scores.plain
+        in_order = given is not None and given.ndim == len(applied.map_order)
+        self.emit(
+            AttentionCall(
+                query=query,
+                key=key,
+                value=applied.value,
+                output=None if applied.added or applied.value is None else out.permute(applied.output_order),
+                weights=weights,
+                softmax_input=given.permute(applied.map_order) if given is not None and in_order else given,
+                scale=scores.scale if scores is not None and plain else 1.0,
+                by_hand=True,
+                plain=plain,
+                no_query=why,
+            )
+        )
+
+
+def is_attention(func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> bool:  # noqa: ANN401
+    """Whether a function was a softmax over keys."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return func in SOFTMAX and out.ndim in (3, 4) and dim in (-1, out.ndim - 1)
+
+
+def with_values(reading: Reading, change: Callable[[Tensor], Tensor]) -> Reading:
+    """The same product with its values changed; they are given and come back in the usual order of axes."""
+    applied = reading.applied
+    if applied is None or applied.value is None:
+        raise SeamError("this method changes the values of attention, which an einsum of map and values hides.")
+    value = change(applied.value)
+    new = value.squeeze(1) if value.ndim > len(applied.value_order) else value
+    new = new.permute(einsum.inverse(applied.value_order))
+    place = applied.place
+    return replace(
+        reading, args=(*reading.args[:place], new, *reading.args[place + 1 :]), applied=replace(applied, value=value)
+    )
+
+
+def _is_weight(x: Tensor) -> bool:
+    return isinstance(x, nn.Parameter) or (torch.is_grad_enabled() and x.is_leaf and x.requires_grad)
+
+
+def _view(x: Tensor, order: einsum.Order) -> tuple[Tensor, Tensor]:
+    """A view with its axes in this order, and the tensor again made of that view; the tensor itself if it has it."""
+    if einsum.is_plain(order):
+        return x, x
+    view = x.permute(order)
+    return view, view.permute(einsum.inverse(order))
+
+
+def _map_after(func: Callable[..., Any], known: Map, old: Tensor, new: Tensor, args: tuple) -> Map:
+    """What the result of a function of a map is."""
+    plain = known.order == tuple(range(len(known.order)))
+    if known.changed and (func in SAME_ENTRIES or _moved(func, args, old.ndim) is not None):
+        return known
+    if not known.changed and args and args[0] is old:
+        if func in SAME_ENTRIES and new.shape == old.shape:
+            return known
+        if func in SAME_ENTRIES and plain and new.ndim in (3, 4) and new.shape[-2:] == old.shape[-2:]:
+            return replace(known, shape=new.shape, order=tuple(range(new.ndim)))
+        if func in FILLS and len(args) == 3 and isinstance(args[2], (int, float)) and args[2] == 0:
+            return known
+        if func is Tensor.__getitem__ and plain and _cuts_keys(args[1], old):
+            given = known.softmax_input
+            return replace(known, shape=new.shape, softmax_input=None if given is None else given[args[1]])
+        moved = _moved(func, args, old.ndim)
+        if moved is not None:
+            order = tuple(known.order[axis] for axis in moved)
+            return replace(known, order=order, straight=old if plain else known.straight)
+    return _after_change(func, known)
+
+
+def _after_change(func: Callable[..., Any], known: Map) -> Map:
+    return replace(known, changed=(*known.changed, _name(func)), straight=None)
+
+
+def _has_both(x: Tensor, known: Map) -> bool:
+    """Whether a tensor can still have an axis of the queries and one of the keys, or of some of them."""
+    queries, keys = known.shape[-2:]
+    sizes = list(x.shape)
+    if queries not in sizes:
+        return False
+    sizes.remove(queries)
+    return any(1 < size <= keys for size in sizes) or keys == 1
+
+
+def _cuts_keys(index: object, x: Tensor) -> bool:
+    """Whether an index takes some of the keys and every query."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if Ellipsis in [x for x in entries if not isinstance(x, Tensor)]:
+        entries = entries[1:] if entries[0] is Ellipsis else ()
+        return len(entries) == 1 and isinstance(entries[0], slice)
+    whole = all(isinstance(entry, slice) and entry == slice(None) for entry in entries[:-1])
+    return len(entries) == x.ndim and whole and isinstance(entries[-1], slice)
+
+
+def _moved(func: Callable[..., Any], args: tuple, ndim: int) -> tuple[int, ...] | None:
+    """The axes of a tensor in the order in which a function puts them; None if it does something else."""
+    axes = list(range(ndim))
+    if func in SWAPS or func == TRANSPOSED:
+        first, second = (-2, -1) if func == TRANSPOSED else args[1:3] if len(args) > 2 else (0, 0)
+        axes[first], axes[second] = axes[second], axes[first]
+        return tuple(axes)
+    if func in PERMUTATIONS and len(args) > 1:
+        given = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+        return tuple(axes[axis] for axis in given)
+    return None
+
+
+def _scores_after(
+    func: Callable[..., Any], given: list[tuple[Tensor, Scores]], new: Tensor, args: tuple, kwargs: dict
+) -> Scores:
+    """What the result of a function of scores is."""
+    every = tuple(dict.fromkeys(p for _, scores in given for p in scores.products))[-MOST_PRODUCTS:]
+    old, known = next(((x, s) for x, s in given if s.main is not None), given[0])
+    first = bool(args) and args[0] is old
+    if func in SAME_ENTRIES and first:
+        return known
+    if func in SCALINGS and first and len(args) > 1 and isinstance(args[1], (int, float)):
+        return replace(known, scale=SCALINGS[func](known.scale, args[1]))
+    if func in SHIFTS and len(given) == 1 and "alpha" not in kwargs and (first or func not in DIFFERENCES):
+        return replace(known, plain=known.plain and new.shape == old.shape)
+    stays = func in SHIFTS or func in SCALINGS or func in ELEMENTWISE
+    if stays and new.shape == old.shape:
+        return Scores(every, known.main, plain=False)
+    if func in JOINS and new.shape[:-1] == old.shape[:-1] and next(_tensors(args), None) is old:
+        return Scores(every, known.main, plain=False)
+    return Scores(every, None, plain=False)
+
+
+def _operands(known: Map, weights: Tensor) -> tuple[Tensor | None, Tensor | None, str]:
+    """The query and the key whose product the scores are, and if there is no one query, why."""
+    scores = known.scores
+    if scores is None:
+        return None, None, "its scores are no product of two tensors that could be followed to the softmax"
+    main = scores.main
+    if main is None or main.query is None or main.key is None:
+        return None, None, "the product of queries and keys was rearranged, or mixed between heads, before the softmax"
+    if main.query.shape[-2] != weights.shape[-2] or main.key.shape[-2] != weights.shape[-1]:
+        return None, None, "the product that its scores come from has other queries and keys than its map"
+    others = [product for product in scores.products if product is not main]
+    if all(_reads(product, main) for product in others):
+        return main.query, main.key, ""
+    shapes = ", ".join(str(tuple(product.shape)) for product in scores.products)
+    why = f"its scores come from {len(scores.products)} products, of shapes {shapes}, that do not read one query"
+    return None, main.key, why
+
+
+def _reads(product: Product, main: Product) -> bool:
+    """Whether a product that also makes scores has the main product's own query, or its key, as an operand."""
+    if main.itself and any(x is main.query for x in product.operands):
+        return True
+    key = [] if main.read is None else _origins(main.read)
+    return any(x is main.read or x.grad_fn in key for x in product.operands if x.grad_fn is not None)
+
+
+MOVES = ("Transpose", "View", "UnsafeView", "ReshapeAlias", "Permute", "T", "Expand", "Clone", "Unsqueeze", "Squeeze",
+         "Div", "Mul", "ToCopy", "Alias")  # fmt: skip
+
+
+def _origins(x: Tensor) -> list[object]:
+    """The nodes of the graph that a tensor was made by, as far as it was only moved, cast or scaled."""
+    node, found = x.grad_fn, []
+    while node is not None:
+        found.append(node)
+        before = [one for one, _ in node.next_functions if one is not None]
+        moved = any(node.name() == f"{name}Backward{n}" for name in MOVES for n in range(3))
+        node = before[0] if moved and len(before) == 1 else None
+    return found
+
+
+def _changed(known: Map) -> SeamError:
+    return SeamError(
+        f"attention of shape {tuple(known.shape)} is changed after its softmax, by {', '.join(known.changed)}, before "
+        "it is multiplied with the values, as where heads are mixed (talking heads), gated or averaged. What the "
+        "softmax gave is then not what weighs the values, so no method that reads attention maps applies to this model."
+    )
+
+
+def _turned(known: Map) -> SeamError:
+    return SeamError(
+        f"a softmax of shape {tuple(known.shape)} is multiplied over its queries, not over its keys, so its rows are "
+        "not what each token reads. No method that reads attention maps applies to this model."
+    )
+
+
+def _two_products(known: Map, value: Tensor) -> SeamError:
+    return SeamError(
+        f"a softmax of shape {tuple(known.shape)} is multiplied with a product of two activations, of shape "
+        f"{tuple(value.shape)}, as in linear attention (a softmax over channels) or attention in two steps. That is "
+        "no map from tokens to tokens, so no method that reads attention maps applies to this model."
+    )
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return (resolve_name(func) or getattr(func, "__name__", "a function")).removeprefix("torch.")
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    """All tensors in arguments or results, however they are nested, in order."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, (tuple, list, dict)):
+        for x in given.values() if isinstance(given, dict) else given:
+            yield from _tensors(x)

@@ -1,0 +1,1 @@
+"""Metrics, data sets and the bench that runs both."""

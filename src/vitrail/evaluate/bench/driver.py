@@ -1,0 +1,225 @@
+"""Run a plan: name its runs, hand out what has no results yet, and write what comes back. Only the driver writes."""
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vitrail.capture.forward import find_body
+from vitrail.evaluate.bench.ablations import ablation
+from vitrail.evaluate.bench.builtin import find_entry
+from vitrail.evaluate.bench.engines import Engine, local
+from vitrail.evaluate.bench.identity import hash_of, library_versions, model_identity, set_hash
+from vitrail.evaluate.bench.opened import Opened, forget, open_data, open_model
+from vitrail.evaluate.bench.pairing import applies, check_pairs, metrics_for
+from vitrail.evaluate.bench.plan import DTYPES, DataSpec, ModelSpec, Plan, Trial
+from vitrail.evaluate.bench.protocols import Protocol
+from vitrail.evaluate.bench.settings import Settings
+from vitrail.evaluate.bench.store import About, Store, identity, writing
+from vitrail.evaluate.bench.units import Finished, Job, Unit
+from vitrail.evaluate.bench.worker import Worker
+from vitrail.evaluate.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for those who watch.
+
+    Args:
+        done: examples that are finished, of all data sets and models together.
+        fresh: those of them that this run computed.
+        skipped: results that could not be computed, so far in this run.
+        runs: the identities of the runs of this plan, known at the end.
+        older: how many other runs of the same names the file holds, known at the end. They were made of another data
+            content, model, setting or library version; they are kept, but not gone on with.
+        changed: in which parts of their identity those differ.
+    """
+
+    done: int
+    total: int
+    fresh: int
+    skipped: int
+    what: str
+    runs: frozenset[str] = frozenset()
+    older: int = 0
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Named:
+    """A method under a protocol on one data set, with the identity of its results."""
+
+    run: str
+    trial: Trial
+    protocol: Protocol
+    metrics: tuple[str, ...]
+    keys: frozenset[str] | None
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = lambda progress: None) -> Progress:
+    """Compute what the results file lacks, and say how much that was.
+
+    Args:
+        plan: what to run.
+        path: the results file; it is made if it is not there, and gone on with if it is.
+        engine: who does the units.
+        watch: is told after every unit.
+    """
+    forget()
+    here = plan.device if engine is local else "cpu"  # workers elsewhere may have a GPU that this machine lacks
+    pairs = check_pairs(plan, here)
+    settings = Settings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
+    progress = Progress(0, sum(len(_chosen(plan, spec)[1]) for _, spec in pairs), 0, 0, "")
+    runs: set[str] = set()
+    with (
+        writing(Path(path)) as store,
+        closing(engine(_units(plan, store, pairs, here, runs), Worker(settings))) as results,  # also after errors
+    ):
+        for finished in results:
+            store.add(finished.rows)
+            progress = _advanced(progress, finished)
+            watch(progress)
+        progress = _ended(progress, store, runs)
+    watch(progress)
+    return progress
+
+
+def _advanced(progress: Progress, finished: Finished) -> Progress:
+    unit = finished.unit
+    return Progress(
+        progress.done + unit.skipped + len(unit.keys),
+        progress.total,
+        progress.fresh + len(unit.keys),
+        progress.skipped + sum(row.skipped is not None for row in finished.rows),
+        f"{unit.model.name} · {unit.data.name}",
+    )
+
+
+def _ended(progress: Progress, store: Store, runs: Set[str]) -> Progress:
+    """All examples are done, also those that were there already; and what else the file holds under the same names."""
+    known = store.runs()
+    mine = {_names(known[run]): known[run] for run in runs}
+    older = [about for run, about in known.items() if run not in runs and _names(about) in mine and store.metrics(run)]
+    changed = {part for about in older for part, x in mine[_names(about)].items() if about.get(part) != x}
+    return replace(
+        progress, done=progress.total, runs=frozenset(runs), older=len(older), changed=tuple(sorted(changed))
+    )
+
+
+def _names(about: About) -> tuple[str, str, str, str]:
+    return about["model"]["name"], about["data"]["name"], about["protocol"]["name"], about["method"]["label"]
+
+
+def _chosen(plan: Plan, spec: DataSpec) -> tuple[Dataset[Any], Dataset[Any]]:
+    """All examples, and those the plan takes of them."""
+    whole = open_data(spec)
+    limit = spec.limit or plan.limit
+    return whole, whole if limit is None else whole.spread(limit)
+
+
+def _units(
+    plan: Plan, store: Store, pairs: Sequence[tuple[ModelSpec, DataSpec]], here: str, runs: set[str]
+) -> Iterator[Unit]:
+    """The batches that lack results, made as they are asked for; notes the runs that they belong to."""
+    passed = 0
+    models, contents = cache(lambda model: model_identity(open_model(model, here).loaded)), Contents(plan, store)
+    for model, spec in pairs:
+        _, chosen = _chosen(plan, spec)
+        hashes, about = contents.of(spec)
+        common = {"model": {"name": Path(model.name).name, "arch": model.arch, **models(model)}, "data": about}
+        named = _name_runs(plan, store, open_model(model, here), spec, common, chosen)
+        runs.update(one.run for one in named)
+        for start in range(0, len(chosen), plan.batch):
+            part = chosen[start : start + plan.batch]
+            keys, numbers = tuple(part.keys), tuple(part.order)
+            jobs = tuple(job for one in named if (job := _job(store, one, keys)) is not None)
+            wanted = {key for job in jobs for key in job.keys}
+            passed += len(keys) - len(wanted)
+            if wanted:
+                rows = [i for i, key in enumerate(keys) if key in wanted]
+                some = tuple(keys[i] for i in rows), tuple(numbers[i] for i in rows)
+                yield Unit(model, spec, *some, jobs, passed, tuple(hashes[key] for key in some[0]))
+                passed = 0
+
+
+class Contents:
+    """The content of each data set of a plan, hashed once for all models."""
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan, self.store = plan, store
+        self.found: list[tuple[DataSpec, tuple[dict[str, str], About]]] = []
+
+    def of(self, spec: DataSpec) -> tuple[dict[str, str], About]:
+        """The hashes of the chosen examples, and what the set is in the identity of a run."""
+        known = next((result for other, result in self.found if other == spec), None)
+        if known is None:
+            known = self._hashed(spec)
+            self.found.append((spec, known))
+        return known
+
+    def _hashed(self, spec: DataSpec) -> tuple[dict[str, str], About]:
+        whole, chosen = _chosen(self.plan, spec)
+        about = {
+            "name": spec.name,
+            "kind": find_entry(spec.name).kind,
+            "options": dict(spec.options),
+            "set": set_hash(whole),
+        }
+        hashes = {key: hash_of(whole, number) for key, number in zip(chosen.keys, chosen.order, strict=True)}
+        numbers = dict(zip(whole.keys, whole.order, strict=True))
+        version = self.store.data_version(
+            identity(about), hashes, lambda key: hash_of(whole, numbers[key]) if key in numbers else None
+        )
+        return hashes, {**about, "content": version}
+
+
+def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
+    asked = [key for key in keys if named.keys is None or key in named.keys]
+    if not asked:
+        return None
+    done = store.done(named.run, asked)
+    metrics = tuple(metric for metric in named.metrics if any((key, metric) not in done for key in asked))
+    left = tuple(key for key in asked if any((key, metric) not in done for metric in metrics))
+    return Job(named.run, named.trial, named.protocol, metrics, left) if left else None
+
+
+def _name_runs(
+    plan: Plan, store: Store, opened: Opened, spec: DataSpec, common: About, chosen: Dataset[Any]
+) -> list[Named]:
+    common = {
+        **common,
+        "versions": library_versions(),
+        "device": plan.device.partition(":")[0],
+        "dtype": plan.dtype,
+        "seed": plan.seed,
+    }
+    named: dict[str, Named] = {}
+    for protocol in plan.measured():
+        metrics = metrics_for(protocol, spec)
+        if not metrics:
+            continue
+        for trial in _trials(plan, opened):
+            about = {**common, "protocol": protocol.table(), "method": _about(trial, plan.preset, opened)}
+            run = store.add_run(about)
+            keys = None if trial.subset is None else frozenset(chosen.spread(trial.subset).keys)
+            named.setdefault(run, Named(run, trial, protocol, metrics, keys))
+    return list(named.values())
+
+
+def _trials(plan: Plan, opened: Opened) -> list[Trial]:
+    more: list[Trial] = []
+    if plan.ablation is not None:
+        blocks = len(find_body(opened.loaded.model, None).blocks)
+        more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
+    return [trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)]
+
+
+def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:
+    kind = "image" if opened.kind == "image" else "text"
+    options = trial.resolved(preset, kind)
+    return {"name": trial.name, "label": trial.label(preset, kind), "options": options}

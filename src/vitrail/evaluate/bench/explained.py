@@ -1,0 +1,124 @@
+"""What methods show of a batch, each explanation made once: for the explained class, for other classes, and for the
+model with its weights randomised. One recording serves all methods that want the same examples and classes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail import targets
+from vitrail.api import compare
+from vitrail.attribution import Attribution
+from vitrail.errors import InputError, VitrailError
+from vitrail.evaluate import metrics
+from vitrail.evaluate.bench.batches import Batch
+from vitrail.evaluate.bench.further import Classes
+from vitrail.evaluate.bench.plan import Trial
+from vitrail.evaluate.bench.settings import Settings
+from vitrail.evaluate.bench.shown import Shown
+from vitrail.evaluate.bench.texts import Texts
+
+Place = tuple[str, tuple[str, ...], Classes]
+"""The view, the examples and their classes."""
+Cascade = list[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A batch to be explained for some classes by some methods.
+
+    Args:
+        randomised: those of the methods that also explain the model with randomised weights.
+    """
+
+    batch: Batch
+    classes: Classes
+    trials: dict[str, Trial] = field(default_factory=dict)
+    randomised: dict[str, Trial] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanations:
+    """The explanations of a unit: asked for first, then made all at once, then read."""
+
+    settings: Settings
+    requests: dict[Place, Request] = field(default_factory=dict)
+    found: dict[tuple[Place, str], Shown | str] = field(default_factory=dict)
+    cascades: dict[tuple[Place, str], Cascade | str] = field(default_factory=dict)
+
+    def ask(self, view: str, batch: Batch, classes: Classes, trial: Trial, *, randomised: bool = False) -> None:
+        """Ask for an explanation; the same one may be asked for often."""
+        request = self.requests.setdefault((view, batch.keys, classes), Request(batch, classes))
+        request.trials[trial_id(trial)] = trial
+        if randomised:
+            request.randomised[trial_id(trial)] = trial
+
+    def make(self) -> None:
+        """Everything that was asked for."""
+        for place, request in self.requests.items():
+            made = explained(request.batch, list(request.trials.values()), request.classes, self.settings.preset)
+            self.found.update({(place, name): shown for name, shown in made.items()})
+            if request.randomised:
+                self._cascade(place, request)
+
+    def _cascade(self, place: Place, request: Request) -> None:
+        model, left = request.batch.opened.loaded.model, dict(request.randomised)
+        self.cascades.update({(place, name): [] for name in left})
+        for part, copy in metrics.randomised(model, seed=self.settings.seed):
+            made = explained(request.batch, list(left.values()), request.classes, self.settings.preset, copy)
+            for name, shown in made.items():
+                steps = self.cascades[(place, name)]
+                if isinstance(shown, Shown) and isinstance(steps, list):
+                    steps.append((part, shown.scores))
+                else:
+                    self.cascades[(place, name)] = f"{part} randomised: {shown}"
+                    del left[name]
+            if not left:
+                return
+
+    def read(self, view: str, batch: Batch, classes: Classes, trial: Trial) -> Shown | str:
+        """What a method shows, or why it cannot."""
+        return self.found[((view, batch.keys, classes), trial_id(trial))]
+
+    def cascade(self, view: str, batch: Batch, classes: Classes, trial: Trial) -> Cascade | str:
+        """What it shows while the weights are randomised, or why it cannot."""
+        return self.cascades[((view, batch.keys, classes), trial_id(trial))]
+
+
+def explained(
+    batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
+) -> dict[str, Shown | str]:
+    """What each method shows, or why it cannot; all from one recording if none of them fails."""
+    target = targets.answer_span() if not classes else targets.logit(classes)
+    if model is None:
+        model = batch.opened.loaded.model
+    try:
+        together = compare(model, batch.inputs, [(t.name, t.options) for t in trials], target, preset)
+        return {trial_id(t): _shown(batch, a, classes) for t, a in zip(trials, together, strict=True)}
+    except VitrailError as error:
+        if len(trials) == 1:
+            return {trial_id(trials[0]): f"{trials[0].name}: {one_line(error)}"}
+    alone: dict[str, Shown | str] = {}
+    for trial in trials:
+        alone |= explained(batch, [trial], classes, preset, model)
+    return alone
+
+
+def _shown(batch: Batch, attribution: Attribution, classes: Classes) -> Shown:
+    scores = attribution.scores.detach()
+    if isinstance(batch, Texts):
+        return Shown(scores, classes)
+    if attribution.grid is None:
+        raise InputError(f"{attribution.method} gives no grid of patches for this model.")
+    return Shown(scores, classes, scores.reshape(-1, *attribution.grid), attribution.pixels)
+
+
+def trial_id(trial: Trial) -> str:
+    """What tells two methods of a plan apart."""
+    return f"{trial.name}{sorted(trial.options.items())}"
+
+
+def one_line(error: Mapping[str, Any] | BaseException) -> str:
+    """The message without line breaks."""
+    return " ".join(str(error).split())

@@ -1,0 +1,106 @@
+"""Tables as Markdown, LaTeX or CSV. The same results give the same bytes, however often a run was broken off.
+
+Best in bold; `~` marks what the paired bootstrap cannot tell from the best (p >= 0.05).
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+
+from vitrail.errors import OptionError, suggest
+from vitrail.evaluate.bench.bootstrap import Estimate
+from vitrail.evaluate.bench.table import SIGNIFICANT, Table
+
+
+def number(value: float) -> str:
+    """As tables print it."""
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def close(estimate: Estimate) -> str:
+    """The mark of what cannot be told from the best."""
+    return "~" if estimate.p is not None and estimate.p >= SIGNIFICANT else ""
+
+
+def _markdown(table: Table) -> str:
+    def cell(estimate: Estimate | None) -> str:
+        if estimate is None:
+            return "–"
+        value = f"**{number(estimate.value)}**" if estimate.best else f"{number(estimate.value)}{close(estimate)}"
+        return f"{value} [{number(estimate.low)}, {number(estimate.high)}]"
+
+    head = ["method", "n", *(column.title for column in table.columns)]
+    lines = [f"### {table.title}", "", _piped(head), _piped(["---", *["---:"] * (len(head) - 1)])]
+    lines += [_piped([f"`{name}`", count(row), *map(cell, row)]) for name, row in table.rows]
+    return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]).rstrip() + "\n"
+
+
+def _piped(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def count(row: Sequence[Estimate | None]) -> str:
+    """How many examples a method was measured on."""
+    return str(max((e.count for e in row if e is not None), default=0))
+
+
+ESCAPES = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "\\": r"\textbackslash{}"})
+
+
+def _latex(table: Table) -> str:
+    def cell(estimate: Estimate | None) -> str:
+        if estimate is None:
+            return "--"
+        value = rf"\textbf{{{number(estimate.value)}}}" if estimate.best else number(estimate.value)
+        mark = r"\textsuperscript{$\sim$}" if close(estimate) else ""
+        return rf"{value}{mark} \scriptsize[{number(estimate.low)}, {number(estimate.high)}]"
+
+    arrows = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
+    head = [f"{column.name.translate(ESCAPES)}{arrows[column.higher]}" for column in table.columns]
+    body = [" & ".join([name.translate(ESCAPES), count(row), *map(cell, row)]) + r" \\" for name, row in table.rows]
+    caption = " ".join([f"{table.title}.", *table.notes]).translate(ESCAPES)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'r' * (1 + len(head))}}}",
+            r"\toprule",
+            " & ".join(["method", "n", *head]) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _csv(table: Table) -> str:
+    """One line for each number, with the title, so that tables can follow each other."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for name, row in table.rows:
+        for column, estimate in zip(table.columns, row, strict=True):
+            if estimate is not None:
+                numbers = [f"{x:.6g}" for x in (estimate.value, estimate.low, estimate.high)]
+                p = "" if estimate.p is None else f"{estimate.p:.4g}"
+                writer.writerow([table.title, name, column.name, *numbers, estimate.count, p, int(estimate.best)])
+    return buffer.getvalue()
+
+
+CSV_HEAD = "table,method,metric,value,low,high,examples,p_against_best,best\n"
+FORMS: dict[str, Callable[[Table], str]] = {"markdown": _markdown, "latex": _latex, "csv": _csv}
+
+
+def render(made: Sequence[Table], form: str = "markdown") -> str:
+    """The tables as text.
+
+    Args:
+        made: what `tables` gave.
+        form: `markdown`, `latex` or `csv`.
+    """
+    if form not in FORMS:
+        raise OptionError(f"there is no form {form!r}. {suggest(form, FORMS)}")
+    texts = [FORMS[form](table) for table in made]
+    return CSV_HEAD + "".join(texts) if form == "csv" else "\n".join(texts)

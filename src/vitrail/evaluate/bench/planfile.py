@@ -1,0 +1,129 @@
+"""Plans as users write them: `NAME=PATH` on a command line, or a YAML file."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
+from vitrail.evaluate.bench.builtin import OWN, find_entry, guess
+from vitrail.evaluate.bench.plan import DataSpec, ModelSpec, Plan, Trial
+from vitrail.evaluate.bench.protocols import Protocol, find_protocol
+from vitrail.evaluate.data import DATASETS
+from vitrail.methods import METHODS
+from vitrail.methods.option_text import kinds_of, parse_options, read_options
+
+SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
+
+
+def parse_data(text: str) -> DataSpec:
+    """`NAME=PATH`, `NAME(option=value)=PATH`, or the path of a folder of pictures or a `.txt` file of one's own."""
+    match = SHAPE.fullmatch(text.strip())
+    if match is None or match[1] not in {**DATASETS, **OWN}:
+        if match is not None and match[3] is not None and not Path(text).exists():
+            find_entry(match[1])  # says which names there are
+        return DataSpec(guess(text), text)
+    entry = find_entry(match[1])
+    texts = parse_options(match[2] or "", text)
+    options = read_options(texts, partial(kinds_of, entry.read), list(entry.options), entry.name)
+    return DataSpec(match[1], match[3] or "", options)
+
+
+def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial, ...]:
+    """Methods by name and options; `usual` for all that need one pass only, `all` for every one that applies.
+
+    Args:
+        subset: how many examples methods that run the model again are measured on.
+    """
+    from vitrail.apps.cli.specs import parse_spec
+
+    found: list[tuple[str, Mapping[str, Any], bool]] = []
+    for text in texts:
+        found += [(name, {}, False) for name in SEVERAL[text]()] if text in SEVERAL else [(*parse_spec(text), True)]
+    return tuple(
+        Trial(name, options, subset if METHODS[name].kind == "rerun" else None, named) for name, options, named in found
+    )
+
+
+SEVERAL: dict[str, Callable[[], list[str]]] = {
+    "all": lambda: list(METHODS),
+    "usual": lambda: [name for name, entry in METHODS.items() if entry.kind == "recording"],
+}
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a YAML file: models, data, methods, protocols, and any other field of `Plan`."""
+    content = _read(Path(path))
+    known = {field.name for field in fields(Plan)} - {"trials"} | {"methods"}
+    for name in content:
+        if name not in known:
+            raise OptionError(f"{path}: a plan has no entry {name!r}. {suggest(name, known)}")
+    rest = {name: x for name, x in content.items() if name not in {"models", "data", "methods", "protocols", "metrics"}}
+    metrics = content.get("metrics")
+    return Plan(
+        models=tuple(_model(x) for x in _list(content, "models", path)),
+        data=tuple(_data(x) for x in _list(content, "data", path)),
+        trials=tuple(t for x in _methods(content, path) for t in _trial(x)),
+        protocols=tuple(_protocol(x) for x in _list(content, "protocols", path)),
+        metrics=None if metrics is None else tuple(metrics),
+        **rest,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("plans in YAML need the package pyyaml: pip install 'vitrail[bench]'") from error
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read as a plan: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no plan: it needs entries such as models, data, methods and protocols.")
+    return content
+
+
+def _list(content: Mapping[str, Any], name: str, path: str | Path) -> list[Any]:
+    found = content.get(name, [])
+    if not isinstance(found, list):
+        raise InputError(f"{path}: {name} is a list, but {found!r} was given.")
+    return found
+
+
+def _methods(content: Mapping[str, Any], path: str | Path) -> list[Any]:
+    """The methods; `all` and `usual` are lists by themselves."""
+    found = content.get("methods", [])
+    return [found] if isinstance(found, str) and found in SEVERAL else _list(content, "methods", path)
+
+
+def _model(given: Any) -> ModelSpec:  # noqa: ANN401
+    return ModelSpec(given) if isinstance(given, str) else ModelSpec(**_only(given, ("name", "arch"), "a model"))
+
+
+def _data(given: Any) -> DataSpec:  # noqa: ANN401
+    if isinstance(given, str):
+        return parse_data(given)
+    return DataSpec(**_only(given, ("name", "path", "options", "limit"), "a data set"))
+
+
+def _trial(given: Any) -> tuple[Trial, ...]:  # noqa: ANN401
+    if isinstance(given, str):
+        return parse_trials([given])
+    return (Trial(**_only(given, ("name", "options", "subset"), "a method")),)
+
+
+def _protocol(given: Any) -> Protocol:  # noqa: ANN401
+    if isinstance(given, str):
+        return find_protocol(given)
+    changes = {name: x for name, x in _only(given, None, "a protocol").items() if name != "name"}
+    return find_protocol(str(given.get("name"))).with_(**changes)
+
+
+def _only(given: Any, names: Sequence[str] | None, what: str) -> dict[str, Any]:  # noqa: ANN401
+    if not isinstance(given, dict) or "name" not in given or (names and not set(given) <= set(names)):
+        wanted = ", ".join(names) if names else "name and the conventions to change"
+        raise InputError(f"{given!r} is not {what}: it takes a name, or a mapping with {wanted}.")
+    return given

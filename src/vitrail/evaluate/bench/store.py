@@ -1,0 +1,233 @@
+"""Results in one SQLite file: a row for each run, example and metric, one transaction for each finished unit.
+
+A run is everything that decides a number, hashed into its identity: model weights, data set, method with all its
+options, protocol, precision and library versions. A kill at any moment leaves whole units or nothing of them.
+
+A data set may be measured in parts, a few examples first and more of them later, so its content cannot be one hash that
+is known from the start. The file keeps a hash of each example that was measured. A run goes on with the version of the
+data set whose examples all have the content they have now; where one of them changed, it starts a new version.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import count, groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import OptionError, OutputError
+from vitrail.evaluate.bench.lock import locked
+from vitrail.evaluate.bench.units import Row
+
+FORMAT = 0x56495452  # "VITR": tells our files from other databases
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, about TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS results (
+    run TEXT NOT NULL REFERENCES runs (id), example TEXT NOT NULL, metric TEXT NOT NULL, value TEXT, skipped TEXT,
+    PRIMARY KEY (run, example, metric), CHECK ((value IS NULL) != (skipped IS NULL))
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contents (
+    data TEXT NOT NULL, version TEXT NOT NULL, example TEXT NOT NULL, hash TEXT NOT NULL,
+    PRIMARY KEY (data, version, example)
+) WITHOUT ROWID;
+"""
+PATIENCE = 60.0  # seconds that a reader and the writer wait for each other
+About = Mapping[str, Any]
+
+
+def identity(about: About) -> str:
+    """The hash of everything that decides a run's numbers."""
+    return hashlib.sha256(_canonical(about).encode()).hexdigest()[:24]
+
+
+def _canonical(about: About) -> str:
+    try:
+        return json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise OptionError(f"an option is NaN or infinite, which a results file cannot hold: {about}.") from error
+
+
+class Store:
+    """An open results file. Only `writing` gives one that may be added to."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self.connection = path, connection
+
+    def add_run(self, about: About) -> str:
+        """Keep what a run is, and give its identity."""
+        name = identity(about)
+        with self._transaction():
+            self.connection.execute("INSERT INTO runs VALUES (?, ?) ON CONFLICT DO NOTHING", (name, _canonical(about)))
+        return name
+
+    def data_version(self, data: str, contents: Mapping[str, str], now: Callable[[str], str | None]) -> str:
+        """The version of a data set that holds these examples; one that is there already if nothing in it changed.
+
+        Args:
+            data: what the set is apart from the content of its examples.
+            contents: example -> hash, of the examples that are to be measured.
+            now: the hash of any example of the set as it is now, None where it is no longer part of it.
+        """
+        found = next((v for v in self._data_versions(data) if self._unchanged(data, v, contents, now)), None)
+        version = found or self._new_version(data, contents)
+        known = dict(self._contents(data, version))
+        self._add_contents(data, version, {key: x for key, x in contents.items() if key not in known})
+        return version
+
+    def _data_versions(self, data: str) -> list[str]:
+        """The versions of a data set, those with most examples first."""
+        found = self.connection.execute(
+            "SELECT version FROM contents WHERE data = ? GROUP BY version ORDER BY COUNT(*) DESC, version", (data,)
+        )
+        return [version for (version,) in found]
+
+    def _contents(self, data: str, version: str) -> Iterator[tuple[str, str]]:
+        return self.connection.execute(
+            "SELECT example, hash FROM contents WHERE data = ? AND version = ?", (data, version)
+        )
+
+    def _unchanged(
+        self, data: str, version: str, contents: Mapping[str, str], now: Callable[[str], str | None]
+    ) -> bool:
+        kept = list(self._contents(data, version))
+        if any(contents.get(key, known) != known for key, known in kept):  # first those whose hash is at hand
+            return False
+        return all(key in contents or now(key) == known for key, known in kept)
+
+    def _new_version(self, data: str, contents: Mapping[str, str]) -> str:
+        """A name that depends on the content only, so that two files made by the same commands are the same."""
+        taken = set(self._data_versions(data))
+        names = (identity({"data": data, "contents": contents, "number": n})[:16] for n in count())
+        return next(name for name in names if name not in taken)
+
+    def _add_contents(self, data: str, version: str, contents: Mapping[str, str]) -> None:
+        if contents:
+            with self._transaction():
+                self.connection.executemany(
+                    "INSERT INTO contents VALUES (?, ?, ?, ?)",
+                    [(data, version, key, known) for key, known in sorted(contents.items())],
+                )
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """All rows of a finished unit, or none of them; what is already there stays as it is."""
+        with self._transaction():
+            self.connection.executemany(
+                "INSERT INTO results VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, example, metric) DO NOTHING",
+                [
+                    (
+                        r.run,
+                        r.key,
+                        r.metric,
+                        None if r.value is None else json.dumps(r.value, sort_keys=True, allow_nan=False),
+                        r.skipped,
+                    )
+                    for r in rows
+                ],
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self.connection:
+                yield
+        except sqlite3.OperationalError as error:
+            what = "the disk is full" if "full" in str(error) else f"the results could not be written ({error})"
+            raise OutputError(
+                f"{what}. Everything finished so far is kept in {self.path}; the same command goes on from there."
+            ) from error
+
+    def done(self, run: str, keys: Sequence[str]) -> set[tuple[str, str]]:
+        """The examples and metrics that are there, computed or skipped."""
+        marks = ",".join("?" * len(keys))
+        found = self.connection.execute(
+            f"SELECT example, metric FROM results WHERE run = ? AND example IN ({marks})", (run, *keys)
+        )
+        return set(found)
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Every run with what it is, in an order that does not depend on when it was made."""
+        found = self.connection.execute("SELECT id, about FROM runs")
+        return dict(sorted((name, json.loads(about)) for name, about in found))
+
+    def metrics(self, run: str) -> set[str]:
+        """What was measured or skipped."""
+        return {
+            name for (name,) in self.connection.execute("SELECT DISTINCT metric FROM results WHERE run = ?", (run,))
+        }
+
+    def examples(self, run: str, *, skipped: bool = False) -> set[str]:
+        """The examples that have a result, or that lack one."""
+        column = "skipped" if skipped else "value"
+        found = self.connection.execute(
+            f"SELECT DISTINCT example FROM results WHERE run = ? AND {column} IS NOT NULL", (run,)
+        )
+        return {example for (example,) in found}
+
+    def reasons(self, run: str) -> dict[str, int]:
+        """Why results are missing, and how many."""
+        return dict(
+            self.connection.execute(
+                "SELECT skipped, COUNT(*) FROM results WHERE run = ? AND skipped IS NOT NULL GROUP BY skipped", (run,)
+            )
+        )
+
+    def values(self, run: str, metrics: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """By example, the values of these metrics, of examples that have them all; read as they are asked for."""
+        marks = ",".join("?" * len(metrics))
+        found = self.connection.execute(
+            f"SELECT example, metric, value FROM results WHERE run = ? AND metric IN ({marks}) AND value IS NOT NULL "
+            "ORDER BY example",
+            (run, *metrics),
+        )
+        for example, rows in groupby(found, key=itemgetter(0)):
+            by_metric = {metric: value for _, metric, value in rows}
+            if len(by_metric) == len(metrics):
+                yield example, tuple(json.loads(by_metric[metric]) for metric in metrics)
+
+    def results(self, run: str) -> Iterator[tuple[str, str, Any, str | None]]:
+        """Example, metric, value and reason for being skipped, by example."""
+        found = self.connection.execute(
+            "SELECT example, metric, value, skipped FROM results WHERE run = ? ORDER BY example, metric", (run,)
+        )
+        for example, metric, value, skipped in found:
+            yield example, metric, None if value is None else json.loads(value), skipped
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Store]:
+    """The results file, made if it is not there, locked against other writers."""
+    with locked(path), closing(_connect(path, create=True)) as connection:
+        yield Store(path, connection)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Store]:
+    """A results file to look at, also while it is being written."""
+    if not path.is_file():
+        raise OutputError(f"there are no results at {path}. vitrail bench run writes them.")
+    with closing(_connect(path, create=False)) as connection:
+        yield Store(path, connection)
+
+
+def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    connection: sqlite3.Connection | None = None
+    try:
+        # A reader may have to undo what a killed writer left half written, so it is not opened read-only.
+        mode = "rwc" if create else "rw"
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE)
+        (found,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if tables and found != FORMAT:
+            raise OutputError(f"{path} is a database, but not of vitrail's results. Choose another file.")
+        if create and not tables:
+            connection.execute(f"PRAGMA application_id = {FORMAT}")
+        if create:  # also for a file of an earlier version, which lacks a table
+            connection.executescript(SCHEMA)
+    except sqlite3.Error as error:
+        if connection is not None:
+            connection.close()
+        raise OutputError(f"{path} cannot be opened as a results file: {error}.") from error
+    return connection

@@ -1,0 +1,187 @@
+"""The worker: one recording of a batch serves all methods, whose maps are then measured. It can be sent elsewhere."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitrail.errors import EngineError, InputError, OptionError
+from vitrail.evaluate.bench.batches import READERS, Batch
+from vitrail.evaluate.bench.explained import Explanations, one_line
+from vitrail.evaluate.bench.further import Classes
+from vitrail.evaluate.bench.generators import own_generators
+from vitrail.evaluate.bench.identity import hash_of
+from vitrail.evaluate.bench.measures import MEASURES, Measure
+from vitrail.evaluate.bench.opened import open_data, open_model
+from vitrail.evaluate.bench.pictures import Pictures
+from vitrail.evaluate.bench.protocols import Protocol
+from vitrail.evaluate.bench.settings import Settings
+from vitrail.evaluate.bench.shown import Shown
+from vitrail.evaluate.bench.stitched import beside_guide, shown_beside
+from vitrail.evaluate.bench.units import Finished, Job, Row, Unit
+from vitrail.evaluate.data.dataset import Dataset
+from vitrail.jsonable import is_finite
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Does units; the model it used last stays loaded. Holds plain data only, so it can be pickled."""
+
+    settings: Settings
+
+    def __call__(self, unit: Unit) -> Finished:
+        """Everything that a unit asks to be measured."""
+        started = time.perf_counter()
+        try:
+            with own_generators(device=self.settings.device, seed=self.settings.seed):
+                rows = _Bench(self.settings, unit).rows()
+        except torch.OutOfMemoryError as error:
+            raise OptionError(
+                f"{len(unit.keys)} examples of {unit.data.name} do not fit into the memory of {self.settings.device}: "
+                "choose a smaller batch (--batch, --forward-batch). What is finished is kept."
+            ) from error
+        return Finished(unit, tuple(rows), time.perf_counter() - started)
+
+
+class _Bench:
+    """One unit at work: batches, explanations and reasons, each made once."""
+
+    def __init__(self, settings: Settings, unit: Unit) -> None:
+        self.settings, self.unit = settings, unit
+        self.opened = open_model(unit.model, settings.device)
+        self.examples, self.broken = self._read()
+        self.batches: dict[str, tuple[Batch, dict[str, str]]] = {}
+        self.parts: dict[tuple[str, tuple[str, ...]], Batch] = {}
+        self.explanations = Explanations(settings)
+
+    def _read(self) -> tuple[list[Any], dict[str, str]]:
+        dataset = open_data(self.unit.data)
+        _check_contents(dataset, self.unit)
+        good, broken = [], {}
+        for key, number in zip(self.unit.keys, self.unit.numbers, strict=True):
+            try:
+                good.append(dataset.read(number))
+            except InputError as error:
+                broken[key] = str(error)
+        return good, broken
+
+    def rows(self) -> list[Row]:
+        for job in self.unit.jobs:
+            self._ask(job)
+        self.explanations.make()
+        return [row for job in self.unit.jobs for row in self._job(job)]
+
+    def _batch(self, protocol: Protocol) -> tuple[Batch, dict[str, str]]:
+        if protocol.sight not in self.batches:
+            batch, broken = READERS[self.opened.kind](self.opened, self.settings, self.examples, protocol.view)
+            if protocol.guide and isinstance(batch, Pictures):
+                broken, batch = {**broken, **shown_beside(batch, protocol.guide)}, beside_guide(batch, protocol.guide)
+            self.batches[protocol.sight] = batch, {**self.broken, **broken}
+        return self.batches[protocol.sight]
+
+    def _part(self, job: Job) -> tuple[Batch, dict[str, str]]:
+        """The job's examples that can be explained, and why the others cannot."""
+        whole, broken = self._batch(job.protocol)
+        reasons = {key: reason for key, reason in broken.items() if key in job.keys}
+        if job.protocol.target_of(self.opened.kind) == "label" and self.opened.kind != "question":
+            for key, label in zip(whole.keys, whole.labels, strict=True):
+                if key in job.keys and not (label is not None and 0 <= label < self.opened.loaded.classes):
+                    reasons[key] = f"{key}: the label {label} is no class of {self.opened.loaded.name}."
+        wanted = tuple(key for key in whole.keys if key in job.keys and key not in reasons)
+        return self._some(job.protocol.sight, whole, [whole.keys.index(key) for key in wanted]), reasons
+
+    def _some(self, view: str, batch: Batch, rows: Sequence[int]) -> Batch:
+        """Some examples of a batch, the same object each time, since it keeps what was computed of it."""
+        place = (view, tuple(batch.keys[i] for i in rows))
+        if place not in self.parts:
+            self.parts[place] = batch if place[1] == batch.keys else batch.take(rows)
+        return self.parts[place]
+
+    def _classes(self, batch: Batch, protocol: Protocol) -> Classes:
+        """The explained class of each example; nothing for questions, whose answer is explained."""
+        if self.opened.kind == "question":
+            return ()
+        if protocol.target_of(self.opened.kind) == "label":
+            return tuple(label for label in batch.labels if label is not None)
+        return tuple(batch.logits.argmax(dim=1).tolist())
+
+    def _rounds(
+        self, measure: Measure, view: str, batch: Batch, classes: Classes
+    ) -> Iterator[tuple[Batch, list[int], Classes]]:
+        """The other classes that a metric wants explained: the first of each example, then the second, and so on."""
+        further = measure.further(batch, classes)
+        for turn in range(max(map(len, further))):
+            rows = [i for i, some in enumerate(further) if len(some) > turn]
+            yield self._some(view, batch, rows), rows, tuple(further[i][turn] for i in rows)
+
+    def _ask(self, job: Job) -> None:
+        batch, _ = self._part(job)
+        if not batch.keys:
+            return
+        view, classes = job.protocol.sight, self._classes(batch, job.protocol)
+        for measure in (MEASURES[name] for name in job.metrics):
+            self.explanations.ask(view, batch, classes, job.trial, randomised=measure.randomised)
+            for some, _, others in self._rounds(measure, view, batch, classes):
+                self.explanations.ask(view, some, others, job.trial)
+
+    def _job(self, job: Job) -> list[Row]:
+        batch, reasons = self._part(job)
+        rows = [Row(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
+        if not batch.keys:
+            return rows
+        for metric in job.metrics:
+            rows += measured(job, metric, batch, self._shown(job, MEASURES[metric], batch))
+        return rows
+
+    def _shown(self, job: Job, measure: Measure, batch: Batch) -> Shown | str:
+        """All that a metric asks for, or why a part of it is missing."""
+        view, classes = job.protocol.sight, self._classes(batch, job.protocol)
+        shown = self.explanations.read(view, batch, classes, job.trial)
+        if isinstance(shown, str):
+            return shown
+        others: list[dict[int, Shown]] = [{} for _ in batch.keys]
+        for some, rows, wanted in self._rounds(measure, view, batch, classes):
+            other = self.explanations.read(view, some, wanted, job.trial)
+            if isinstance(other, str):
+                return other
+            for place, row in enumerate(rows):
+                others[row][wanted[place]] = other.take([place])
+        cascade = self.explanations.cascade(view, batch, classes, job.trial) if measure.randomised else []
+        return cascade if isinstance(cascade, str) else shown.with_(tuple(others), cascade)
+
+
+def _check_contents(dataset: Dataset[Any], unit: Unit) -> None:
+    """Raise if an example is not what the driver read: its results would be stored under another identity."""
+    for place, expected in enumerate(unit.contents):
+        if hash_of(dataset, unit.numbers[place]) != expected:
+            raise EngineError(
+                f"{unit.keys[place]} of {unit.data.name} is not what the driver read: the data changed during the run, "
+                f"or {unit.data.path or 'the package'} holds other data on this machine. What is finished is kept; run "
+                "the same command again once the data stays as it is."
+            )
+
+
+def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Row]:
+    """One metric of one method on a batch; examples that cannot be measured are skipped with the reason."""
+    if isinstance(shown, str):
+        return [Row(job.run, key, metric, None, shown) for key in batch.keys]
+    try:
+        values = MEASURES[metric].run(batch, shown, job.protocol)
+        return [_row(job, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
+    except InputError as error:
+        if len(batch.keys) == 1:
+            return [Row(job.run, batch.keys[0], metric, None, one_line(error))]
+    return [
+        row
+        for number in range(len(batch.keys))
+        for row in measured(job, metric, batch.take([number]), shown.take([number]))
+    ]
+
+
+def _row(job: Job, key: str, metric: str, value: Mapping[str, Any]) -> Row:
+    """What was measured; a number that is NaN or infinite is no result."""
+    if not is_finite(value):
+        return Row(job.run, key, metric, None, f"{key}: {metric} is NaN or infinite.")
+    return Row(job.run, key, metric, value)

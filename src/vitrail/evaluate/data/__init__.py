@@ -1,0 +1,139 @@
+"""Data sets: pictures, texts and questions, with what people said about them.
+
+`load("pets", path)` gives a `Dataset`; `DATASETS` lists what can be read and how it has to lie on disk.
+"""
+
+from typing import Any
+
+from vitrail.errors import OptionError, suggest
+from vitrail.evaluate.data import cifar, eraser_movies, imagenette, imdb, mnli, polarity, qqp, sst2, voc
+from vitrail.evaluate.data.coco import read_coco
+from vitrail.evaluate.data.coco_classes import COCO
+from vitrail.evaluate.data.dataset import Dataset
+from vitrail.evaluate.data.examples import (
+    IGNORE,
+    Answer,
+    Box,
+    Example,
+    ImageExample,
+    QuestionExample,
+    Span,
+    TextExample,
+)
+from vitrail.evaluate.data.imagenet import read_imagenet
+from vitrail.evaluate.data.imagenet_segmentation import read_imagenet_segmentation
+from vitrail.evaluate.data.masks import resize_mask
+from vitrail.evaluate.data.pets import read_pets
+from vitrail.evaluate.data.rows import Source
+from vitrail.evaluate.data.squad import read_squad, read_squad2
+from vitrail.evaluate.data.table import Entry
+
+_LABEL = ("label",)
+_TABLE = "<split>.tsv, .csv or .parquet, or a datasets object"
+
+DATASETS: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "imagenet", read_imagenet, "image", ("label", "boxes"),
+            "a folder of synsets, or labels.csv with images/", "Russakovsky et al., IJCV 2015, arXiv:1409.0575",
+        ),
+        Entry(
+            "imagenet_segmentation", read_imagenet_segmentation, "image", ("mask",),
+            "gtsegs_ijcv.mat (needs h5py)", "Guillaumin, Küttel & Ferrari, IJCV 2014", ("background", "object"),
+        ),
+        Entry(
+            "voc", voc.read_voc, "image", ("mask",),
+            "VOCdevkit/VOC2012", "Everingham et al., IJCV 2010", voc.CLASSES,
+        ),
+        Entry(
+            "pets", read_pets, "image", ("label", "mask"),
+            "images/ with annotations/, or with trimaps/ and labels.csv", "Parkhi et al., CVPR 2012",
+        ),
+        Entry(
+            "coco", read_coco, "image", ("mask", "boxes"),
+            "annotations/instances_<split>.json, or labels/<split>/*.txt; and the pictures",
+            "Lin et al., ECCV 2014, arXiv:1405.0312", COCO,
+        ),
+        Entry(
+            "cifar10", cifar.read_cifar10, "image", _LABEL,
+            "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not", "Krizhevsky, 2009", cifar.CLASSES,
+        ),
+        Entry(
+            "cifar100", cifar.read_cifar100, "image", _LABEL,
+            "cifar-100-binary.tar.gz or cifar-100-python.tar.gz, packed or not", "Krizhevsky, 2009",
+        ),
+        Entry(
+            "imagenette", imagenette.read_imagenette, "image", _LABEL,
+            "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", imagenette.CLASSES,
+        ),
+        Entry("sst2", sst2.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", sst2.CLASSES),
+        Entry("qqp", qqp.read_qqp, "text", _LABEL, _TABLE, "GLUE, Wang et al., arXiv:1804.07461", qqp.CLASSES),
+        Entry("mnli", mnli.read_mnli, "text", _LABEL, _TABLE, "Williams et al., NAACL 2018", mnli.CLASSES),
+        Entry(
+            "amazon_polarity", polarity.read_amazon, "text", _LABEL,
+            _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", polarity.CLASSES,
+        ),
+        Entry(
+            "yelp_polarity", polarity.read_yelp, "text", _LABEL,
+            _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", polarity.CLASSES,
+        ),
+        Entry(
+            "imdb", imdb.read_imdb, "text", _LABEL,
+            f"aclImdb/<split>/neg and pos, or {_TABLE}", "Maas et al., ACL 2011", imdb.CLASSES,
+        ),
+        Entry(
+            "eraser_movies", eraser_movies.read_eraser_movies, "text", ("label", "rationale"),
+            "<split>.jsonl and docs/", "DeYoung et al., ACL 2020, arXiv:1911.03429", eraser_movies.CLASSES,
+        ),
+        Entry(
+            "squad", read_squad, "question", ("answers",),
+            "a SQuAD JSON file or folder, .parquet, or a datasets object",
+            "Rajpurkar et al., EMNLP 2016, arXiv:1606.05250",
+        ),
+        Entry(
+            "squad2", read_squad2, "question", ("answers",),
+            "a SQuAD JSON file or folder, .parquet, or a datasets object",
+            "Rajpurkar, Jia & Liang, ACL 2018, arXiv:1806.03822",
+        ),
+    )
+}  # fmt: skip
+
+
+def load(
+    name: str,
+    source: Source,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    every: int = 1,
+    **options: Any,  # noqa: ANN401
+) -> Dataset[Any]:
+    """The examples of a data set, or of a part of it, in an order that is always the same.
+
+    Args:
+        name: one of `DATASETS`.
+        source: the path, or an object of the library `datasets` for texts and questions.
+        limit: at most so many examples, from `offset` on, every `every`-th one.
+        options: what the set's reader takes, such as `split`.
+    """
+    if name not in DATASETS:
+        raise OptionError(f"there is no data set {name!r}. {suggest(name, DATASETS)}")
+    return DATASETS[name].open(source, **options).take(limit=limit, offset=offset, every=every)
+
+
+__all__ = [
+    "DATASETS",
+    "IGNORE",
+    "Answer",
+    "Box",
+    "Dataset",
+    "Entry",
+    "Example",
+    "ImageExample",
+    "QuestionExample",
+    "Span",
+    "TextExample",
+    "load",
+    "resize_mask",
+]

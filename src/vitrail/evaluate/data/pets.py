@@ -1,0 +1,77 @@
+"""Oxford-IIIT Pets: cats and dogs of 37 breeds with their outline. Parkhi et al., CVPR 2012."""
+
+from functools import partial
+from pathlib import Path
+
+from vitrail.errors import InputError
+from vitrail.evaluate.data.dataset import Dataset, require_unique
+from vitrail.evaluate.data.examples import IGNORE, ImageExample, Mask
+from vitrail.evaluate.data.files import read_lines, require_file, require_folder
+from vitrail.evaluate.data.masks import translate
+from vitrail.evaluate.data.pictures import PictureFile, open_values
+from vitrail.evaluate.data.rows import open_rows, read_all
+
+TRIMAP = {1: 1, 2: 0, 3: IGNORE}
+TABLE = "labels.csv"
+Named = list[tuple[str, int, str]]  # key, label, name of the label
+
+
+def read_pets(source: str | Path, *, split: str | None = None) -> Dataset[ImageExample]:
+    """The photographs with masks: 1 pet, 0 background, the blurred outline ignored.
+
+    Args:
+        source: holds `images/` and either the published `annotations/` (labels: the breed, 0 to 36) or `trimaps/` and
+            `labels.csv` (labels: its column `imagenet_idx`).
+        split: `trainval` or `test` of the published lists; all without one.
+    """
+    root = require_folder(Path(source), "folder of pets")
+    images = require_folder(root / "images", "folder of pictures")
+    if (root / TABLE).is_file():
+        if split is not None:
+            raise InputError(f"{root / TABLE} has no splits, so there is no {split}.")
+        named, trimaps = _from_table(root / TABLE), root / "trimaps"
+    else:
+        notes = require_folder(root / "annotations", "folder of annotations")
+        named, trimaps = _from_list(require_file(notes / f"{split or 'list'}.txt", "list of pets")), notes / "trimaps"
+    require_folder(trimaps, "folder of trimaps")
+    keys = [key for key, _, _ in named]
+    require_unique(keys, root)
+    return Dataset(
+        "pets",
+        str(root),
+        range(len(keys)),
+        keys.__getitem__,
+        partial(_example, images, trimaps, named),
+        {label: name for _, label, name in named},
+        {0: "background", 1: "pet"},
+    )
+
+
+def _from_table(path: Path) -> Named:
+    rows = open_rows(path, split="test")
+    key, label, name = (rows.column((column,)) for column in ("id", "imagenet_idx", "imagenet_name"))
+    found = read_all(rows)
+    wrong = [row[key] for row in found if not row[label].isdigit()]
+    if wrong:
+        raise InputError(f"{path} has no class number for {wrong[0]}.")
+    return [(row[key], int(row[label]), row[name]) for row in found]
+
+
+def _from_list(path: Path) -> Named:
+    """Lines `<name> <breed from 1> <cat or dog> <breed within it>`."""
+    rows = [line.split() for line in read_lines(path) if not line.startswith("#")]
+    wrong = [row for row in rows if len(row) != 4 or not row[1].isdigit()]
+    if wrong:
+        raise InputError(f"{path} has the line {' '.join(wrong[0])!r}; needs a name and three numbers.")
+    return [(key, int(breed) - 1, key.rpartition("_")[0]) for key, breed, _, _ in rows]
+
+
+def _example(images: Path, trimaps: Path, named: Named, number: int) -> ImageExample:
+    key, label, _ = named[number]
+    picture = images / f"{key}.jpg"
+    mask = partial(_mask, key, trimaps / f"{key}.png", picture)
+    return ImageExample(key, PictureFile(key, picture), label, open_mask=mask)
+
+
+def _mask(key: str, trimap: Path, picture: Path) -> Mask:
+    return translate(key, open_values(key, trimap, picture), TRIMAP)

@@ -1,0 +1,171 @@
+"""Does the map cover the object? Foreground against mask, as in the ImageNet-Segmentation test.
+
+Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", CVPR 2021, arXiv:2012.09838;
+the best of ten thresholds as in GradToken (Neural Networks 2024). Maps are resized bilinearly and scaled to 0..1; the
+foreground is what lies strictly above the threshold. Pixel accuracy and IoU pool the pixels of all images, mAP and mF1
+are means over images.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitrail.errors import InputError
+from vitrail.evaluate.metrics.arrays import Numbers, look_up
+from vitrail.evaluate.metrics.maps import maps_and_masks, min_max
+from vitrail.evaluate.metrics.precision import average_precision
+
+THRESHOLDS = tuple(k / 10 for k in range(10))
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentationCounts:
+    """All the measures need to know of each example, at every threshold.
+
+    Args:
+        confusion: hits, false alarms, misses and correct rejections, at the map's mean, then at 0, 0.1, ..., 0.9.
+        average_precision: micro average over both classes.
+    """
+
+    confusion: Int[np.ndarray, "b s 4"]
+    average_precision: Float[np.ndarray, " b"]
+
+    def __len__(self) -> int:
+        """How many examples."""
+        return len(self.confusion)
+
+    def take(self, index: Numbers) -> "SegmentationCounts":
+        """Some of the examples, or a resampling of them."""
+        chosen = np.asarray(index)
+        return SegmentationCounts(self.confusion[chosen], self.average_precision[chosen])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per example, of plain numbers, to be stored as JSON."""
+        pairs = zip(self.confusion.tolist(), self.average_precision.tolist(), strict=True)
+        return [{"confusion": confusion, "average_precision": precision} for confusion, precision in pairs]
+
+    @staticmethod
+    def from_rows(rows: Sequence[Mapping[str, Any]]) -> "SegmentationCounts":
+        """What `rows` gave."""
+        confusion = np.array([row["confusion"] for row in rows], dtype=np.int64)
+        return SegmentationCounts(
+            confusion.reshape(len(rows), 1 + len(THRESHOLDS), 4),
+            np.array([row["average_precision"] for row in rows], dtype=np.float64),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """How well maps cover masks.
+
+    Args:
+        iou: background, foreground.
+        threshold: the one all numbers were taken at; None where each map's mean was.
+    """
+
+    pixel_accuracy: float
+    mean_iou: float
+    mean_ap: float
+    mean_f1: float
+    iou: Float[np.ndarray, "2"]
+    threshold: float | None
+
+
+def segmentation(maps: Numbers, masks: Numbers, *, threshold: str = "mean") -> Segmentation:
+    """Pixel accuracy, mIoU, mAP and mF1 of maps `[b, y, x]` of any size against masks `[b, h, w]`, -1 = ignored.
+
+    Args:
+        maps: one per example.
+        masks: 1 where the object is.
+        threshold: `"mean"` of each map, or `"best"`, the one of 0, 0.1, ..., 0.9 with the highest mIoU over all.
+    """
+    look_up(SETTINGS, threshold, "threshold")
+    return aggregate_segmentation(segmentation_counts(maps, masks), threshold=threshold)
+
+
+def segmentation_counts(maps: Numbers, masks: Numbers) -> SegmentationCounts:
+    """What `aggregate_segmentation` needs of each example; costs no more to keep than fifty numbers."""
+    resized, foreground, counted = maps_and_masks(maps, masks)
+    scaled = min_max(resized)
+    above = [_confusion(scaled > scaled.mean(dim=(1, 2), keepdim=True), foreground, counted)]
+    above += [_confusion(scaled > threshold, foreground, counted) for threshold in THRESHOLDS]
+    return SegmentationCounts(
+        torch.stack(above, dim=1).cpu().numpy(),
+        _two_class_precision(scaled, foreground, counted).cpu().double().numpy(),
+    )
+
+
+def aggregate_segmentation(
+    counts: SegmentationCounts | Iterable[SegmentationCounts], *, threshold: str = "mean"
+) -> Segmentation:
+    """The measures over all examples, from counts or from a stream of them, of which only sums are kept."""
+    settings = look_up(SETTINGS, threshold, "threshold")
+    examples, precision, confusion, f1 = 0, 0.0, np.zeros((1, 4)), np.zeros(1)
+    for part in [counts] if isinstance(counts, SegmentationCounts) else counts:
+        examples += len(part)
+        precision += part.average_precision.sum()
+        confusion = confusion + part.confusion.sum(axis=0)
+        f1 = f1 + _f1(part.confusion).sum(axis=0)
+    if not examples:
+        raise InputError("there are no examples to aggregate.")
+    iou = _iou(confusion)
+    best = settings[int(iou[list(settings)].mean(axis=1).argmax())]
+    return Segmentation(
+        pixel_accuracy=float(confusion[best, [0, 3]].sum() / confusion[best].sum()),
+        mean_iou=float(iou[best].mean()),
+        mean_ap=float(precision / examples),
+        mean_f1=float(f1[best] / examples),
+        iou=iou[best],
+        threshold=(None, *THRESHOLDS)[best],
+    )
+
+
+def row_f1(maps: Numbers, masks: Numbers) -> Float[np.ndarray, " b"]:
+    """F1 of each picture row at the mean of the map, averaged over rows.
+
+    For reproduction only: Chefer's released script prints this as mF1; `segmentation` gives F1 of whole images.
+    """
+    resized, foreground, counted = maps_and_masks(maps, masks)
+    if not bool(counted.all()):
+        raise InputError(f"F1 by rows is not defined with ignored pixels, and {int((~counted).sum())} are -1.")
+    scaled = min_max(resized)
+    predicted = scaled > scaled.mean(dim=(1, 2), keepdim=True)
+    hits = (predicted & foreground).sum(dim=2).cpu().double()
+    sizes = (predicted.sum(dim=2) + foreground.sum(dim=2)).cpu()
+    return (2 * hits / sizes.clamp(min=1)).mean(dim=1).numpy()
+
+
+SETTINGS: dict[str, Sequence[int]] = {"mean": (0,), "best": tuple(range(1, 1 + len(THRESHOLDS)))}
+
+
+def _confusion(
+    predicted: Bool[Tensor, "b h w"], foreground: Bool[Tensor, "b h w"], counted: Bool[Tensor, "b h w"]
+) -> Int[Tensor, "b 4"]:
+    cells = (predicted & foreground, predicted & ~foreground, ~predicted & foreground, ~predicted & ~foreground)
+    return torch.stack([(cell & counted).sum(dim=(1, 2)) for cell in cells], dim=1)
+
+
+def _two_class_precision(
+    scaled: Float[Tensor, "b h w"], foreground: Bool[Tensor, "b h w"], counted: Bool[Tensor, "b h w"]
+) -> Float[Tensor, " b"]:
+    """One average precision over the scores of both classes, 1 - m and m."""
+    scores = torch.cat([1 - scaled.flatten(1), scaled.flatten(1)], dim=1)
+    positive = torch.cat([~foreground.flatten(1), foreground.flatten(1)], dim=1)
+    return average_precision(scores, positive, counted.flatten(1).repeat(1, 2))
+
+
+def _iou(confusion: np.ndarray) -> np.ndarray:
+    """Background and foreground, 0 where there is neither."""
+    hits, alarms, misses, rejections = np.moveaxis(confusion, -1, 0)
+    both = np.stack([rejections, hits], axis=-1)
+    return both / np.maximum(both + (alarms + misses)[..., None], 1)
+
+
+def _f1(confusion: np.ndarray) -> np.ndarray:
+    hits, alarms, misses, _ = np.moveaxis(confusion, -1, 0)
+    return 2 * hits / np.maximum(2 * hits + alarms + misses, 1)

@@ -1,0 +1,120 @@
+"""Agreement with human rationales: ERASER's token scores.
+
+DeYoung et al., "ERASER: A Benchmark to Evaluate Rationalized NLP Models", ACL 2020, arXiv:1911.03429. Masks are `[n,
+t]`, one row per document. Macro scores are means over the documents that have a rationale, a prediction or both;
+micro scores pool the tokens. Gold tokens the model never saw stay in the truth, so they cost recall.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy.integrate import trapezoid
+from scipy.stats import rankdata
+
+from vitrail.errors import InputError
+from vitrail.evaluate.metrics.arrays import Numbers, check_same, flags_of, numbers_of
+from vitrail.evaluate.metrics.precision import average_precision
+
+Mask = Bool[np.ndarray, "n t"]
+
+
+@dataclass(frozen=True)
+class TokenF1:
+    """Precision, recall and F1, averaged over documents (macro, the published one) and over tokens (micro)."""
+
+    macro_precision: float
+    macro_recall: float
+    macro_f1: float
+    micro_precision: float
+    micro_recall: float
+    micro_f1: float
+
+
+@dataclass(frozen=True)
+class TokenRanking:
+    """Threshold-free scores, means over the documents that have a rationale."""
+
+    auprc: float
+    average_precision: float
+    roc_auc: float
+
+
+def token_f1(truth: Numbers, predicted: Numbers) -> TokenF1:
+    """Token F1 of predicted rationales `[n, t]`."""
+    gold, chosen = flags_of(truth, "truth", "n t"), flags_of(predicted, "predicted", "n t")
+    check_same(gold.shape, chosen.shape, "the shapes of truth and prediction")
+    sizes = np.stack([(gold & chosen).sum(axis=1), chosen.sum(axis=1), gold.sum(axis=1)])
+    present = sizes[:, (sizes[1] + sizes[2]) > 0]
+    if not present.shape[1]:
+        raise InputError(f"none of the {len(gold)} documents has a rationale or a prediction.")
+    macro = [float(values.mean()) for values in _scores(*present)]
+    micro = [float(values.mean()) for values in _scores(*present.sum(axis=1, keepdims=True))]
+    return TokenF1(*macro, *micro)
+
+
+def token_f1_at_k(truth: Numbers, scores: Numbers, k: int) -> TokenF1:
+    """Token F1 of the k highest-scored tokens of every document.
+
+    Args:
+        truth: gold tokens.
+        scores: -inf for tokens that cannot be chosen, such as padding and what was cut off.
+        k: how many tokens; all there are, if a document has fewer.
+    """
+    return token_f1(truth, top(numbers_of(scores, "scores", "n t"), k))
+
+
+def token_ranking(truth: Numbers, scores: Numbers) -> TokenRanking:
+    """How well the scores rank gold tokens, over the documents with a rationale.
+
+    The area under the precision-recall curve by trapezoids, its step-wise form (average precision), and the area under
+    the ROC curve.
+    """
+    gold, ranked = flags_of(truth, "truth", "n t"), numbers_of(scores, "scores", "n t")
+    check_same(gold.shape, ranked.shape, "the shapes of truth and scores")
+    some = gold.any(axis=1)
+    if not some.any():
+        raise InputError(f"none of the {len(gold)} documents has a rationale.")
+    gold, ranked = gold[some], ranked[some]
+    if gold.all(axis=1).any():
+        raise InputError("a document whose tokens all are gold has no ROC curve: leave it out.")
+    steps = average_precision(
+        torch.from_numpy(ranked), torch.from_numpy(gold), torch.ones(gold.shape, dtype=torch.bool)
+    )
+    return TokenRanking(
+        auprc=float(np.mean([_trapezoids(g, s) for g, s in zip(gold, ranked, strict=True)])),
+        average_precision=float(steps.mean()),
+        roc_auc=float(np.mean([_roc(g, s) for g, s in zip(gold, ranked, strict=True)])),
+    )
+
+
+def top(scores: Float[np.ndarray, "n t"], k: int) -> Mask:
+    """True for the k highest scores of each row, earlier ones first where equal; never where the score is -inf."""
+    if k < 1:
+        raise InputError(f"k is a number of tokens, at least 1, not {k}.")
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    chosen = np.zeros(scores.shape, dtype=bool)
+    np.put_along_axis(chosen, order, values=True, axis=1)
+    return chosen & (scores > -np.inf)
+
+
+def _scores(hits: np.ndarray, predicted: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision, recall and F1, 0 where they are 0 / 0."""
+    return hits / np.maximum(predicted, 1), hits / np.maximum(gold, 1), 2 * hits / np.maximum(predicted + gold, 1)
+
+
+def _trapezoids(gold: Bool[np.ndarray, " t"], scores: Float[np.ndarray, " t"]) -> float:
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)
+    found, seen = np.cumsum(gold[order])[last], (np.arange(len(gold)) + 1)[last]
+    # The curve begins at recall 0 with precision 1, as in scikit-learn.
+    recall, precision = np.append(0, found / found[-1]), np.append(1, found / seen)
+    return float(trapezoid(precision, recall))
+
+
+def _roc(gold: Bool[np.ndarray, " t"], scores: Float[np.ndarray, " t"]) -> float:
+    """The share of pairs (gold, other) in the right order: Mann and Whitney's statistic."""
+    count = gold.sum()
+    pairs = rankdata(scores)[gold].sum() - count * (count + 1) / 2
+    return float(pairs / (count * (len(gold) - count)))

@@ -1,0 +1,36 @@
+"""Which module of a model is which part: tables per family, and how to look a model up in them."""
+
+from torch import nn
+
+from vitrail.errors import AnatomyError
+from vitrail.models.anatomy import huggingface
+from vitrail.models.anatomy.clip import TextTower, text_anatomy
+from vitrail.models.anatomy.encoder import encoder_anatomy
+from vitrail.models.anatomy.parts import Anatomy, Block, Body, Finder, resolve
+from vitrail.models.anatomy.vision import TIMM_CLASSES, timm_anatomy, torchvision_anatomy
+
+FINDERS: tuple[Finder, ...] = (
+    text_anatomy,
+    huggingface.anatomy_of,
+    timm_anatomy,
+    torchvision_anatomy,
+    encoder_anatomy,
+)
+
+
+def anatomy(model: nn.Module) -> Anatomy:
+    """The anatomy of a model of a known family."""
+    for finder in FINDERS:
+        if (found := finder(model)) is not None:
+            return found
+    lists = [n for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    raise AnatomyError(
+        f"no anatomy is known for {type(model).__name__}. Looked for: Hugging Face "
+        f"{', '.join(huggingface.FAMILIES)}; timm {', '.join(sorted(TIMM_CLASSES))}; torchvision "
+        f"VisionTransformer; nn.TransformerEncoder. Found lists of modules at: {', '.join(lists) or 'nowhere'}. "
+        "Name the parts yourself: vitrail.explain(..., anatomy=vitrail.Anatomy(blocks='encoder.layers', "
+        "prefix=1, readout='cls', ...)); attention-only methods need no more than prefix and readout."
+    )
+
+
+__all__ = ["Anatomy", "Block", "Body", "TextTower", "anatomy", "resolve"]

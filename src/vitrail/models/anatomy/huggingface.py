@@ -1,0 +1,176 @@
+"""Hugging Face families, found by `config.model_type`; paths start at the base model."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from vitrail.models.anatomy.parts import Anatomy, find, from_library
+
+_VISION = Anatomy(
+    blocks="layers|encoder.layer",
+    output="attention.o_proj|attention.output.dense",
+    value_bias="attention.v_proj.bias|attention.attention.value.bias",
+    attention_norm="layernorm_before",
+    ffn_norm="layernorm_after",
+    ffn_input="mlp|intermediate",
+    ffn_output="mlp|output.dense",
+    positions="embeddings.position_embeddings",
+    prefix=1,
+    readout="cls",
+)
+_DINO = replace(
+    _VISION,
+    attention_norm="norm1",
+    attention_scale="layer_scale1.lambda1",
+    ffn_norm="norm2",
+    ffn_input="mlp",
+    ffn_output="mlp",
+    ffn_scale="layer_scale2.lambda1",
+    readout="cls_mean",
+)
+_BERT = Anatomy(
+    blocks="encoder.layer",
+    output="attention.output.dense",
+    value_bias="attention.self.value.bias",
+    ffn_input="intermediate",
+    ffn_output="output.dense",
+    prefix=1,
+    readout="cls",
+)
+_DECODER = Anatomy(
+    blocks="layers",
+    output="self_attn.o_proj",
+    value_bias="self_attn.v_proj.bias",
+    attention_norm="input_layernorm",
+    ffn_norm="post_attention_layernorm",
+    ffn_input="mlp",
+    ffn_output="mlp",
+    readout="last",
+    causal=True,
+)
+_CLIP = Anatomy(
+    blocks="vision_model.encoder.layers",
+    output="self_attn.out_proj",
+    value_bias="self_attn.v_proj.bias",
+    attention_norm="layer_norm1",
+    ffn_norm="layer_norm2",
+    ffn_input="mlp",
+    ffn_output="mlp",
+    positions="embeddings.position_embedding|vision_model.embeddings.position_embedding",
+    prefix=1,
+    readout="cls",
+    temperature="logit_scale",
+)
+FAMILIES: dict[str, Anatomy] = {
+    "clip": _CLIP,
+    "clip_vision_model": replace(_CLIP, blocks="encoder.layers|vision_model.encoder.layers", temperature=None),
+    "vit": _VISION,
+    "deit": replace(_VISION, prefix=2),
+    "dinov2": _DINO,
+    "dinov2_with_registers": _DINO,
+    "beit": replace(
+        _VISION,
+        attention_scale="lambda_1",
+        ffn_scale="lambda_2",
+        relative="shared_position_bias|relative_position_bias",
+    ),
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "electra": _BERT,
+    "mpnet": replace(_BERT, output="attention.attn.o", value_bias="attention.attn.v.bias"),
+    "distilbert": Anatomy(
+        blocks="transformer.layer",
+        output="attention.out_lin",
+        value_bias="attention.v_lin.bias",
+        ffn_input="ffn",
+        ffn_output="ffn",
+        prefix=1,
+        readout="cls",
+    ),
+    "modernbert": Anatomy(
+        blocks="layers",
+        output="attn.Wo",
+        value_bias="attn.Wqkv.bias",
+        attention_norm="attn_norm",
+        ffn_norm="mlp_norm",
+        ffn_input="mlp",
+        ffn_output="mlp",
+        prefix=1,
+        readout="cls",
+    ),
+    "gpt2": Anatomy(
+        blocks="h",
+        output="attn.c_proj",
+        value_bias="attn.c_attn.bias",
+        attention_norm="ln_1",
+        ffn_norm="ln_2",
+        ffn_input="mlp",
+        ffn_output="mlp",
+        readout="last",
+        causal=True,
+    ),
+    "llama": _DECODER,
+    "qwen2": _DECODER,
+    "qwen3": _DECODER,
+    "mistral": _DECODER,
+}
+
+OWN_HEADS = ("ForSequenceClassification", "ForImageClassification", "ForCausalLM", "LMHeadModel")
+"""Endings of class names whose readout is the family's own."""
+HEADS: dict[str, str] = {
+    "ForQuestionAnswering": "position",
+    "ForTokenClassification": "position",
+    "ForMaskedLM": "position",
+    "ForImageClassificationWithTeacher": "first_two",
+    "CLIPModel": "cls",
+    "CLIPForImageClassification": "mean",
+}
+"""Endings of class names with a readout of theirs."""
+
+
+def anatomy_of(model: nn.Module) -> Anatomy | None:
+    """The anatomy of the first Hugging Face base model inside the model."""
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        family = FAMILIES.get(getattr(config, "model_type", ""))
+        if config is None or family is None or find(module, family.blocks) is None:
+            continue
+        head, readout = _head(model, path, family)
+        return replace(
+            family,
+            root=path,
+            prefix=family.prefix + getattr(config, "num_register_tokens", 0),
+            readout=readout,
+            span=type(model.get_submodule(head)).__name__.endswith("ForQuestionAnswering"),
+            head=head,
+            name=f"Hugging Face {config.model_type}",
+        )
+    return None
+
+
+def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]:
+    """The outermost Hugging Face model around the base, and what it reads; a head of another kind is measured."""
+    names = path.split(".") if path else []
+    for count in range(len(names) + 1):
+        here = ".".join(names[:count])
+        module = model.get_submodule(here)
+        if from_library(module, "transformers") and hasattr(module, "config"):
+            return here, _readout(module, family)
+    return "", "auto"
+
+
+def _readout(head: nn.Module, family: Anatomy) -> str | int:
+    name, config = type(head).__name__, head.config
+    for ending, readout in HEADS.items():
+        if name.endswith(ending):
+            return readout
+    if not name.endswith(OWN_HEADS):
+        return "auto"
+    if family.causal and name.endswith("ForSequenceClassification"):
+        return "auto"  # read at the last token that is not the padding token, whatever the attention mask says
+    if getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False):
+        return "mean"
+    if getattr(config, "classifier_pooling", "cls") == "mean":
+        return "mean_all"
+    return family.readout

@@ -1,0 +1,194 @@
+"""Which module of a model is which part, as data.
+
+`Anatomy` is a description by dotted paths, made once per family or by the user; `resolve` looks the
+paths up in one model and gives a `Body` of modules and tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vitrail.capture.readout import MEASURED, READOUTS
+from vitrail.capture.shadow import every_module
+from vitrail.errors import AnatomyError
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where the parts of a Transformer are.
+
+    Paths are dotted attribute names; `|` separates spellings of which the first that exists is taken.
+    All but `blocks`, `positions`, `temperature`, `pool` and `root` are looked up inside each block.
+
+    Args:
+        blocks: the list of blocks, inside `root`. Each block's first argument is the residual stream.
+        output: the projection applied to the heads' concatenated outputs.
+        value_bias: the bias of the value projection. Of a fused query-key-value bias the last part is taken.
+        attention_norm: in pre-norm models, the norm whose output the attention reads.
+        attention_scale: a vector that multiplies the attention's output (layer scale).
+        ffn_norm: in pre-norm models, the norm whose input is the stream that enters the feed-forward part.
+        ffn_input: the module whose input is the feed-forward part's input.
+        ffn_output: the module whose output is added to the stream, after `ffn_scale` if there is one.
+        ffn_scale: a vector that multiplies the feed-forward output (layer scale).
+        positions: the embedding that tells each token its place before the first block, inside `root`. Name it only
+            where tokens may be left out behind it: where nothing in the blocks counts tokens again.
+        relative: what tells attention how tokens lie to each other (rotary tables, relative biases), inside `root` or
+            each block. A model that has it cannot do without some of its tokens.
+        prefix: how many tokens stand before the patches or words (class, distillation, registers).
+        readout: which rows the prediction reads: a name of `vitrail.readout.READOUTS`, `"pool"`,
+            `"position"` (the target says which), `"auto"` (the rows of the last block that have a
+            gradient), or an index.
+        causal: whether a model that answers at every token is asked for the next one.
+        span: whether a pair of outputs is the start and the end of an answer.
+        temperature: in models that compare pictures with texts, the logarithm of the factor from cosine to logit.
+        pool: the attention-pooling module, where the prediction is read by a query of its own.
+        head: the module whose answer the readout describes. If the model does not pass that answer on as it is, the
+            readout is measured by the gradient instead. Empty for the model itself, which needs no such check.
+        root: the module the paths start from; empty for the model itself.
+        name: the family, for messages.
+    """
+
+    blocks: str = ""
+    output: str | None = None
+    value_bias: str | None = None
+    attention_norm: str | None = None
+    attention_scale: str | None = None
+    ffn_norm: str | None = None
+    ffn_input: str | None = None
+    ffn_output: str | None = None
+    ffn_scale: str | None = None
+    positions: str | None = None
+    relative: str | None = None
+    prefix: int = 0
+    readout: str | int = "auto"
+    causal: bool = False
+    span: bool = False
+    temperature: str | None = None
+    pool: str | None = None
+    head: str = ""
+    root: str = ""
+    name: str = "your own"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The parts of one block of one model; None where the family has no such part."""
+
+    module: nn.Module
+    output: nn.Module | None
+    value: nn.Module | None  # the module whose bias is the value projection's
+    value_bias: Tensor | None
+    attention_norm: nn.Module | None
+    attention_scale: Tensor | None
+    ffn_norm: nn.Module | None
+    ffn_input: nn.Module | None
+    ffn_output: nn.Module | None
+    ffn_scale: Tensor | None
+    batch_first: bool
+    attending: nn.Module | None  # the part that makes the block's one attention call, where the structure shows it
+
+
+@dataclass(frozen=True)
+class Body:
+    """An anatomy looked up in one model."""
+
+    anatomy: Anatomy
+    blocks: tuple[Block, ...]
+    pool: nn.Module | None
+    owner: nn.Module
+    head: nn.Module | None
+    temperature: Tensor | None = None
+
+
+def find(root: object, path: str | None) -> object | None:
+    """The first of the `|`-separated dotted paths that exists below `root` and is not None."""
+    for spelling in path.split("|") if path else ():
+        here: object | None = root
+        for name in spelling.split("."):
+            here = getattr(here, name, None)
+        if here is not None:
+            return here
+    return None
+
+
+def _module(block: nn.Module, path: str | None) -> nn.Module | None:
+    found = find(block, path)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _tensor(block: nn.Module, path: str | None) -> Tensor | None:
+    found = find(block, path)
+    return found if isinstance(found, Tensor) else None
+
+
+def _biased(block: nn.Module, path: str | None) -> nn.Module | None:
+    """The module that has a bias of this name, whether there is one or not."""
+    parents = (spelling.removesuffix(".bias") for spelling in (path or "").split("|") if spelling.endswith(".bias"))
+    return next((found for parent in parents if (found := _module(block, parent)) is not None), None)
+
+
+def _batch_first(block: nn.Module) -> bool:
+    attention = [m for m in every_module(block) if isinstance(m, nn.MultiheadAttention)]
+    return all(m.batch_first for m in attention)
+
+
+def _block(module: nn.Module, anatomy: Anatomy) -> Block:
+    return Block(
+        module=module,
+        output=_module(module, anatomy.output),
+        value=_biased(module, anatomy.value_bias),
+        value_bias=_tensor(module, anatomy.value_bias),
+        attention_norm=_module(module, anatomy.attention_norm),
+        attention_scale=_tensor(module, anatomy.attention_scale),
+        ffn_norm=_module(module, anatomy.ffn_norm),
+        ffn_input=_module(module, anatomy.ffn_input),
+        ffn_output=_module(module, anatomy.ffn_output),
+        ffn_scale=_tensor(module, anatomy.ffn_scale),
+        batch_first=_batch_first(module),
+        attending=_attending(module, anatomy.output),
+    )
+
+
+def _attending(block: nn.Module, output: str | None) -> nn.Module | None:
+    """The child of a library's own block that holds the output projection, unless another child may attend too."""
+    if output is None or not any(from_library(block, package) for package in ("transformers", "timm")):
+        return None
+    children = {name: child for name, child in block._modules.items() if child is not None}
+    names = [spelling.split(".")[0] for spelling in output.split("|") if find(block, spelling) is not None]
+    others = (type(child).__name__.lower() for name, child in children.items() if name not in names[:1])
+    return children.get(names[0]) if names and not any("att" in other for other in others) else None
+
+
+def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
+    """The anatomy's parts in this model."""
+    if isinstance(anatomy.readout, str) and anatomy.readout not in {*READOUTS, *MEASURED}:
+        known = ", ".join([*READOUTS, *MEASURED])
+        raise AnatomyError(f"unknown readout {anatomy.readout!r}. Known: {known}, or an index.")
+    root = find(model, anatomy.root) if anatomy.root else model
+    blocks = find(root, anatomy.blocks) if anatomy.blocks else nn.ModuleList()
+    if not isinstance(blocks, (nn.ModuleList, nn.Sequential)):
+        names = ", ".join(n for n, m in model.named_modules() if isinstance(m, nn.ModuleList))
+        raise AnatomyError(
+            f"the {anatomy.name} anatomy looks for a list of blocks at "
+            f"{'.'.join(filter(None, [anatomy.root, anatomy.blocks]))!r}, but {type(model).__name__} has none there. "
+            f"Lists of modules found: {names or 'none'}. Pass anatomy=vitrail.Anatomy(blocks=...)."
+        )
+    owner = root if isinstance(root, nn.Module) else model
+    return Body(
+        anatomy,
+        tuple(_block(block, anatomy) for block in blocks),
+        pool=_module(model, anatomy.pool),
+        owner=owner,
+        head=_module(model, anatomy.head),
+        temperature=_tensor(owner, anatomy.temperature),
+    )
+
+
+def from_library(module: nn.Module, package: str) -> bool:
+    """Whether the module's own class comes from a package, so that its forward is the library's."""
+    return type(module).__module__.split(".")[0] == package
+
+
+Finder = Callable[[nn.Module], Anatomy | None]
+"""Looks at a model and gives its anatomy, or None if it is of another family."""

@@ -1,0 +1,136 @@
+"""Hugging Face models from a folder, the cache or the hub: safetensors only, and never code from a repository."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from vitrail.errors import MissingExtraError, ModelError
+from vitrail.models.loading.loaded import Loaded, Sample
+
+T = TypeVar("T")
+
+TASKS: dict[str, tuple[str, str]] = {
+    "ForImageClassification": ("AutoModelForImageClassification", "image"),
+    "ForImageClassificationWithTeacher": ("AutoModelForImageClassification", "image"),
+    "ForSequenceClassification": ("AutoModelForSequenceClassification", "sequence"),
+    "ForQuestionAnswering": ("AutoModelForQuestionAnswering", "question"),
+    "ForCausalLM": ("AutoModelForCausalLM", "causal"),
+    "LMHeadModel": ("AutoModelForCausalLM", "causal"),
+}
+"""Endings of class names in `config.architectures` -> the auto class that loads them, and what they do."""
+
+
+def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
+    """A model for images, sequences, questions or next tokens, with its processor or tokenizer."""
+    transformers = _transformers(name)
+    config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
+    auto, task = _task(name, config)
+    model = _model(name, getattr(transformers, auto), pickles=pickles)
+    if task == "image":
+        return _image_model(name, model, transformers)
+    tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+    classes = model.get_output_embeddings().weight.shape[0] if task == "causal" else int(config.num_labels)  # pyright: ignore
+    names = _label_names(config) if task == "sequence" else None
+    return Loaded(model, name, "text", task, classes, names, tokenizer=tokenizer)
+
+
+def _transformers(name: str) -> Any:  # noqa: ANN401
+    if (name.startswith((".", os.sep)) or name.endswith(os.sep)) and not Path(name).is_dir():
+        raise ModelError(f"there is no model at {name}.")
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{name!r} is no timm name, and Hugging Face models need the package transformers: "
+            "pip install 'vitrail[huggingface]'"
+        ) from error
+    return transformers
+
+
+def _fetch(name: str, get: Callable[[], T]) -> T:
+    """What the library gives, or one line that says why it does not."""
+    try:
+        return get()
+    except Exception as error:  # the hub's errors have no common root
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
+        raise ModelError(f"{name!r} could not be loaded from {where}: {reason}") from error
+
+
+def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401
+    architectures = config.architectures or []
+    for architecture in architectures:
+        for ending, found in TASKS.items():
+            if architecture.endswith(ending):
+                return found
+    raise ModelError(
+        f"{name!r} is {', '.join(architectures) or 'of no named architecture'}, but only classes that end in "
+        f"{', '.join(TASKS)} have logits to explain. Fine-tune or choose one of those."
+    )
+
+
+def _model(name: str, auto: Any, *, pickles: bool) -> nn.Module:  # noqa: ANN401
+    safe = None if pickles else True
+    model, info = _fetch(
+        name,
+        lambda: auto.from_pretrained(
+            name, trust_remote_code=False, use_safetensors=safe, weights_only=True, output_loading_info=True
+        ),
+    )
+    if missing := sorted(info["missing_keys"]):
+        # transformers would fill them with random numbers and explain those.
+        raise ModelError(f"the weights of {name!r} lack {len(missing)} tensors of the model, such as {missing[0]}.")
+    return model.eval()
+
+
+def _label_names(config: Any) -> tuple[str, ...]:  # noqa: ANN401
+    return tuple(str(config.id2label.get(i, f"LABEL_{i}")) for i in range(int(config.num_labels)))
+
+
+def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # noqa: ANN401
+    processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False))
+    config: Any = model.config
+    size = _size(name, config, processor)
+
+    def preprocess(image: Any, *, squash: bool = False) -> Sample:  # noqa: ANN401
+        given: dict[str, Any] = {}
+        if squash:
+            image, given = image.resize((size[1], size[0])), {"do_resize": False, "do_center_crop": False}
+        inputs = processor(images=image, return_tensors="pt", **given)
+        return Sample({"pixel_values": inputs["pixel_values"]}, _picture(inputs["pixel_values"], processor))
+
+    names = _label_names(config)
+    return Loaded(
+        model, name, "image", "image", len(names), names, preprocess=preprocess, image_size=size, processor=processor
+    )
+
+
+def _size(name: str, config: Any, processor: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Height and width of what the model sees."""
+    side = getattr(config, "image_size", None)
+    if isinstance(side, int):
+        return side, side
+    if side is not None:
+        return int(side[0]), int(side[1])
+    given: Any = getattr(processor, "crop_size", None) or getattr(processor, "size", None) or {}
+    if "height" not in given or "width" not in given:
+        raise ModelError(f"neither the config nor the image processor of {name!r} says how large its images are.")
+    return int(given["height"]), int(given["width"])
+
+
+def _picture(pixels: torch.Tensor, processor: Any) -> Any:  # noqa: ANN401
+    """The pixels the model gets as a picture, its normalisation undone."""
+    from PIL import Image
+
+    values = pixels[0].to(torch.float64)
+    if getattr(processor, "do_normalize", False):
+        scales = (processor.image_mean, processor.image_std)
+        mean, std = (torch.tensor(x, dtype=values.dtype)[:, None, None] for x in scales)
+        values = values * std + mean
+    if getattr(processor, "do_rescale", False):
+        values = values / processor.rescale_factor
+    return Image.fromarray(values.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())

@@ -1,0 +1,145 @@
+"""timm models: by name with published weights, or an architecture with weights from a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from vitrail.errors import MissingExtraError, ModelError, suggest
+from vitrail.models.loading.loaded import Loaded
+
+if TYPE_CHECKING:
+    from vitrail.models.loading.images import View
+
+HUB = "hf-hub:"
+
+
+def _timm() -> Any:  # noqa: ANN401
+    try:
+        import timm
+        import timm.data
+    except ImportError as error:
+        raise MissingExtraError("timm models need the package timm: pip install 'vitrail[timm]'") from error
+    return timm
+
+
+def is_timm_name(name: str) -> bool:
+    """Whether timm knows an architecture of this name, or keeps such a model on the hub."""
+    if name.startswith(("timm/", HUB)):
+        return True
+    try:
+        return bool(_timm().is_model(name))
+    except MissingExtraError:
+        return False
+
+
+def load_timm(name: str) -> Loaded:
+    """A timm model with its published weights, from the cache or the hub."""
+    timm = _timm()
+    source = f"{HUB}{name}" if name.startswith("timm/") else name
+    try:
+        model = timm.create_model(source, pretrained=True)
+    except Exception as error:  # the hub's errors have no common root
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"the weights of {name} could not be fetched: {reason} Offline, give a .safetensors file and --arch."
+        ) from error
+    return _loaded(model, name)
+
+
+def load_weights(path: Path, arch: str | None) -> Loaded:
+    """A timm architecture filled from a `.safetensors` file, with as many classes as the file has."""
+    timm = _timm()
+    if not path.is_file():
+        raise ModelError(f"there is no model at {path}.")
+    if arch is None:
+        folder = f" {path.parent} is a Hugging Face folder: give the folder." if _has_config(path.parent) else ""
+        raise ModelError(
+            f"{path.name} holds weights only. Say which timm architecture they belong to, for example "
+            f"--arch vit_tiny_patch16_224.{folder}"
+        )
+    if not timm.is_model(arch):
+        raise ModelError(f"timm has no architecture {arch!r}. {_near(arch, timm.list_models())}")
+    weights = _read(path)
+    model = timm.create_model(arch, num_classes=_count_classes(path, weights, timm.get_pretrained_cfg(arch)))
+    _fill(model, weights, path, arch)
+    return _loaded(model, path.stem)
+
+
+def _near(arch: str, known: list[str]) -> str:
+    found = suggest(arch, known)
+    return found if found.startswith("Did") else f"It knows {len(known)}: timm.list_models() names them."
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _count_classes(path: Path, weights: dict[str, Tensor], config: Any) -> int:  # noqa: ANN401
+    heads = config.classifier if config is not None and config.classifier else "head"
+    head = heads if isinstance(heads, str) else heads[0]
+    weight = weights.get(f"{head}.weight")
+    if weight is None:
+        raise ModelError(
+            f"{path.name} has no {head}.weight, so it has no classes to explain. It holds {len(weights)} tensors: "
+            f"{', '.join(list(weights)[:3])}, ..."
+        )
+    return weight.shape[0]
+
+
+def _fill(model: nn.Module, weights: dict[str, Tensor], path: Path, arch: str) -> None:
+    own = model.state_dict()
+    missing, extra = [n for n in own if n not in weights], [n for n in weights if n not in own]
+    shapes = [n for n in own if n in weights and own[n].shape != weights[n].shape]
+    if not (missing or extra or shapes):
+        model.load_state_dict(weights)
+        return
+    example = (
+        f"{shapes[0]} is {tuple(weights[shapes[0]].shape)}, not {tuple(own[shapes[0]].shape)}"
+        if shapes
+        else f"{(missing or extra)[0]} is {'missing' if missing else 'not part of it'}"
+    )
+    raise ModelError(
+        f"{path.name} does not fit {arch}: {len(missing)} tensors are missing, {len(extra)} are unknown and "
+        f"{len(shapes)} have another shape, for example {example}."
+    )
+
+
+def _loaded(model: nn.Module, name: str) -> Loaded:
+    view, classes = view_of(model), int(getattr(model, "num_classes", 0))
+    return Loaded(
+        model.eval(), name, "image", "image", classes, class_names(model),
+        preprocess=view, image_size=view.size, processor=view,
+    )  # fmt: skip
+
+
+def view_of(model: nn.Module) -> "View":
+    """How a timm model is shown a picture."""
+    from vitrail.models.loading.images import View
+
+    config = _timm().data.resolve_model_data_config(model)
+    return View(
+        size=(config["input_size"][1], config["input_size"][2]),
+        crop_pct=config["crop_pct"],
+        crop_mode=config["crop_mode"],
+        interpolation=config["interpolation"],
+        mean=config["mean"],
+        std=config["std"],
+    )
+
+
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """ImageNet's names where the number of classes says that it is ImageNet."""
+    data = _timm().data
+    subset = data.infer_imagenet_subset(model)
+    return tuple(data.ImageNetInfo(subset).label_descriptions()) if subset else None

@@ -1,0 +1,31 @@
+"""Photographs for the photo model: any picture Pillow opens, as the tensor the model was trained on."""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vitrail.errors import InputError
+from vitrail.models.loading.images import BROKEN, to_rgb, upright
+
+SIZE = 160
+
+
+def preprocess(image: Image.Image) -> Float[Tensor, "1 3 y x"]:
+    """A picture of any size and mode as the model's input: what `crop` returns, its values from -1 to 1."""
+    pixels = np.array(crop(image), dtype=np.float32) / 127.5 - 1
+    return torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0).contiguous()
+
+
+def crop(image: Image.Image) -> Image.Image:
+    """What the model sees: the picture upright, in colour on white, its middle square at 160 x 160 pixels."""
+    if not all(image.size):
+        raise InputError(f"the picture is empty: its size is {image.size[0]} x {image.size[1]} pixels.")
+    try:
+        picture = to_rgb(upright(image))
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise InputError(f"the picture cannot be decoded: {error}. Is its file damaged or cut short?") from error
+    return ImageOps.fit(picture, (SIZE, SIZE), Image.Resampling.BICUBIC)

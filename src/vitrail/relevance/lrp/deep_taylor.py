@@ -1,0 +1,254 @@
+"""The rules of the deep Taylor decomposition, in the two forms published with Transformer Attribution.
+
+Montavon et al., Pattern Recognition 2017, arXiv:1512.02479; Chefer, Gur and Wolf, CVPR 2021, arXiv:2012.09838, Eqs. 3
+to 10. `conserving` passes on as much relevance as it receives. `orig`, the form of the paper's baselines, lets positive
+and negative inputs each share the whole relevance of a neuron, which doubles it where both occur.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_input
+
+from vitrail.capture.seams.call import read_sdpa
+from vitrail.capture.seams.override import softmax
+from vitrail.relevance.lrp.mode import RuleSet
+from vitrail.relevance.lrp.operation import Operation, Rule, bent
+from vitrail.relevance.lrp.reading import convolution_parts, linear_parts
+
+TINY = 1e-9
+LinearRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+SumRule = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """`a / (b + 1e-9)`, and zero where b is exactly zero. Not aware of b's sign, as published."""
+    return (a / (b + TINY)).masked_fill(b == 0, 0.0)
+
+
+def conserving_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
+    """Eq. 3: shares by positive products. `[xw]^+ = (xw + |x||w|) / 2`, so three matrix products instead of four."""
+    size, width = x.abs(), weight.abs()
+    share = divide(relevance, (product + F.linear(size, width)) / 2)
+    return (x * (share @ weight) + size * (share @ width)) / 2
+
+
+def orig_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
+    """The baselines' form: products of positive and of negative inputs each share the whole relevance."""
+    signs = ((x.clamp(min=0), weight.clamp(min=0)), (x.clamp(max=0), weight.clamp(max=0)))
+    shares = [part * (divide(relevance, F.linear(part, weights)) @ weights) for part, weights in signs]
+    return shares[0] + shares[1]
+
+
+def box(relevance: Tensor, x: Tensor, weight: Tensor, shape: dict) -> Tensor:
+    """The z-B rule: pixels lie between the lowest and the highest value of their own picture."""
+    low = x.amin(dim=(1, 2, 3), keepdim=True).expand_as(x)
+    high = x.amax(dim=(1, 2, 3), keepdim=True).expand_as(x)
+    terms = ((x, weight, 1.0), (low, weight.clamp(min=0), -1.0), (high, weight.clamp(max=0), -1.0))
+    total = sum(sign * F.conv2d(inputs, weights, **shape) for inputs, weights, sign in terms) + TINY
+    share = relevance / total
+    found = torch.zeros_like(x)
+    for inputs, weights, sign in terms:
+        found += sign * inputs * conv2d_input(x.shape, weights, share, **shape)
+    return found
+
+
+def proportional(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tuple[Tensor, Tensor]:
+    """Eq. 8: each summand gets its share of the sum."""
+    share = divide(relevance, a + b)
+    return a * share, b * share
+
+
+def normalised(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tuple[Tensor, Tensor]:
+    """Eqs. 9 and 10: shares rescaled so that a sample's two sums, taken by size, add up to what came in."""
+    axes = [axis for axis in range(relevance.ndim) if axis != batch_axis]
+    shares = proportional(relevance, a, b, batch_axis)
+    sums = [share.sum(dim=axes, keepdim=True) for share in shares]
+    whole = relevance.sum(dim=axes, keepdim=True)
+    sizes = sums[0].abs() + sums[1].abs()
+    first, second = (
+        share * divide(divide(own.abs(), sizes) * whole, own) for share, own in zip(shares, sums, strict=True)
+    )
+    return first, second
+
+
+def attend_values(relevance: Tensor, probs: Tensor, value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 6 for the product of attention and values: the relevance of the map and of the values, half each."""
+    share = divide(relevance, output)
+    return probs * (share @ value.mT) / 2, value * (probs.mT @ share) / 2
+
+
+def attend_keys(relevance: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 6 for the product of queries and keys, whose scaling takes no part: half each."""
+    share = divide(relevance, query @ key.mT)
+    return query * (share @ key) / 2, key * (share.mT @ query) / 2
+
+
+def fork(x: Tensor) -> Tensor:
+    """Where a tensor is read twice, `x * sum_k R_k / (x + 1e-9)`: the sum, but for entries near zero."""
+    return bent(x, lambda relevance, x: (x * divide(relevance, x),), x)
+
+
+def identity(operation: Operation) -> Tensor:
+    """Norms, activations, scalings and the softmax pass relevance on as it is."""
+    (x,) = operation.active[:1]
+    return operation.bent(lambda relevance, x: (relevance.sum_to_size(x.shape),), x)
+
+
+def told(form: SumRule) -> Rule:
+    """The softmax passes relevance on, and tells it: that is the relevance of the attention map."""
+
+    def rule(operation: Operation) -> Tensor:
+        def pullback(relevance: Tensor, scores: Tensor) -> tuple[Tensor]:
+            operation.tell(relevance)
+            return (unmasked(form, relevance, scores) if operation.masks else relevance,)
+
+        return operation.bent(pullback, operation.active[0])
+
+    return rule
+
+
+def unmasked(form: SumRule, relevance: Tensor, scores: Tensor) -> Tensor:
+    """What scores get of a sum with a mask, which has no share: it is zero where a key is seen, and elsewhere R is."""
+    seen = scores.clamp(min=torch.finfo(scores.dtype).min)
+    return form(relevance, seen, torch.zeros_like(seen), 0)[0]
+
+
+def in_proportion(share: float) -> Rule:
+    """Eq. 6 for any operation that is linear in each of its operands: `x * J^T (R / z)`, shared among them."""
+
+    def rule(operation: Operation) -> Tensor:
+        entering = {id(x): operation.stand_in(x, lambda r, x: (share * x * r,)) for x in operation.active}
+        out = operation.again(entering)
+        return bent(out, lambda relevance, out: (divide(relevance, out),), out)
+
+    return rule
+
+
+def select(operation: Operation) -> Tensor:
+    """Picking a token: relevance goes where it came from, by the same quotient as at a fork."""
+    return fork(operation.run())
+
+
+def halves(operation: Operation) -> Tensor:
+    """A product of two activations, entry by entry: Eq. 6 gives each of them half."""
+    a, b = operation.active[:2]
+    return operation.bent(
+        lambda relevance, a, b: (relevance.sum_to_size(a.shape) / 2, relevance.sum_to_size(b.shape) / 2), a, b
+    )
+
+
+def linear(form: LinearRule) -> Rule:
+    """The rule of a linear layer, however it is written; its bias takes no part."""
+
+    def rule(operation: Operation) -> Tensor:
+        x, weight, bias = linear_parts(operation)
+        out = operation.run()
+        product = out.detach() if bias is None else out.detach() - bias
+        return bent(out, lambda r, x: (_read(form(r, x, weight, product), x, operation.readers()),), x)
+
+    return rule
+
+
+def _read(found: Tensor, x: Tensor, readers: int) -> Tensor:
+    """Queries, keys and values read the same tensor: it forks, once more than the stream did."""
+    return x * divide(found, x) if readers > 1 else found
+
+
+def convolution(operation: Operation) -> Tensor:
+    """The patch embedding reads the picture."""
+    x, weight, shape = convolution_parts(operation)
+    return operation.bent(lambda relevance, x: (box(relevance, x, weight, shape),), x)
+
+
+def residual(form: SumRule) -> Rule:
+    """The sum of a skip connection and the sub-layer around which it leads."""
+
+    def rule(operation: Operation) -> Tensor:
+        axis = operation.batch_axis
+        return operation.bent(lambda relevance, a, b: form(relevance, a, b, axis), *operation.active[:2])
+
+    return rule
+
+
+def shift(form: SumRule) -> Rule:
+    """A sum with something that is not explained: positions, whose share is dropped; masks and biases have none."""
+
+    def rule(operation: Operation) -> Tensor:
+        if not operation.before:
+            return identity(operation)
+        (x,) = operation.active
+        out = operation.run()
+        other = out.detach() - x.detach()
+
+        def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            wide = x.expand_as(relevance)
+            return (form(relevance, wide, other, operation.batch_axis)[0].sum_to_size(x.shape),)
+
+        return bent(out, pullback, x)
+
+    return rule
+
+
+def attention(form: SumRule) -> Rule:
+    """Fused attention, its map computed again when relevance arrives. The softmax passes relevance on."""
+
+    def rule(operation: Operation) -> Tensor:
+        out = operation.run()
+        call = read_sdpa(out.detach(), *operation.args, **operation.kwargs)
+        assert call.query is not None
+        assert call.key is not None
+        assert call.value is not None
+
+        def pullback(relevance: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            groups = query.shape[-3] // key.shape[-3]
+            keys, values = (x.repeat_interleave(groups, dim=-3) for x in (key, value))
+            at_map, at_values = attend_values(relevance, softmax(call, keys), values, out.detach())
+            operation.tell(at_map)
+            if operation.masks:
+                at_map = unmasked(form, at_map, (query @ keys.mT) * call.scale)
+            at_query, at_keys = attend_keys(at_map, query, keys)
+            at_key, at_value = (x.unflatten(-3, (-1, groups)).sum(dim=-3) for x in (at_keys, at_values))
+            return at_query, at_key, at_value
+
+        return bent(out, pullback, call.query, call.key, call.value)
+
+    return rule
+
+
+_SHARED: dict[str, Rule] = {
+    "route": lambda operation: operation.run(),
+    "convolution": convolution,
+    "product": in_proportion(0.5),
+    "sum": in_proportion(1.0),
+    "mean": in_proportion(1.0),
+    "select": select,
+    "gate": halves,
+    **dict.fromkeys(("layer_norm", "rms_norm", "rms_norm_module", "activation", "dropout", "scale"), identity),
+}
+CONSERVING = RuleSet(
+    "conserving",
+    {
+        **_SHARED,
+        **dict.fromkeys(("linear", "addmm", "linear_product"), linear(conserving_linear)),
+        "attention": attention(normalised),
+        "softmax": told(normalised),
+        "residual": residual(normalised),
+        "shift": shift(normalised),
+    },
+    fork=fork,
+)
+ORIG = RuleSet(
+    "orig",
+    {
+        **_SHARED,
+        **dict.fromkeys(("linear", "addmm", "linear_product"), linear(orig_linear)),
+        "attention": attention(proportional),
+        "softmax": told(proportional),
+        "residual": residual(proportional),
+        "shift": shift(proportional),
+    },
+    fork=fork,
+)

@@ -1,0 +1,352 @@
+"""The context in which an unmodified model propagates relevance instead of gradients.
+
+Every torch function that reads something the explanation depends on is looked up by its kind in the rule set, and its
+result is given the way back that the rule says. The values are the model's own. Nothing survives the context.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vitrail.capture.captured import Capture
+from vitrail.capture.hooks import replaced_stream
+from vitrail.capture.seams.arguments import positional
+from vitrail.capture.seams.multihead import transparent_multihead
+from vitrail.capture.seams.override import on_top_of
+from vitrail.capture.shadow import hooks
+from vitrail.errors import RuleError
+from vitrail.relevance.lrp.kinds import (
+    ADDITIONS,
+    DIVISIONS,
+    IN_PLACE,
+    KINDS,
+    MODULES,
+    MULTIPLICATIONS,
+    REVERSED_SUBTRACTIONS,
+    ROUTING,
+    SUBTRACTIONS,
+)
+from vitrail.relevance.lrp.operation import Operation, Rule
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A table: what kind of operation propagates relevance by which rule.
+
+    Args:
+        rules: by kind of operation. A kind that is missing stops the pass with an error.
+        otherwise: the rule of functions of no known kind; None stops the pass.
+        fork: what becomes of the residual stream where a sub-layer and a skip connection both read it.
+    """
+
+    name: str
+    rules: Mapping[str, Rule]
+    otherwise: Rule | None = None
+    fork: Callable[[Tensor], Tensor] | None = None
+
+
+class _Propagate(TorchFunctionMode):
+    """Look every function up in the rule set."""
+
+    def __init__(self, table: RuleSet, trace: Capture) -> None:
+        super().__init__()
+        self.table, self.trace = table, trace
+        self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.residuals: Counter[int | None] = Counter()
+        self.paused = False
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # noqa: ANN401
+        """Run one function by its rule."""
+        args, kwargs = positional(func, args, kwargs or {})
+        if self.paused:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # the mode is off while a torch function runs
+                return transparent_multihead(*args, **kwargs)
+        active = self.active_among(args, kwargs)
+        if not active:
+            return self._constant(func(*args, **kwargs))
+        if kwargs.get("inplace"):
+            kwargs = {**kwargs, "inplace": False}
+            self.stale[args[0]] = True
+        function = IN_PLACE.get(func, func)
+        changed = args[0] if function is not func else None
+        if function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS:
+            out = self._sum(function, args, kwargs, active)
+        else:
+            out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
+        if changed is not None:
+            self.stale[changed] = True
+        return out
+
+    def _sum(self, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """A sum or a difference by its rule: `x + alpha y` is the sum of x and of y scaled first."""
+        factor = kwargs.get("alpha", 1) * (1 if func in ADDITIONS else -1)
+        if factor == 1:
+            return self.follow(kind_of(func, args, active, self.stream_shape()), func, args, kwargs, active)
+        summands = list(args[:2])
+        place = 0 if func in REVERSED_SUBTRACTIONS else 1
+        summands[place] = self._scaled(summands[place], factor)
+
+        def add(a: Tensor, b: Tensor) -> Tensor:
+            return on_top_of(torch.add(a, b), func(*args, **kwargs))  # scaling first may round in another way
+
+        active = self.active_among(summands)
+        return self.follow(
+            kind_of(torch.add, tuple(summands), active, self.stream_shape()), add, tuple(summands), {}, active
+        )
+
+    def _scaled(self, x: Any, factor: int | float) -> Any:  # noqa: ANN401
+        """A summand times a number, as old as the summand."""
+        active = self.active_among(x)
+        if not active:
+            return self._constant(x * factor)
+        new = self.follow("scale", torch.mul, (x, factor), {}, active)
+        if x in self.depends and new in self.depends:
+            self.depends[new] = self.depends[x]
+        return new
+
+    def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """The result of an operation by its rule, known to depend on what is explained."""
+        block = self.trace.block
+        made: list[Any] = []
+        function = partial(_run_and_keep, made, func)
+        if kind == "residual":  # the stream was there before the sub-layer that read it
+            active = tuple(sorted(active, key=self._age))
+            kind = "residual" if self._skips(*active) else "sum"
+        operation = Operation(
+            kind, function, args, kwargs, self.where, block, active,
+            tell=lambda relevance: self.trace.heed(block, relevance),
+            readers=self._reader(kind, active[0]),
+            masks=self.trace.ids is not None,
+            note=self.trace.notes.append,
+            same=self.trace.same,
+            before=block is None and not any(captured.states for captured in self.trace.blocks),
+            gate=next((x for x in active if x in self.activated), None),
+            batch_axis=0 if block is None or self.trace.body.blocks[block].batch_first else 1,
+        )  # fmt: skip
+        rule = self.table.rules.get(kind)
+        if rule is None and kind == "unknown":
+            rule = self.table.otherwise or self._ordinary(operation)
+        if rule is None:
+            raise self._uncovered(operation, resolve_name(func) or getattr(func, "__name__", "an operation"))
+        out = self.mark(rule(operation))
+        if made and isinstance(out, Tensor) and isinstance(made[-1], Tensor):
+            self.trace.same(made[-1], out)
+        if kind == "activation":
+            self.activated[out] = True
+        if kind == "scale":
+            self.scaled[out] = active[0]
+        return self._forked(kind, block, out)
+
+    def _skips(self, one: Tensor, other: Tensor) -> bool:
+        """Whether one summand, scaled or not, is what the other was computed from: a skip connection."""
+        pairs = ((one, other), (other, one))
+        return any(reads(b, self.scaled.get(a, a)) for a, b in pairs)  # pyright: ignore[reportArgumentType]
+
+    def _age(self, x: Tensor) -> int:
+        """When a tensor was made; what is explained was there before all else."""
+        made = self.depends.get(x)
+        return -1 if made is None else made
+
+    def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
+        """Count a linear layer among those that read this tensor."""
+        count = self.readers.get(x) or [0]
+        count[0] += kind == "linear"
+        self.readers[x] = count
+        return lambda: count[0]
+
+    def mark(self, out: Any) -> Any:  # noqa: ANN401
+        """The result of an operation, known to depend on what is explained."""
+        for x in tensors(out):
+            if x.is_floating_point() and x.requires_grad:  # a rule may have made it a constant
+                self.depends[x] = self.count
+                self.count += 1
+        return out
+
+    def fork(self, x: Tensor) -> Tensor:
+        """A tensor that is read twice: by a sub-layer and by the skip connection around it."""
+        return self.mark(self.table.fork(x)) if self.table.fork is not None and self.active_among(x) else x
+
+    def _forked(self, kind: str, block: int | None, out: Any) -> Any:  # noqa: ANN401
+        """The stream between the two sub-layers of a block forks: at the sum, or at the norm that follows it."""
+        if block is None or kind not in {"residual", "layer_norm", "rms_norm", "rms_norm_module"}:
+            return out
+        self.residuals[block] += kind == "residual"
+        at = "residual" if self.trace.body.blocks[block].attention_norm is not None else "norm"
+        if self.residuals[block] == 1 and kind.endswith(at):
+            self.residuals[block] += at == "norm"  # the sum is behind us
+            return self.fork(out)
+        return out
+
+    def active_among(self, *given: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+        """The tensors among arguments that depend on what is explained."""
+        found = tensors(*given)
+        if any(x in self.stale for x in found):
+            raise RuleError(
+                f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
+                "that: write x = x + y instead of x.add_(y) there."
+            )
+        return tuple(x for x in found if self._depends(x))
+
+    def _depends(self, x: Tensor) -> bool:
+        """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
+        if x in self.depends or any(x is root for root in self.trace.roots):
+            return True
+        if not self.trace.roots or not x.requires_grad or x.is_leaf or x in self.constants:
+            return False
+        if self.table.otherwise is None:
+            raise RuleError(
+                f"a tensor in the module {self.where!r} was made where no rule can see it, by an autograd function of "
+                "its own or by compiled code. Write that part in torch functions, or use conservative_lrp, which "
+                "leaves it to the gradient."
+            )
+        return True
+
+    def _constant(self, out: Any) -> Any:  # noqa: ANN401
+        """The result of a function that reads nothing that is explained."""
+        for x in tensors(out):
+            self.constants[x] = True
+        return out
+
+    def stream_shape(self) -> torch.Size | None:
+        """The shape of the residual stream, inside a block."""
+        block = self.trace.block
+        return None if block is None else self.trace.blocks[block].states["entering"].shape
+
+    @property
+    def where(self) -> str:
+        """The module that runs."""
+        return self.trace.running[-1] if self.trace.running else ""
+
+    def _ordinary(self, operation: Operation) -> Rule | None:
+        """Questions about a tensor, which give no tensor that depends on it, need no rule."""
+        out = operation.run()
+        return None if any(x.requires_grad for x in tensors(out)) else lambda _: out
+
+    def _uncovered(self, operation: Operation, name: str) -> RuleError:
+        return RuleError(
+            f"the rules {self.table.name!r} do not say how relevance passes through {name} "
+            f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its kind "
+            "in vitrail.rules.kinds.KINDS and give the kind a rule in the rule set."
+        )
+
+
+def kind_of(
+    func: Callable[..., Any], args: tuple[Any, ...], active: Sequence[Tensor], stream: torch.Size | None
+) -> str:
+    """What kind of operation a function is on these arguments."""
+    both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
+    if func in ADDITIONS:
+        if not both:
+            return "shift"
+        return "residual" if active[0].shape == active[1].shape == stream else "sum"
+    if func in MULTIPLICATIONS:
+        return "gate" if both else "scale"
+    if func in DIVISIONS:
+        return "scale" if not both and any(x is active[0] for x in args[:1]) else "quotient"
+    if KINDS.get(func) == "product":
+        return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
+    if func is Tensor.__getitem__ and _picks_a_token(args):
+        return "select"
+    return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
+
+
+def reads(later: Tensor, earlier: Tensor) -> bool:
+    """Whether one tensor was computed from another: a sub-layer reads the stream, one of two branches not the other."""
+    source, first = get_gradient_edge(earlier).node, get_gradient_edge(later).node
+    waiting, seen = [first], {first}
+    while waiting:
+        node = waiting.pop()
+        if node is source:
+            return True
+        below = {edge for edge, _ in node.next_functions if edge is not None} - seen
+        seen |= below
+        waiting += below
+    return False
+
+
+def _picks_a_token(args: tuple) -> bool:
+    x, index = args
+    return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)
+
+
+def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
+    """All tensors in arguments or results, however they are nested, in order."""
+    found: list[Tensor] = []
+    left = list(reversed(given))
+    while left:
+        x = left.pop()
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, (tuple, list, dict)):
+            left.extend(reversed(x.values() if isinstance(x, dict) else x))
+    return found
+
+
+def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    made.append(func(*args, **kwargs))
+    return made[-1]
+
+
+# torch.compile must not trace the mode: where a compiled function runs as compiled code, break its graph instead.
+_Propagate.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@contextmanager
+def propagating(table: RuleSet, model: nn.Module, trace: Capture) -> Iterator[None]:
+    """Let the model that runs inside the block propagate relevance by these rules when it is differentiated."""
+    mode = _Propagate(table, trace)
+    changed: list[tuple[nn.Module, Any]] = []
+    handles: list[RemovableHandle] = []
+    try:
+        for module in model.modules():
+            kind = next((kind for kind, fits in MODULES if fits(module)), None)
+            if kind is not None and kind in table.rules:
+                changed.append((module, module.__dict__.get("forward")))
+                module.forward = partial(_whole, mode, kind, module.forward)
+        with hooks(handles), mode:
+            for block in trace.body.blocks:
+                handles.append(block.module.register_forward_pre_hook(partial(_fork_at_entry, mode), with_kwargs=True))
+            yield
+    finally:
+        for module, own in reversed(changed):
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    return replaced_stream(args, kwargs, mode.fork)
+
+
+def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """A module's forward as one operation."""
+    active = mode.active_among(args, kwargs)
+    if not active:
+        return forward(*args, **kwargs)
+    mode.paused = True
+    try:
+        return mode.follow(kind, forward, args, kwargs, active)
+    finally:
+        mode.paused = False

@@ -1,0 +1,152 @@
+"""A self-test on the user's own model: is what we record what the model computed?
+
+For every attention layer A is computed again from the recorded queries and keys, multiplied with the recorded values
+and compared with the output the model's own kernel gave. And the logits are compared, bit for bit, with those of a
+run that nobody listened to.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.forward import find_body, record
+from vitrail.capture.measure import check_origin, structure_of
+from vitrail.capture.outputs import read_output
+from vitrail.capture.recording import Layer, widen
+from vitrail.capture.shadow import autograd, hooks, shadow
+from vitrail.models.anatomy import Anatomy
+from vitrail.models.inputs import Inputs, read_inputs
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""The largest error against the largest output: about a hundred roundings of the dtype."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attention layer.
+
+    Args:
+        error: the largest |A v - z| over real queries, relative to the largest |z|; None where the seam hears the
+            weights of hand-written attention but not its values, so there is nothing to compare.
+    """
+
+    index: int
+    heads: int
+    key_value_heads: int
+    head_width: int | None
+    queries: int
+    keys: int
+    seam: str
+    error: float | None
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the recorded attention explains the recorded output."""
+        return self.error is None or self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in the model, and whether it can be trusted."""
+
+    family: str
+    model_class: str
+    prefix: int
+    readout: str
+    grid: tuple[int, int] | None
+    rows: tuple[Row, ...]
+    same_logits: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether every layer agrees and listening changes nothing."""
+        return self.same_logits and all(row.passed for row in self.rows)
+
+
+def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Report:
+    """What the recorder sees of a model, checked against the model itself.
+
+    Args:
+        inputs: any input the model takes, as for `vitrail.explain`.
+        anatomy: where the parts of the model are, if it is of no known family.
+    """
+    read = read_inputs(inputs)
+    recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
+    with shadow(model) as own:
+        body, plain = find_body(own, anatomy), _plain_logits(own, read)
+        origin = check_origin(structure_of(own, read, body))
+    return Report(
+        family=body.anatomy.name,
+        model_class=type(model).__name__,
+        prefix=body.anatomy.prefix if origin.prefix is None or read.kind == "text" else origin.prefix,
+        readout=str(body.anatomy.readout),
+        grid=origin.grid,
+        rows=tuple(_row(layer) for layer in recording.layers),
+        same_logits=torch.equal(plain.nan_to_num(), recording.logits.nan_to_num()),  # padding may give NaN
+    )
+
+
+def _first_logit(logits: Tensor) -> Tensor:
+    """A scalar that every model has."""
+    return logits.flatten(1)[:, 0]
+
+
+def _row(layer: Layer) -> Row:
+    weights, value = layer.weights, layer.value
+    operands = layer.get("query") if weights is None else weights
+    keys = layer.get("key").shape[2] if weights is None else weights.shape[3]
+    reference = layer.output if layer.output is not None else operands
+    return Row(
+        index=layer.index,
+        heads=operands.shape[1],
+        key_value_heads=operands.shape[1] if value is None else value.shape[1],
+        head_width=None if value is None else value.shape[3],
+        queries=operands.shape[2],
+        keys=keys,
+        seam="fused" if weights is None else "hand-written",
+        error=_error(layer),
+        tolerance=TOLERANCES.get(reference.dtype, TOLERANCES[torch.float32]),
+    )
+
+
+def _error(layer: Layer) -> float | None:
+    """The largest |A v - z| of real queries, relative to the largest |z|."""
+    if layer.value is None or layer.output is None:
+        return None
+    output = widen(layer.output)
+    real = layer.queries_valid[:, None, :, None]
+    difference = ((layer.probs @ layer.values - output) * real).abs().amax()
+    largest = (output * real).abs().amax().clamp(min=torch.finfo(output.dtype).tiny)
+    return float(difference / largest)
+
+
+def _plain_logits(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The logits of a run that nobody listens to, in evaluation mode."""
+    with autograd(gradients=True), _differentiable(model):
+        args = tuple(_requiring_grad(x) for x in inputs.args)
+        kwargs = {name: _requiring_grad(x) for name, x in inputs.kwargs.items()}
+        return read_output(model(*args, **kwargs)).logits.detach()
+
+
+def _requiring_grad(x: Any) -> Any:  # noqa: ANN401
+    is_float = isinstance(x, Tensor) and x.is_floating_point()
+    return x.detach().clone().requires_grad_() if is_float else x
+
+
+@contextmanager
+def _differentiable(model: nn.Module) -> Iterator[None]:
+    """Let gradients begin at the embeddings, since token ids have none.
+
+    With nothing requiring grad, nn.MultiheadAttention leaves for a native path with other roundings.
+    """
+
+    def begin(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+        return out.detach().requires_grad_()
+
+    with hooks([m.register_forward_hook(begin) for m in model.modules() if isinstance(m, nn.Embedding)]):
+        yield

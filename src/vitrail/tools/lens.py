@@ -1,0 +1,167 @@
+"""A picture model seen from its pixels: logits as a function of raw values from 0 to 1.
+
+At the model's own size, preprocessing is one shift and one scale for each channel. Both are read off what it makes of a
+black and a white picture, so any preprocessing works that leaves a picture of that size where it is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail import zoo
+from vitrail.capture.outputs import read_output
+from vitrail.errors import InputError, MissingExtraError, OptionError
+from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.loading.loaded import Loaded
+from vitrail.models.loading.names import find_class
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Levels = Float[Tensor, "1 3 h w"]
+"""Pixels from 0 to 1, as raw values or on the 256 levels of a file."""
+View = Callable[[Any], Tensor | Mapping[str, Any]]
+PROBE = 0.02
+"""How far from shift and scale a preprocessed picture may be, in shares of the whole range."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A model, how pictures are shown to it, how one of its own size is, and what its classes are called."""
+
+    model: nn.Module
+    show: View
+    show_again: View
+    names: tuple[str, ...] | None
+
+
+def sight_of(model: object, preprocess: View | None, *, squash: bool) -> Sight:
+    """The model with its preprocessing, given with it or beside it."""
+    if isinstance(model, Loaded):
+        if model.kind != "image":
+            raise InputError(f"{model.name} reads text, but only pictures have pixels to rewrite.")
+        names = model.class_names
+        return Sight(
+            model.model,
+            lambda image: model.image(image, squash=squash).inputs,
+            lambda image: model.image(image, squash=True).inputs,
+            names,
+        )
+    if isinstance(model, zoo.Loaded):
+        if model.name == "sentiment":
+            raise InputError("sentiment reads text, but only pictures have pixels to rewrite.")
+        return Sight(model.model, model.preprocess, model.preprocess, model.class_names)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch module or what vitrail.zoo.load gives, not {type(model).__name__}.")
+    if preprocess is None:
+        raise OptionError(
+            "the pixels of a picture are changed, so its way to the model has to be known: preprocess=, a function "
+            "from a PIL image to the model's input."
+        )
+    return Sight(model, preprocess, preprocess, _labels(model))
+
+
+def _labels(model: nn.Module) -> tuple[str, ...] | None:
+    """The class names of a Hugging Face model."""
+    found = getattr(getattr(model, "config", None), "id2label", None)
+    return tuple(str(found[i]) for i in range(len(found))) if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class Lens:
+    """A model's logits from raw pixels of its own size."""
+
+    sight: Sight
+    inputs: Inputs
+    shift: Float[Tensor, "1 3 1 1"]
+    scale: Float[Tensor, "1 3 1 1"]
+
+    def logits(self, pixels: Levels) -> Float[Tensor, " c"]:
+        """What the model says of these pixels; can be differentiated."""
+        shown = (self.shift + self.scale * pixels).to(self.inputs.shown.dtype)
+        return self._answer(self.inputs.showing(shown))
+
+    def reload(self, levels: Levels) -> Float[Tensor, " c"]:
+        """What the model says after the picture was saved as a PNG file, opened again and preprocessed."""
+        from PIL import Image
+
+        sink = BytesIO()
+        to_image(levels).save(sink, "PNG")
+        with Image.open(sink) as image, torch.no_grad():
+            return self._answer(read_inputs(self.sight.show_again(image.convert("RGB"))))
+
+    def find(self, wanted: int | str) -> int:
+        """The index of a class given by name or number."""
+        return find_class(str(wanted), self.sight.names, self._classes)
+
+    def name(self, index: int) -> str:
+        """The first name of a class."""
+        return self.sight.names[index].split(",")[0] if self.sight.names else f"class {index}"
+
+    @property
+    def _classes(self) -> int:
+        with torch.no_grad():
+            return len(self._answer(self.inputs))
+
+    def _answer(self, inputs: Inputs) -> Float[Tensor, " c"]:
+        logits = read_output(self.sight.model(*inputs.args, **inputs.kwargs)).wide
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            raise InputError(f"class rewriting needs logits of two or more classes, but these are {logits.shape}.")
+        return logits[0]
+
+
+def focus(sight: Sight, image: "Image") -> tuple[Lens, Levels]:
+    """The lens for this model, and the picture as it sees it, on 256 levels."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("pictures are read and written with Pillow: pip install 'vitrail[plots]'") from error
+    if not isinstance(image, Image.Image):
+        raise InputError(f"an image is a PIL image, not {type(image).__name__}. Open a file with PIL.Image.open(path).")
+    first = read_inputs(sight.show(image))
+    if first.kind != "image" or first.shown.shape[:2] != (1, 3):
+        raise InputError("class rewriting changes one picture of three channels, but the preprocessing gave no such.")
+    size = first.shown.shape[3], first.shown.shape[2]
+    black, white = (_shown(sight, Image.new("RGB", size, colour)) for colour in ("black", "white"))
+    shift, scale = (x.mean(dim=(2, 3), keepdim=True) for x in (black, white - black))
+    noise = torch.from_numpy(np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8))
+    again, expected = _shown(sight, Image.fromarray(noise.numpy())), shift + scale * _from_bytes(noise).to(shift)
+    if again.shape != expected.shape or float(((again - expected) / scale).abs().max()) > PROBE:
+        raise OptionError(
+            f"the preprocessing changes a picture of {size[0]} x {size[1]} pixels, the model's own size, by more than "
+            "a shift and a scale of each channel, so what is saved would not be what the model sees. Leave resizing "
+            "and cropping out of it."
+        )
+    levels = to_levels((first.shown.detach().float() - shift) / scale)
+    return Lens(sight, first, shift, scale), levels
+
+
+def _shown(sight: Sight, image: "Image") -> Tensor:
+    return read_inputs(sight.show_again(image)).shown.detach().float()
+
+
+def _from_bytes(values: Tensor) -> Tensor:
+    return values.permute(2, 0, 1)[None] / 255
+
+
+def to_levels(pixels: Levels) -> Levels:
+    """The nearest of the 256 levels a file can hold."""
+    return (pixels * 255).round().clamp(0, 255) / 255
+
+
+def to_image(levels: Levels) -> "Image":
+    """The picture of these levels."""
+    from PIL import Image
+
+    return Image.fromarray(to_array(levels))
+
+
+def to_array(levels: Levels) -> np.ndarray:
+    """The levels as bytes, channels last."""
+    return (levels[0] * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()

@@ -1,0 +1,61 @@
+"""What a model says of an input, and how it divides a picture, from one plain pass."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.readout import last_position
+from vitrail.capture.shadow import shadow
+from vitrail.errors import TargetError
+from vitrail.models.anatomy import Anatomy
+from vitrail.models.inputs import Inputs, read_inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The inputs in one form, the logits of each, and for pictures the rows and columns of patches."""
+
+    inputs: Inputs
+    logits: Float[Tensor, "b c"]
+    grid: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        assert self.inputs.size is not None
+        return self.inputs.size
+
+    def showing(self, images: Tensor, **more: Any) -> Tensor | dict[str, Any]:  # noqa: ANN401
+        """What the model is called with to look at other pictures, with further keywords."""
+        main = self.inputs.main or ("pixel_values" if more else None)
+        return images if main is None else {**self.inputs.kwargs, **more, main: images}
+
+    @property
+    def best(self) -> list[tuple[int, float]]:
+        """The predicted class of each sample and its probability."""
+        likely, classes = self.logits.softmax(dim=1).max(dim=1)
+        return list(zip(classes.tolist(), likely.tolist(), strict=True))
+
+
+def look(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Seen:
+    """What the model says, for a language model of the token that follows."""
+    read = read_inputs(inputs)
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy), Wanted(), Settings()) as run:
+        return Seen(read, _answer(run), run.origin.grid)
+
+
+def _answer(run: Pass) -> Float[Tensor, "b c"]:
+    logits = run.output.wide.detach()
+    if run.output.span:
+        raise TargetError("a model that answers questions has no classes to contrast: use vitrail.explain.")
+    if logits.ndim == 2:
+        return logits
+    if not run.trace.body.anatomy.causal:
+        raise TargetError("this model answers at every token: use vitrail.explain with targets.logit(c, position=p).")
+    return logits[torch.arange(len(logits), device=logits.device), last_position(run.valid)]

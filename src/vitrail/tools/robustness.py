@@ -1,0 +1,176 @@
+"""Adversarial robustness audit of your own model: how often pictures are rewritten within a given perturbation size."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from vitrail.capture.shadow import autograd, shadow
+from vitrail.errors import InputError, OptionError, OutputError, suggest
+from vitrail.jsonable import finite, json_text
+from vitrail.tools.budget import Budget
+from vitrail.tools.lens import Lens, Levels, View, focus, sight_of
+from vitrail.tools.rewrite import PROBABILITY, Way, rewrite_levels, strongest
+from vitrail.tools.rewriting import NOTICE, Rewriting
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BUDGETS = (*(Budget(linf=levels / 255) for levels in (1, 2, 4, 8)), Budget())
+"""One to eight levels of any value, and at last as far as it takes."""
+AUDIT_STEPS = 25
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of all pictures within one budget.
+
+    Args:
+        fooled: the share of pictures whose top-1 class became the target.
+        sure: the share that reached the probability wanted as well.
+        psnr: the mean in decibels over those that were fooled; nan where none was.
+        ssim: the same of the structural similarity.
+    """
+
+    budget: Budget
+    fooled: float
+    sure: float
+    psnr: float
+    ssim: float
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Adversarial robustness audit of your own model: success rate against perturbation size.
+
+    Args:
+        rows: one for each budget, smallest first.
+        pictures: for each picture its name, its classes and what it took within each budget.
+        skipped: pictures that already show the target, and why.
+    """
+
+    rows: tuple[Row, ...]
+    pictures: tuple[dict[str, Any], ...]
+    skipped: tuple[str, ...]
+    settings: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON holds it."""
+        return finite(
+            {
+                "format": "vitrail.robustness",
+                "notice": NOTICE,
+                "settings": self.settings,
+                "rows": [_flat(row) for row in self.rows],
+                "pictures": list(self.pictures),
+                "skipped": list(self.skipped),
+            }
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything as `.json`, or the table as `.csv`."""
+        from vitrail.storage import write_bytes
+
+        path = Path(path)
+        if path.suffix.lower() not in WRITERS:
+            raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
+        return write_bytes(path, WRITERS[path.suffix.lower()](self).encode())
+
+
+def robustness(  # noqa: PLR0913  (each is a choice of its own)
+    model: object,
+    images: "Iterable[tuple[str, Image]]",
+    target: int | str | None = None,
+    *,
+    budgets: Sequence[Budget] = BUDGETS,
+    eta: float | None = None,
+    steps: int = AUDIT_STEPS,
+    probability: float = PROBABILITY,
+    preprocess: View | None = None,
+    squash: bool = False,
+) -> Robustness:
+    """Adversarial robustness audit of your own model: every picture rewritten within each budget.
+
+    Args:
+        model: as for `rewrite`.
+        images: pairs of a name and a PIL image.
+        target: the class all shall be rewritten to; None is the second class the model thinks of, for each.
+        budgets: best smallest first: a rewriting that reached the target and meets another budget as well is not
+            made again.
+        eta: as for `rewrite`, and so are all the others.
+    """
+    if not budgets:
+        raise OptionError("there is no budget to audit: give at least one, such as Budget(linf=2/255).")
+    way, sight = Way(eta, steps, probability), sight_of(model, preprocess, squash=squash)
+    pictures: list[dict[str, Any]] = []
+    skipped: list[str] = []
+    with shadow(sight.model) as own, autograd(gradients=True):
+        sight = replace(sight, model=own)
+        for name, image in images:
+            lens, original = focus(sight, image)
+            before = lens.reload(original)
+            first = int(before.argmax())
+            wanted = strongest(before, first) if target is None else lens.find(target)
+            if first == wanted:
+                skipped.append(f"{name}: the model already sees {lens.name(wanted)!r}")
+                continue
+            found = _escalate(lens, original, wanted, budgets, way)
+            pictures.append(_about(name, lens, (first, wanted), found))
+    if not pictures:
+        raise InputError(f"no picture could be audited: {skipped[0] if skipped else 'there were none'}.")
+    settings = {**vars(way), "target": "second class" if target is None else target, "pictures": len(pictures)}
+    return Robustness(
+        tuple(_row(i, budget, pictures) for i, budget in enumerate(budgets)), tuple(pictures), tuple(skipped), settings
+    )
+
+
+def _escalate(lens: Lens, original: Levels, target: int, budgets: Sequence[Budget], way: Way) -> list[Rewriting]:
+    """The best rewriting within each budget."""
+    found: list[Rewriting] = []
+    for budget in budgets:
+        fitting = [one for one in found if budget.holds(l2=one.l2, linf=one.linf)]
+        done = next((one for one in fitting if one.reached), None)
+        tried = done or rewrite_levels(lens, original, target, None, budget, way)
+        fooled = next((one for one in fitting if one.fooled and not tried.fooled), None)
+        found.append(fooled or tried)
+    return found
+
+
+def _about(name: str, lens: Lens, classes: tuple[int, int], found: list[Rewriting]) -> dict[str, Any]:
+    numbers = [
+        {"fooled": r.fooled, "sure": r.reached, "psnr": r.psnr, "ssim": r.ssim, "l2": r.l2, "linf": r.linf,
+         "probability": float(r.probabilities[1, 1]), "steps": len(r.trace) - 1}
+        for r in found
+    ]  # fmt: skip
+    return {"name": name, "source": lens.name(classes[0]), "target": lens.name(classes[1]), "within": numbers}
+
+
+def _row(number: int, budget: Budget, pictures: list[dict[str, Any]]) -> Row:
+    found = [picture["within"][number] for picture in pictures]
+    fooled = [one for one in found if one["fooled"]]
+    psnr, ssim = (fmean(one[name] for one in fooled) if fooled else math.nan for name in ("psnr", "ssim"))
+    return Row(budget, len(fooled) / len(found), fmean(one["sure"] for one in found), psnr, ssim)
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    numbers = {"fooled": row.fooled, "sure": row.sure, "psnr": row.psnr, "ssim": row.ssim}
+    return {**vars(row.budget), **{name: None if math.isnan(x) else x for name, x in numbers.items()}}
+
+
+def _csv(result: Robustness) -> str:
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, ["l2", "linf", "fooled", "sure", "psnr", "ssim", "pictures", "notice"])
+    writer.writeheader()
+    for row in result.rows:
+        writer.writerow({**_flat(row), "pictures": len(result.pictures), "notice": NOTICE})
+    return sink.getvalue()
+
+
+WRITERS: dict[str, Callable[[Robustness], str]] = {
+    ".json": lambda result: json_text(result.to_dict()),
+    ".csv": _csv,
+}

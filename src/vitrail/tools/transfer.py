@@ -1,0 +1,209 @@
+"""Attention transfer: the attention maps are the only parameters, and follow the gradient of the target.
+
+Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 6. Paper -> code: the updated attention maps -> maps (Theta),
+learning rate 0.0004 -> eta, loss = logit of the target class -> the target. The loss is descended, so attention moves
+away from the target; the other direction is ours. The explanation shown at each step is `complete_gradient`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.attribution import Attribution
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.outputs import Scalar
+from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.recording import widen
+from vitrail.capture.seams.override import Override, in_place_of, on_top_of
+from vitrail.capture.shadow import shadow
+from vitrail.errors import OptionError, TargetError
+from vitrail.labelling import attribution_of
+from vitrail.methods.checks import check_blocks
+from vitrail.methods.options import check_choice, check_count
+from vitrail.models.anatomy import Anatomy, Body
+from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.provenance import provenance
+from vitrail.relevance import Walk
+from vitrail.relevance.walk import Walker
+from vitrail.requests import Request, read_request
+from vitrail.targets import AnyTarget, Target, as_target
+from vitrail.tools.film import Transfer
+
+METHOD = "complete_gradient"
+WANTED = Wanted.of(frozenset({"output_grad"}))
+Maps = dict[int, Tensor]
+Put = Callable[[Tensor, Tensor], Tensor]
+
+
+GRADIENTS: dict[str, Put] = {"full": on_top_of, "leaf": in_place_of}
+"""How a map is put into the graph: on top of queries and keys, or as a leaf that nothing lies below."""
+DIRECTIONS = {"away": -1.0, "toward": 1.0}
+"""Whether the target is descended, as in the paper, or ascended."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How maps are updated."""
+
+    eta: float
+    sign: float
+    renormalise: bool
+
+    def step(self, maps: Maps, gradients: Maps, visible: Maps) -> Maps:
+        """Theta <- Theta -+ eta ds/dTheta, where a query may look; rows made distributions again if asked for."""
+        moved = {i: (x + self.sign * self.eta * gradients[i]) * visible[i] for i, x in maps.items()}
+        return {i: distribution(x) for i, x in moved.items()} if self.renormalise else moved
+
+
+def distribution(weights: Tensor) -> Tensor:
+    """Rows without negative entries that add up to one; rows of zeros stay."""
+    weights = weights.clamp(min=0)
+    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one pass with given maps shows."""
+
+    logits: Tensor
+    scalar: Tensor
+    gradients: Maps
+    attribution: Attribution
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One model, its inputs and the scalar that is followed."""
+
+    model: nn.Module
+    body: Body
+    inputs: Inputs
+    request: Request
+
+    @contextmanager
+    def run(self, pass_options: PassOptions) -> Iterator[tuple[Pass, Scalar]]:
+        """One pass under these circumstances, and the scalar in it."""
+        with forward(self.model, self.inputs, self.body, WANTED, Settings("dense"), pass_options) as run:
+            part, *more = run.parts(self.request.target)
+            if more:
+                raise TargetError("attention follows one scalar, but an answer has two: pass a function of its logits.")
+            yield run, part
+
+    def see(self, maps: Maps, put: Put) -> Seen:
+        """Run with these maps in the blocks, differentiate by them, and explain."""
+        assert isinstance(self.request.plan, Walk)
+        gradients: Maps = {}
+        walker = Walker(self.request.plan)
+        override = Override(weights=lambda block, old: put(old, maps[block]), exact=True)
+        with self.run(PassOptions(override=override)) as (run, part):
+            for layer in run.layers(part, WANTED, again=False):
+                gradients[layer.index] = layer.probs_grad
+                walker.see(layer)
+            assert walker.result is not None
+            found = attribution_of(self.request, [(part, walker.result)], run)
+            return Seen(answer(run, part), part.scalar.detach(), gradients, found)
+
+    def start(self) -> tuple["Scene", Tensor, Maps]:
+        """The scene with its target settled, the logits of the model as it is, and its own maps."""
+        maps: Maps = {}
+        with self.run(PLAIN) as (run, part):
+            clean = answer(run, part)
+        with self.run(PassOptions(override=Override(partial(_keep, maps, self.inputs.batch), exact=True))) as (_, part):
+            pass
+        settled = part.target if isinstance(self.request.target, Target) else self.request.target
+        return replace(self, request=replace(self.request, target=settled)), clean, maps
+
+
+def _keep(maps: Maps, batch: int, block: int, weights: Tensor) -> Tensor:
+    """Note a block's own map as `[b, h, q, k]`; half precision is too coarse for small steps."""
+    found = weights.detach()
+    maps[block] = widen(found if found.ndim == 4 else found.view(batch, -1, *found.shape[1:]))
+    return weights
+
+
+def answer(run: Pass, part: Scalar) -> Tensor:
+    """The logits of each sample, where the scalar is read."""
+    logits = run.output.wide.detach()
+    if part.position is None or logits.ndim == 2:
+        return logits.flatten(1) if logits.ndim == 3 else logits
+    return logits[torch.arange(logits.shape[0], device=logits.device), part.position]
+
+
+def transfer(  # noqa: PLR0913  (each is a choice of its own)
+    model: nn.Module,
+    inputs: Tensor | Mapping[str, Any],
+    target: AnyTarget = None,
+    *,
+    eta: float = 4e-4,
+    steps: int = 10,
+    direction: str = "away",
+    gradient: str = "full",
+    renormalise: bool = False,
+    anatomy: Anatomy | None = None,
+) -> Transfer:
+    """What becomes of the prediction and of its explanation while the attention maps follow the target's gradient.
+
+    Args:
+        model: any module that returns logits and whose blocks are known. It is not changed.
+        inputs: as for `explain`.
+        target: as for `explain`; None is the class predicted at the start, in all steps.
+        eta: the learning rate; the paper's is 0.0004.
+        steps: how many updates.
+        direction: `away` descends the target as the paper does, so attention leaves it; `toward` ascends it.
+        gradient: what the explanation of each step differentiates: the `full` graph, or maps as the `leaf` tensors they
+            are in the updates, without the way through the queries and keys of later blocks.
+        renormalise: after each update cut negative attention off and divide rows by their sums; the paper does not.
+        anatomy: where the model's parts are, if it is of no known family.
+    """
+    put, sign = check_choice("gradient", gradient, GRADIENTS), check_choice("direction", direction, DIRECTIONS)
+    check_count("steps", steps)
+    if not (math.isfinite(eta) and eta > 0):
+        raise OptionError(
+            f"eta={eta}, but a learning rate is a number above 0; direction='toward' turns the way round."
+        )
+    started = time.perf_counter()
+    read = read_inputs(inputs)
+    with shadow(model) as own:
+        body = find_body(own, anatomy)
+        check_blocks("transfer")(own, body, read)
+        scene = Scene(own, body, read, read_request(METHOD, "recommended", read, as_target(target)))
+        scene, clean, maps = scene.start()
+        seen, maps = _film(scene, maps, put, Rule(eta, sign, renormalise), steps)
+    settings = {
+        "eta": eta, "steps": steps, "direction": direction, "gradient": gradient, "renormalise": renormalise,
+    }  # fmt: skip
+    origin = provenance(model, seconds=time.perf_counter() - started, backend="dense", samples=read.batch)
+    return Transfer(
+        target=seen[0].attribution.target,
+        logits=torch.stack([one.logits for one in seen]),
+        scalar=torch.stack([one.scalar for one in seen]),
+        attributions=tuple(
+            replace(one.attribution, provenance={**origin, "transfer": {**settings, "step": number}})
+            for number, one in enumerate(seen)
+        ),
+        attention=tuple(maps[i] for i in sorted(maps)),
+        clean=clean,
+        settings=settings,
+    )
+
+
+def _film(scene: Scene, maps: Maps, put: Put, rule: Rule, steps: int) -> tuple[list[Seen], Maps]:
+    """What is seen before the first update and after each, and the maps at the end."""
+    # A key that gets nothing at the start is masked, and would be given attention by its gradient.
+    visible = {i: (x != 0).to(x.dtype) for i, x in maps.items()}
+    seen: list[Seen] = []
+    for number in range(steps + 1):
+        shown = scene.see(maps, put)
+        seen.append(replace(shown, gradients={}))
+        if number < steps:
+            leaves = shown if put is in_place_of else scene.see(maps, in_place_of)
+            maps = rule.step(maps, leaves.gradients, visible)
+    return seen, maps
