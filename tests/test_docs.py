@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "src/vitrail/zoo/cards").glob("*.md")),
+    *sorted((ROOT / "src/vitrail/models/zoo/cards").glob("*.md")),
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 @pytest.mark.parametrize("page", [p for p in PAGES if EXAMPLE.search(p.read_text())], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "src/vitrail/demo/pictures", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "src/vitrail/apps/demo/pictures", tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "example"}
     for match in EXAMPLE.finditer(page.read_text()):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from vitrail.models.zoo.files import HASHES
 from vitrail.models.zoo.int8 import dequantise, quantise
 
-WEIGHTS = Path(__file__).parent.parent / "src" / "vitrail" / "zoo" / "weights"
+WEIGHTS = Path(__file__).parent.parent / "src" / "vitrail" / "models" / "zoo" / "weights"
 UNSHIPPED = ("dtype", "transformers_version", "_name_or_path")  # they describe the trained file, not the shipped one
 
 

@@ -1,7 +1,7 @@
 """Two small models of our own training, shipped inside the package: no download, no account.
 
 `load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that tells praise
-from complaint. Both are plain Hugging Face models. Their cards lie in `vitrail/zoo/cards`.
+from complaint. Both are plain Hugging Face models. Their cards lie in `vitrail/models/zoo/cards`.
 """
 
 from collections.abc import Callable, Iterator
