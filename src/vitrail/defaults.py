@@ -8,15 +8,11 @@ from torch import Tensor, nn
 
 from vitrail.capture.runner import RerunMethod
 from vitrail.errors import VitrailError
-from vitrail.methods import METHODS
+from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.requests import MethodSpec, Request, read_request
 from vitrail.targets import Target
-
-DEFAULT_METHOD = "auto"
-"""Stands for the first of `PREFERRED` that applies. `explain` and `compare` take it; it is no entry of `METHODS`."""
-PREFERRED = ("consensus", "gae")
 
 logger = logging.getLogger("vitrail")
 

@@ -1,37 +1,14 @@
-"""The table of methods: one line each, with its paper and its presets."""
+"""The table of methods: one line each, with its paper and its presets.
 
-from vitrail.methods import (
-    abs_lrp,
-    agcam,
-    attcat,
-    attention_and_gradient,
-    attention_gradients,
-    attn_lrp,
-    bi,
-    consensus,
-    conservative_lrp,
-    dix,
-    feature_grad_cam,
-    gae,
-    grad_cam,
-    grad_eclip,
-    grad_eclip_heads,
-    gradtoken,
-    input_x_gradient,
-    integrated_gradients,
-    le_grad,
-    lrp,
-    partial_lrp,
-    raw_attention,
-    rollout,
-    tam,
-    tis,
-    tokentm,
-    transformer_attribution,
-    vit_cx,
-)
-from vitrail.methods.special_tokens import mask_special_tokens
+A method is built by the function `module:function` of this package. It is imported when the method first runs, so that
+the table can be read without importing torch.
+"""
+
 from vitrail.methods.table import ByKind, Method, Preset
+
+DEFAULT_METHOD = "auto"
+"""Stands for the first of `PREFERRED` that applies. `explain` and `compare` take it; it is no entry of `METHODS`."""
+PREFERRED = ("consensus", "gae")
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}
@@ -52,70 +29,71 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
-            "consensus", consensus.build, "our own: four published methods together, see docs/CONSENSUS.md",
+            "consensus", "consensus:build", "our own: four published methods together, see docs/CONSENSUS.md",
             {"paper": _BEST, "fine": _FINE, "spans": _SPANS}, signed_by={"negative": "keep"},
             kind="rules", cost="3 forward + 3 backward (text: 4 + 3); pixels: 4 times that",
         ),
         Method(
-            "raw_attention", raw_attention.build, "last layer's attention, no paper of its own",
+            "raw_attention", "raw_attention:build", "last layer's attention, no paper of its own",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, class_specific=False, cost=_FORWARD,
         ),
         Method(
-            "rollout", rollout.build, "Abnar & Zuidema, ACL 2020, arXiv:2005.00928",
+            "rollout", "rollout:build", "Abnar & Zuidema, ACL 2020, arXiv:2005.00928",
             {"paper": _SAME, "official": {"start_layer": ByKind(image=1, text=0), "zero_readout": _TEXT_OWN}},
             class_specific=False, cost=_FORWARD,
         ),
         Method(
-            "grad_cam", grad_cam.build, "Selvaraju et al., ICCV 2017; on attention: Chefer et al., CVPR 2021",
+            "grad_cam", "grad_cam:build", "Selvaraju et al., ICCV 2017; on attention: Chefer et al., CVPR 2021",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}},
         ),
         Method(
-            "gae", gae.build, "Chefer, Gur & Wolf, ICCV 2021, arXiv:2103.15679",
+            "gae", "gae:build", "Chefer, Gur & Wolf, ICCV 2021, arXiv:2103.15679",
             {"paper": _SAME, "official": _SAME},
         ),
         Method(
-            "complete_gradient", attention_and_gradient.build_complete, "Cui, Fan & Chen, arXiv:2605.11392",
+            "complete_gradient", "attention_and_gradient:build_complete", "Cui, Fan & Chen, arXiv:2605.11392",
             {"paper": _SAME}, signed=True,
         ),
         Method(
-            "absolute_gradient", attention_and_gradient.build_absolute, "Cui, Fan & Chen, arXiv:2605.11392",
+            "absolute_gradient", "attention_and_gradient:build_absolute", "Cui, Fan & Chen, arXiv:2605.11392",
             {"paper": _SAME},
         ),
         Method(
-            "tokentm", tokentm.build, "Wu et al. (VTranM / TokenTM), CVPR 2024, arXiv:2403.14552",
+            "tokentm", "tokentm:build", "Wu et al. (VTranM / TokenTM), CVPR 2024, arXiv:2403.14552",
             {"paper": _SAME},
         ),
         Method(
-            "gradtoken", gradtoken.build, "Cheng et al., Neural Networks 2024",
+            "gradtoken", "gradtoken:build", "Cheng et al., Neural Networks 2024",
             {"paper": _SAME}, signed_by={"heads": "mean"},
         ),
         Method(
-            "attcat", attcat.build, "Qiang et al., NeurIPS 2022",
+            "attcat", "attcat:build", "Qiang et al., NeurIPS 2022",
             {"paper": {"states": "output"}, "official": {"states": "input"}},
-            signed=True, prepare=mask_special_tokens,
+            signed=True, prepare_by="special_tokens:mask_special_tokens",
         ),
         Method(
-            "cat", attcat.build_cat, "Qiang et al., NeurIPS 2022",
+            "cat", "attcat:build_cat", "Qiang et al., NeurIPS 2022",
             {"paper": {"states": "output"}}, signed=True,
         ),
         Method(
-            "grads", attention_gradients.build_grads, "baseline of Qiang et al., NeurIPS 2022",
+            "grads", "attention_gradients:build_grads", "baseline of Qiang et al., NeurIPS 2022",
             {"paper": _SAME}, signed=True,
         ),
         Method(
-            "att_grads", attention_gradients.build_att_grads, "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073",
+            "att_grads", "attention_gradients:build_att_grads", "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073",
             {"paper": _SAME},
         ),
         Method(
-            "lrp", lrp.build, "Bach et al., PLoS ONE 2015; for Transformers: Chefer et al., CVPR 2021",
+            "lrp", "lrp:build", "Bach et al., PLoS ONE 2015; for Transformers: Chefer et al., CVPR 2021",
             {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules",
         ),
         Method(
-            "partial_lrp", partial_lrp.build, "Voita et al., ACL 2019, arXiv:1905.09418",
+            "partial_lrp", "partial_lrp:build", "Voita et al., ACL 2019, arXiv:1905.09418",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, kind="rules",
         ),
         Method(
-            "transformer_attribution", transformer_attribution.build, "Chefer, Gur & Wolf, CVPR 2021, arXiv:2012.09838",
+            "transformer_attribution", "transformer_attribution:build",
+            "Chefer, Gur & Wolf, CVPR 2021, arXiv:2012.09838",
             {
                 "paper": _SAME,
                 "official": {
@@ -127,74 +105,74 @@ METHODS: dict[str, Method] = {
             kind="rules", cost="2 forward + 2 backward",
         ),
         Method(
-            "bi_head", bi.build_head, "Chen et al. (Beyond Intuition), TMLR 2023",
+            "bi_head", "bi:build_head", "Chen et al. (Beyond Intuition), TMLR 2023",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=f"{_PATH} + 1 backward", kind="rerun",
         ),
         Method(
-            "bi_token", bi.build_token, "Chen et al. (Beyond Intuition), TMLR 2023",
+            "bi_token", "bi:build_token", "Chen et al. (Beyond Intuition), TMLR 2023",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=_PATH, kind="rerun",
         ),
         Method(
-            "tam", tam.build, "Yuan et al., NeurIPS workshop XAI4Debugging 2021",
+            "tam", "tam:build", "Yuan et al., NeurIPS workshop XAI4Debugging 2021",
             {"paper": _SAME, "official": _SAME}, cost=_PATH, kind="rerun",
         ),
         Method(
-            "integrated_gradients", integrated_gradients.build, "Sundararajan et al., ICML 2017, arXiv:1703.01365",
+            "integrated_gradients", "integrated_gradients:build", "Sundararajan et al., ICML 2017, arXiv:1703.01365",
             {"paper": _LEVEL}, signed=True, cost="steps + 2 forward + steps backward", kind="rerun",
         ),
         Method(
-            "conservative_lrp", conservative_lrp.build, "Ali et al., ICML 2022, arXiv:2202.07304",
+            "conservative_lrp", "conservative_lrp:build", "Ali et al., ICML 2022, arXiv:2202.07304",
             {"paper": _SAME, "official": _SAME, "lxt": {"rules": "lxt", "level": _EMBEDS}}, signed=True, kind="rules",
         ),
         Method(
-            "attn_lrp", attn_lrp.build, "Achtibat et al., ICML 2024, arXiv:2402.05602",
+            "attn_lrp", "attn_lrp:build", "Achtibat et al., ICML 2024, arXiv:2402.05602",
             {"paper": _SAME, "official": {"level": _EMBEDS}}, signed=True, kind="rules",
         ),
         Method(
-            "abs_lrp", abs_lrp.build, "Vukadin et al., 2024, arXiv:2412.09311",
+            "abs_lrp", "abs_lrp:build", "Vukadin et al., 2024, arXiv:2412.09311",
             {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules", cost="2 forward + 2 backward",
         ),
         Method(
-            "input_x_gradient", input_x_gradient.build, "Shrikumar et al., 2016, arXiv:1605.01713",
+            "input_x_gradient", "input_x_gradient:build", "Shrikumar et al., 2016, arXiv:1605.01713",
             {"paper": _SAME}, signed=True,
         ),
         Method(
-            "grad_eclip", grad_eclip.build, "Zhao et al., ICML 2024, arXiv:2502.18816",
+            "grad_eclip", "grad_eclip:build", "Zhao et al., ICML 2024, arXiv:2502.18816",
             {"paper": _SAME, "official": _SAME}, kind="rerun", cost="2 forward + 1 backward", models="CLIP",
         ),
         Method(
-            "grad_eclip_heads", grad_eclip_heads.build, "our extension of Zhao et al., ICML 2024, arXiv:2502.18816",
+            "grad_eclip_heads", "grad_eclip_heads:build", "our extension of Zhao et al., ICML 2024, arXiv:2502.18816",
             {"paper": _SAME},
         ),
         Method(
-            "feature_grad_cam", feature_grad_cam.build, "Selvaraju et al., ICCV 2017, arXiv:1610.02391",
+            "feature_grad_cam", "feature_grad_cam:build", "Selvaraju et al., ICCV 2017, arXiv:1610.02391",
             {"paper": _SAME, "official": _SAME},
         ),
         Method(
-            "agcam", agcam.build, "Leem & Seo, AAAI 2024, arXiv:2402.04563",
+            "agcam", "agcam:build", "Leem & Seo, AAAI 2024, arXiv:2402.04563",
             {"paper": _SAME, "official": {"detach": True}},
         ),
         Method(
-            "dix", dix.build, "Barkan et al., CIKM 2023",
+            "dix", "dix:build", "Barkan et al., CIKM 2023",
             {"paper": _SAME, "official": {"inject": "last"}},
             cost="1 forward, then 2 (steps + 1) forward + backward", kind="rerun",
         ),
         Method(
-            "le_grad", le_grad.build, "Bousselham et al., ICCV 2025, arXiv:2404.03214",
+            "le_grad", "le_grad:build", "Bousselham et al., ICCV 2025, arXiv:2404.03214",
             {"paper": _SAME, "official": {"blocks": 2}},
             cost="1 forward + 1 backward, and the head once for each block",
         ),
         Method(
-            "vit_cx", vit_cx.build, "Xie et al. (ViT-CX), IJCAI 2023, arXiv:2211.03064",
+            "vit_cx", "vit_cx:build", "Xie et al. (ViT-CX), IJCAI 2023, arXiv:2211.03064",
             {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
             cost="1 forward, then 2 forward for each group of feature maps (1 if noise=0)",
         ),
         Method(
-            "tis", tis.build, "Englebert et al. (Transformer Input Sampling), ICCV Workshops 2023",
+            "tis", "tis:build", "Englebert et al. (Transformer Input Sampling), ICCV Workshops 2023",
             {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
             cost="1 forward, then 1 forward on a part of the tokens for each mask (1024)",
         ),
     )
 }  # fmt: skip
 
-__all__ = ["METHODS", "ByKind", "Method", "Preset"]
+__all__ = ["DEFAULT_METHOD", "METHODS", "PREFERRED", "ByKind", "Method", "Preset"]

@@ -68,17 +68,17 @@ def _split(inside: str, whole: str) -> list[str]:
 
 def kinds_of(function: Callable[..., Any], option: str) -> tuple[type, ...]:
     """The types that a function declares for one of its options."""
-    return _plain(signature(function).parameters[option].annotation)
+    return plain_types(signature(function).parameters[option].annotation)
 
 
-def _plain(annotation: Any) -> tuple[type, ...]:  # noqa: ANN401
+def plain_types(annotation: Any) -> tuple[type, ...]:  # noqa: ANN401
     """A type, or those of a union, without what stands in their square brackets."""
     if annotation is Parameter.empty:
         return (str,)
     origin = get_origin(annotation)
     if isinstance(origin, type) and origin.__module__ != "types":
         return (origin,)
-    return tuple(kind for part in get_args(annotation) for kind in _plain(part)) or (annotation or NoneType,)
+    return tuple(kind for part in get_args(annotation) for kind in plain_types(part)) or (annotation or NoneType,)
 
 
 def _switch(text: str) -> bool:

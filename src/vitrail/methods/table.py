@@ -1,15 +1,18 @@
 """What the table knows of a method, and how options and presets become a walk."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail.capture.runner import RerunMethod
 from vitrail.errors import OptionError, suggest
-from vitrail.methods.option_text import kinds_of
-from vitrail.models.inputs import Inputs
-from vitrail.relevance import Walk
+from vitrail.methods.declared import declared, load, types_of
+
+if TYPE_CHECKING:  # these import torch, and the table is read without it
+    from vitrail.capture.runner import RerunMethod
+    from vitrail.models.inputs import Inputs
+    from vitrail.relevance import Walk
+
+PACKAGE = "vitrail.methods"
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,6 @@ class ByKind:
 
 
 Preset = Mapping[str, Any]
-Prepare = Callable[[Inputs, Mapping[str, Any]], Inputs]
-
-
-def _as_they_are(inputs: Inputs, options: Mapping[str, Any]) -> Inputs:
-    return inputs
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,12 @@ class Method:
     """One line of the table.
 
     Args:
-        build: takes the options as keywords and gives the walk or the procedure.
+        built_by: `module:function` inside `vitrail.methods`; see `build`.
         presets: by name, the options in which a preset differs from the defaults of `build`. `recommended` is
             `paper` unless it says otherwise; `official` is there only where the authors released code.
         signed: whether scores below zero mean evidence against the target.
         signed_by: option values that make an unsigned method signed.
-        prepare: what has to be done to the inputs before the model runs, if anything.
+        prepare_by: `module:function` of what has to be done to the inputs before the model runs, if anything.
         cost: how many forward and backward passes it takes, in words.
         inputs: what it explains.
         models: the only models it explains, in words; None where it is not bound to a kind of model.
@@ -47,31 +45,45 @@ class Method:
     """
 
     name: str
-    build: Callable[..., Walk | RerunMethod]
+    built_by: str
     paper: str
     presets: Mapping[str, Preset]
     signed: bool = False
     signed_by: Mapping[str, Any] = field(default_factory=dict)
     class_specific: bool = True
     cost: str = "1 forward + 1 backward"
-    prepare: Prepare = _as_they_are
+    prepare_by: str | None = None
     inputs: tuple[str, ...] = ("image", "text")
     models: str | None = None
     kind: str = "recording"
 
     @property
+    def build(self) -> "Callable[..., Walk | RerunMethod]":
+        """The function that takes the options as keywords and gives the walk or the procedure."""
+        return load(f"{PACKAGE}.{self.built_by}")
+
+    def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
+        """The inputs as the method runs the model on them."""
+        return inputs if self.prepare_by is None else load(f"{PACKAGE}.{self.prepare_by}")(inputs, options)
+
+    @property
+    def doc(self) -> str:
+        """The docstring of `build`: a summary, and an Args block with a line for each option."""
+        return declared(f"{PACKAGE}.{self.built_by}").doc
+
+    @property
     def summary(self) -> str:
         """What it computes, in one line."""
-        return (inspect.getdoc(self.build) or "").splitlines()[0]
+        return self.doc.splitlines()[0]
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option with its default."""
-        return {name: p.default for name, p in inspect.signature(self.build).parameters.items()}
+        return dict(declared(f"{PACKAGE}.{self.built_by}").defaults)
 
     def kinds_of(self, option: str) -> tuple[type, ...]:
         """The types an option takes."""
-        return kinds_of(self.build, option)
+        return types_of(f"{PACKAGE}.{self.built_by}")[option]
 
     def preset(self, name: str) -> Preset:
         """The options of a preset."""
