@@ -22,8 +22,8 @@ def explain(method="gae", name=BERT, inputs=None, **options):
 
 
 def test_the_public_names_are_what_is_exported():
-    public = {n for n in vars(vitrail) if not n.startswith("_")}
-    assert set(vitrail.__all__) <= public
+    assert set(vitrail.__all__) <= set(dir(vitrail))
+    assert all(hasattr(vitrail, name) for name in vitrail.__all__)
     assert {"explain", "compare", "record", "METHODS", "targets", "Attribution", "Anatomy"} <= set(vitrail.__all__)
 
 
