@@ -71,7 +71,7 @@ def test_inputs_that_cannot_be_explained_are_errors_that_say_why(inputs, words):
 
 def test_a_bare_text_is_an_error_that_names_the_tokenizer():
     with pytest.raises(InputError, match="tokenizer returns"):
-        vitrail.inputs.read_inputs("a cat")
+        vitrail.models.inputs.read_inputs("a cat")
 
 
 def test_roberta_counts_its_positions_from_behind_the_padding_index():
