@@ -1,4 +1,4 @@
-"""Which scalar is explained: a class, a contrast of two classes, a next token, an answer.
+"""Which scalar is explained: a class, a contrast of two classes, a next token, an answer, a continuation.
 
 A target is a small frozen object that carries its classes and can be called on logits `[b, c]`. Classes are
 one index for all samples, a tuple with one for each, or None for the class the model predicts.
@@ -54,9 +54,13 @@ class Target:
     second: Classes = None
     position: int | None = None
     absolute: bool = False
+    start: Classes = None
+    stop: Classes = None
 
     def __call__(self, logits: Float[Tensor, "b c"]) -> Values:
         """The scalar of each sample."""
+        if self.name not in FORMULAS:
+            raise TargetError(f"the {self} is no function of one row of logits. Pass it to vitrail.explain.")
         chosen = self.of(logits)
         first = _pick(logits, chosen.first)
         second = first if chosen.second is None else _pick(logits, chosen.second)
@@ -73,10 +77,14 @@ class Target:
         def each(classes: Classes) -> Classes:
             return tuple(classes[row] for row in rows.tolist()) if isinstance(classes, tuple) else classes
 
-        return replace(self, first=each(self.first), second=each(self.second))
+        return replace(
+            self, first=each(self.first), second=each(self.second), start=each(self.start), stop=each(self.stop)
+        )
 
     def __str__(self) -> str:
-        """For example `logit of 243`, or `difference of 3 and 5`."""
+        """For example `logit of 243`, `difference of 3 and 5`, or `log-probability of tokens 5 to 8`."""
+        if self.name == "continuation":
+            return f"log-probability of tokens {_show(self.start)} to {_show_last(self.stop)}"
         classes = " and ".join(_show(c) for c in (self.first, self.second) if c is not None)
         where = "" if self.position is None else f" at position {self.position}"
         return f"{self.name.replace('_', ' ')}{f' of {classes}' if classes else ''}{where}"
@@ -119,6 +127,27 @@ def answer_span(*, absolute: bool = False) -> Target:
         absolute: add absolute values, as AttCAT does for SQuAD v2.
     """
     return Target("answer_span", absolute=absolute)
+
+
+def continuation(start: Any, stop: Any = None) -> Target:  # noqa: ANN401
+    """The sum of `log p(x_t | x_<t)` over columns `start <= t < stop` of a causal or encoder-decoder language model.
+
+    Args:
+        start: a column of `input_ids` as given, padding included (for an encoder-decoder of `decoder_input_ids`), the
+            same for all samples or one for each. A negative one counts from just after the sample's last real token.
+        stop: the column after the last, counted in the same way; None is just after the last real token.
+    """
+    return Target("continuation", start=_columns("start", start), stop=_columns("stop", stop))
+
+
+def _columns(name: str, given: Any) -> Classes:  # noqa: ANN401
+    """One column for all samples, or one for each."""
+    if given is None and name == "start":
+        raise TargetError("a continuation needs a start: the column of its first token.")
+    try:
+        return _classes(given)
+    except TargetError as error:
+        raise TargetError(f"{name} is a whole number or one for each sample, but {given!r} was given.") from error
 
 
 def only(classes: Classes) -> int:
@@ -179,6 +208,13 @@ def _show(classes: Classes) -> str:
     if isinstance(classes, tuple):
         return str(classes[0]) if len(set(classes)) == 1 else "/".join(map(str, classes))
     return str(classes)
+
+
+def _show_last(stop: Classes) -> str:
+    """The last column before `stop`, where that is known."""
+    if stop is None:
+        return "the end"
+    return _show(tuple(x - 1 for x in stop) if isinstance(stop, tuple) else stop - 1)
 
 
 AnyTarget = Index | Target | Callable[[Tensor], Tensor] | None

@@ -17,13 +17,14 @@ class Output:
     """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`.
 
     `wide` are the same logits in at least single precision; targets are functions of these. `sound` says that all of
-    them are finite.
+    them are finite, and `mended` that the model's own are NaN because padding attends to nothing.
     """
 
     logits: Tensor
     wide: Tensor
     span: bool = False
     sound: bool = True
+    mended: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Scalar:
     """One scalar to explain, and the position its explanation is read from where the target names one.
 
     `read` finds the same scalar in the logits of another pass, whose samples are some rows of this one's. `plain` says
-    that it is one of the model's own answers, and not a function of the user's that may read anything.
+    that it is one of the model's own answers, and not a function of the user's that may read anything. `rows` are
+    weights over the positions a continuation is predicted at.
     """
 
     scalar: Tensor
@@ -39,20 +41,22 @@ class Scalar:
     read: Callable[[Tensor, Tensor], Tensor]
     position: Tensor | None = None
     plain: bool = True
+    rows: Tensor | None = None
     needed: bool = True  # whether a gradient of zero is an error, and not one step of many
 
 
-def read_output(output: object, *, span: bool = False) -> Output:
+def read_output(output: object, *, span: bool = False, broken: bool = False) -> Output:
     """The logits in whatever the model returned.
 
     Args:
         span: whether a tuple begins with start and end logits.
+        broken: take samples whose logits are NaN everywhere too, for a caller that looks at them itself.
     """
     start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
     if span and isinstance(output, tuple):
         start, end = output[:2]
     if isinstance(start, Tensor) and isinstance(end, Tensor):
-        return _finite(torch.stack([start, end], dim=2), span=True)
+        return _finite(torch.stack([start, end], dim=2), span=True, broken=broken)
     logits = named_logits(output)
     if logits is None and isinstance(output, (tuple, list)):
         logits = output[0]
@@ -63,7 +67,7 @@ def read_output(output: object, *, span: bool = False) -> Output:
             f"the model returned {found}, but an explanation needs logits [b, c] or [b, t, c]: a tensor, an output "
             "with .logits, or one with .start_logits and .end_logits. Does the model have a classification head?"
         )
-    return _finite(logits, span=False)
+    return _finite(logits, span=False, broken=broken)
 
 
 def named_logits(output: object) -> object | None:
@@ -75,18 +79,24 @@ def named_logits(output: object) -> object | None:
     return None
 
 
-def _finite(logits: Tensor, *, span: bool) -> Output:
+def _finite(logits: Tensor, *, span: bool, broken: bool) -> Output:
     """The output, if it answers at all; what is read of it is checked when a target reads it.
 
     Padded positions may hold anything, and minus infinity stands for a class that the model excludes.
     """
     if bool(torch.isfinite(logits.detach()).all()):
         return Output(logits, widen(logits), span)
+    if not broken:
+        check_answers(logits)
+    return Output(logits, widen(logits), span, sound=False)
+
+
+def check_answers(logits: Tensor) -> None:
+    """Raise if the logits of a sample are NaN or infinite, at every position where there are several."""
     wrong = _broken(logits.detach())
     wrong = wrong.all(dim=1) if logits.ndim == 3 else wrong
     if bool(wrong.any()):
         raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
-    return Output(logits, widen(logits), span, sound=False)
 
 
 def _broken(logits: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.captured import STATES, Capture
+from vitrail.capture.continuations import continued
 from vitrail.capture.layering import (
     as_heads,
     batch_first,
@@ -22,14 +23,14 @@ from vitrail.capture.layering import (
 from vitrail.capture.measure import Structure, check_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
-from vitrail.capture.readout import READOUTS, agreed, mean_all, position, with_gradient
+from vitrail.capture.readout import READOUTS, agreed, by_norm, mean_all, position, with_gradient
 from vitrail.capture.recording import Early, Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import AnatomyError, OptionError, SeamError, TargetError, suggest
 from vitrail.models.anatomy import Block
 from vitrail.models.inputs import Inputs
 from vitrail.relevance.backends import check_backend, choose_backend
-from vitrail.targets import AnyTarget, as_target
+from vitrail.targets import AnyTarget, Target, as_target
 
 GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
 UNMOVED = (
@@ -37,6 +38,7 @@ UNMOVED = (
     "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
     "reads what the layers do not reach."
 )
+MENDED = "the model's own logits are NaN, because padding may attend to nothing: such rows were given no attention"
 KEEPS = frozenset({*STATES, *GRADIENTS})
 """What a recording can keep beside the operands of every attention call."""
 
@@ -109,6 +111,7 @@ class Pass:
         self.backend = self.choose(shared=False)
         self.ran: set[str] = set()
         self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
+        self.norms: Tensor | None = None  # the same rows, weighed by the norms of their gradients
 
     @property
     def worked(self) -> str:
@@ -117,7 +120,11 @@ class Pass:
 
     def parts(self, target: AnyTarget) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
-        return parts(self.output, as_target(target), self.valid, causal=self.trace.body.anatomy.causal)
+        chosen = as_target(target)
+        if isinstance(chosen, Target) and chosen.name == "continuation":
+            calls = [call for captured in self.captured for call in captured.calls]
+            return (continued(self.output, chosen, self.inputs, calls),)
+        return parts(self.output, chosen, self.valid, causal=self.trace.body.anatomy.causal)
 
     def _valid(self, first: AttentionCall) -> Tensor:
         """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
@@ -250,6 +257,7 @@ class Pass:
         body = self.trace.body
         if body.pool is not None:
             queries = call_shape(self.captured[-1].calls[0])[0]
+            self.norms = None
             return torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device)
         measured = self._measured_readout(gradients[-1])
         claimed, named = self._claimed_readout(part)
@@ -260,7 +268,9 @@ class Pass:
                 "padding aside, so nothing was read. A target that reads padding alone has nothing to explain; a "
                 "probability of exactly one has no gradient: explain the logit instead."
             )
-        coarse = gradients[-1]["leaving_grad" if self.trace.blocks else "output_grad"].dtype.itemsize < 4
+        # In half precision small gradients vanish, and so does that of a token whose probability is one.
+        rounded = gradients[-1]["leaving_grad" if self.trace.blocks else "output_grad"].dtype.itemsize < 4
+        coarse = rounded or part.rows is not None
         if claimed is None or part.position is None:
             return measured if claimed is None else agreed(claimed, measured, coarse=coarse, named=named)
         inside = (measured * claimed).sum(dim=1) > 0
@@ -285,6 +295,7 @@ class Pass:
                 f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
                 f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
             )
+        self.norms = by_norm(arriving, self.valid)
         return with_gradient(arriving, self.valid)
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
@@ -292,6 +303,8 @@ class Pass:
         anatomy = self.trace.body.anatomy
         if part.position is not None and part.position.max() < self.valid.shape[1]:
             return position(self.valid, part.position), f"position {part.position.tolist()}"
+        if part.rows is not None and part.rows.shape == self.valid.shape:
+            return part.rows, "the target"
         readout = anatomy.readout if self.trace.answered(self.output.logits) and part.plain else "auto"
         named = f"readout={anatomy.readout!r} of the {anatomy.name} anatomy"
         if isinstance(readout, int):
@@ -315,7 +328,8 @@ class Pass:
     def assumed(self) -> tuple[str, ...]:
         """What was not measured on the model."""
         counted = () if self.origin.measured else ("tokens are those of the input in order",)
-        return (*self.structure.assumed, *counted)
+        mended = (MENDED,) if self.output.mended else ()
+        return (*self.structure.assumed, *counted, *mended)
 
     def readout_position(self) -> Tensor | None:
         """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
@@ -357,6 +371,7 @@ class Pass:
             depth=self.depth,
             valid=self.valid,
             readout=readout.to(dtype),
+            readout_norms=None if self.norms is None or pooling else self.norms.to(dtype),
             prefix=self.prefix,
             from_input=self._content,
             kind=self.inputs.kind,

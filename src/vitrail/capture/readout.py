@@ -12,19 +12,20 @@ Valid = Bool[Tensor, "b t"]
 Weights = Float[Tensor, "b t"]
 
 
-def _dtype(valid: Valid) -> torch.dtype:
+def dtype_of(valid: Valid) -> torch.dtype:
+    """The dtype of weights: float64 where the device has it."""
     return torch.float32 if valid.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
 
 
 def _normalised(chosen: Valid) -> Weights:
-    weights = chosen.to(_dtype(chosen))
+    weights = chosen.to(dtype_of(chosen))
     return weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def position(valid: Valid, index: Tensor | int) -> Weights:
     """All weight on one position, the same for all samples or one for each."""
     rows = torch.as_tensor(index, device=valid.device).expand(valid.shape[0])
-    weights = torch.zeros(valid.shape, dtype=_dtype(valid), device=valid.device)
+    weights = torch.zeros(valid.shape, dtype=dtype_of(valid), device=valid.device)
     return weights.scatter_(1, rows[:, None] % valid.shape[1], 1.0)
 
 
@@ -81,6 +82,12 @@ MEASURED = ("pool", "position", "auto")
 def with_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> Weights:
     """The mean of the real tokens whose gradient is not zero: what any head was seen to read."""
     return _normalised(valid & (gradient != 0).any(dim=2))
+
+
+def by_norm(gradient: Float[Tensor, "b t d"], valid: Valid) -> Weights:
+    """The real tokens, each weighed by the norm of its gradient."""
+    norms = gradient.to(dtype_of(valid)).norm(dim=2) * valid
+    return norms / norms.sum(dim=1, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
 
 
 def agreed(claimed: Weights, measured: Weights, *, coarse: bool, named: str) -> Weights:

@@ -51,7 +51,8 @@ class Early:
 class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
-    `readout` weighs the rows the prediction is read from; `from_input` marks the tokens that are patches or words of
+    `readout` weighs the rows the prediction is read from, and `readout_norms` weighs them by the norms of the gradients
+    that arrive there; `from_input` marks the tokens that are patches or words of
     the input, where they do not simply follow a prefix; `owner` names the module that made the attention call;
     `output_weight` is the map from the heads' outputs to what is added to the stream, `[d_model, heads * d]`, but for
     `output_rows`, by which a norm after the output projection multiplies each query's row, and for `attention_scale`,
@@ -69,6 +70,7 @@ class Layer:
     depth: int
     valid: Bool[Tensor, "b t"]
     readout: Float[Tensor, "b q"]
+    readout_norms: Float[Tensor, "b q"] | None = None
     prefix: int = 0
     from_input: Bool[Tensor, " t"] | None = None
     kind: str = "image"
@@ -235,9 +237,11 @@ class Layer:
         rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
         normaliser = None if self.logsumexp is None else self.logsumexp[:, :, cut]
         output_rows = None if self.output_rows is None else self.output_rows[:, cut]
+        norms = None if self.readout_norms is None else self.readout_norms[:, cut]
         return replace(
             self,
             readout=self.readout[:, cut],
+            readout_norms=norms,
             first_row=self.first_row + start,
             logsumexp=normaliser,
             output_rows=output_rows,
@@ -272,7 +276,7 @@ class Layer:
 
 
 OPERANDS = ("query", "query_grad", "key", "value", "output", "output_grad", "weights", "weights_grad", "softmax_input")
-PER_SAMPLE = (*OPERANDS, "valid", "readout", "mask", "logsumexp", "grad_scale", "output_rows")
+PER_SAMPLE = (*OPERANDS, "valid", "readout", "readout_norms", "mask", "logsumexp", "grad_scale", "output_rows")
 
 
 @dataclass(frozen=True)

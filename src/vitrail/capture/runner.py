@@ -82,7 +82,8 @@ class Runner:
         with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options) as run:
             scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
             position = None if self.part.position is None else self.part.position.repeat(copies)
-            yield run, replace(self.part, scalar=scalar, position=position, needed=False)
+            weights = None if self.part.rows is None else self.part.rows.repeat(copies, 1)
+            yield run, replace(self.part, scalar=scalar, position=position, rows=weights, needed=False)
 
     def recorded(
         self,

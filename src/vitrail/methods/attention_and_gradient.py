@@ -9,11 +9,19 @@ from vitrail.methods.gae import aggregate
 from vitrail.relevance import Walk, complete, magnitude
 
 
-def build_complete() -> Walk:
-    """Eq. 5: E_h(G * A), signs kept everywhere."""
-    return aggregate(complete)
+def build_complete(*, readout: str = "equal") -> Walk:
+    """Eq. 5: E_h(G * A), signs kept everywhere.
+
+    Args:
+        readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
+    """
+    return aggregate(complete, readout=readout)
 
 
-def build_absolute() -> Walk:
-    """Eq. 6: E_h(|G| * A)."""
-    return aggregate(magnitude)
+def build_absolute(*, readout: str = "equal") -> Walk:
+    """Eq. 6: E_h(|G| * A).
+
+    Args:
+        readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
+    """
+    return aggregate(magnitude, readout=readout)

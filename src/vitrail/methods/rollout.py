@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import check_start_layer, without_readout
+from vitrail.methods.options import check_choice, check_start_layer, without_readout
 from vitrail.relevance import Walk, attention, pull
+from vitrail.relevance.walk import STARTS
 
 
 def rolled(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
@@ -18,17 +19,19 @@ def rolled(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"
     return seen if layer.pooling else (layer.carry(relevance) + seen) / 2
 
 
-def build(*, start_layer: int = 0, zero_readout: bool = False) -> Walk:
+def build(*, start_layer: int = 0, zero_readout: bool = False, readout: str = "equal") -> Walk:
     """Attention multiplied through the layers, half of it carried by the skip connection.
 
     Args:
         start_layer: the first layer that takes part, counted from zero.
         zero_readout: set the readout's own entry to zero.
+        readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
     """
+    rows = check_choice("readout", readout, STARTS)
 
     def start(last: Layer) -> Float[Tensor, "b q"]:
         check_start_layer(start_layer, last)
-        return last.readout
+        return rows(last)
 
     def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
         return rolled(relevance, layer) if layer.index >= start_layer else relevance

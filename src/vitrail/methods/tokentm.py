@@ -21,6 +21,7 @@ from vitrail.capture.recording import Early, Layer, widen
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import Result, Walk, positive, pull
+from vitrail.relevance.walk import STARTS
 from vitrail.targets import SCALARS
 
 Weights = Float[Tensor, "b h t"]
@@ -177,6 +178,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
     blocks: str = "all",
     embedding: str = "stream",
     scalar: str = "probability",
+    readout: str = "equal",
 ) -> Walk:
     """Attention and feed-forward layers, aggregated with each token's transformation weight.
 
@@ -190,6 +192,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
         blocks: aggregate `all`, or read the one map of the `first` or the `last` block (the paper's baseline).
         embedding: compare with the residual `stream`, or with what the sub-layer reads (`normed`).
         scalar: differentiate the `probability` (paper) or the `logit`.
+        readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
     """
     before_attention, before_ffn, states = check_choice("embedding", embedding, EMBEDDINGS)
     takes_part = check_choice("blocks", blocks, BLOCKS)
@@ -219,7 +222,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
         if not takes_part(layer):
             return State(state.relevance, state.own, seen)
         if not aggregate:
-            return State((pull(layer, layer.readout * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
+            return State((pull(layer, row(layer) * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
         growth = torch.ones_like(state.own)
         if changes.ffn is not None:  # Eq. 16: U = I + diag(w)
             growth = 1 + weigh_tokens(changes.ffn, layer.valid, use=use)[:, 0]
@@ -232,6 +235,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
         start = origin(first.taken(early))
         return Result(state.relevance * start, own=state.own * start, layers=torch.stack(state.weights, dim=1))
 
-    start = lambda last: State(last.readout, last.readout)  # noqa: E731
+    row = check_choice("readout", readout, STARTS)
+    start = lambda last: State(row(last), row(last))  # noqa: E731
     check_choice("scalar", scalar, SCALARS)
     return Walk(start, step, finish, needs=early.needs | {"output_grad"}, scalar=scalar, early=early)

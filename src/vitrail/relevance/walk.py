@@ -90,5 +90,14 @@ def plain(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
 
 
 def readout_row(last: Layer) -> Float[Tensor, "b q"]:
-    """The row the prediction reads: where most walks start."""
+    """The rows the prediction reads, alike: where most walks start."""
     return last.readout
+
+
+def readout_norms(last: Layer) -> Float[Tensor, "b q"]:
+    """The rows the prediction reads, each weighed by the norm of its gradient; a pooling query is one row."""
+    return last.readout if last.readout_norms is None else last.readout_norms
+
+
+STARTS: dict[str, Callable[[Layer], Float[Tensor, "b q"]]] = {"equal": readout_row, "gradient": readout_norms}
+"""How the rows that a prediction reads share the start of a walk, by the name of the option `readout`."""

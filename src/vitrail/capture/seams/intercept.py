@@ -110,7 +110,9 @@ class _Listen(TorchFunctionMode):
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""
-        empty = (args[0] == -torch.inf).all(dim=-1, keepdim=True)
+        # The lowest float64 is minus infinity in the float32 that eager attention of transformers asks for.
+        cast = args[0] if kwargs.get("dtype") is None else args[0].detach().to(kwargs["dtype"])
+        empty = (cast == -torch.inf).all(dim=-1, keepdim=True)
         if not bool(empty.any()):
             return func(*args, **kwargs)
         return func(args[0].masked_fill(empty, 0.0), *args[1:], **kwargs).masked_fill(empty, 0.0)

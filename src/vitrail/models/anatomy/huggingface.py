@@ -114,6 +114,7 @@ FAMILIES: dict[str, Anatomy] = {
     "qwen2": _DECODER,
     "qwen3": _DECODER,
     "mistral": _DECODER,
+    "gemma2": replace(_DECODER, ffn_norm="pre_feedforward_layernorm", ffn_output="post_feedforward_layernorm"),
 }
 
 OWN_HEADS = ("ForSequenceClassification", "ForImageClassification", "ForCausalLM", "LMHeadModel")

@@ -1,0 +1,166 @@
+"""The log-probability of tokens that a language model continued a text with, and the rows that predict them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitrail.capture.outputs import Output, Scalar
+from vitrail.capture.readout import dtype_of
+from vitrail.capture.seams import AttentionCall
+from vitrail.errors import InputError, TargetError
+from vitrail.models.inputs import Inputs
+from vitrail.targets import Classes, Target
+
+NO_HEAD = (
+    "a continuation is explained by the logits of every next token, [b, t, vocabulary], but this model gives {shape} "
+    "for {tokens} tokens. Load it with its language-model head, for example with AutoModelForCausalLM."
+)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The ids a language model predicts one by one, and which of them are real."""
+
+    ids: Int[Tensor, "b t"]
+    real: Bool[Tensor, "b t"]
+    decoder: bool = False
+
+
+def sequences_of(inputs: Inputs) -> Sequences:
+    """The sequence that is continued: the decoder's where there is one, else the text."""
+    decoder = inputs.kwargs.get("decoder_input_ids")
+    if isinstance(decoder, Tensor):
+        mask = inputs.kwargs.get("decoder_attention_mask")
+        return Sequences(decoder, torch.ones_like(decoder).bool() if mask is None else mask.bool(), decoder=True)
+    if inputs.ids is None:
+        raise TargetError(
+            "a continuation is made of token ids, but the inputs are "
+            f"{'embeddings' if inputs.kind == 'text' else 'pictures'} alone. Pass input_ids."
+        )
+    mask = inputs.attention_mask
+    return Sequences(inputs.ids, torch.ones_like(inputs.ids).bool() if mask is None else mask.bool())
+
+
+def spans(target: Target, real: Bool[Tensor, "b t"]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first column and the one after the last, for each sample, checked against its real tokens."""
+    length = real.shape[1]
+    end = (length - real.int().flip(1).argmax(dim=1)).tolist()
+    first = [column if column >= 0 else after + column for column, after in _each(target.start, end, "start")]
+    last = [column if column >= 0 else after + column for column, after in _each(target.stop, end, "stop")]
+    for sample, (start, stop, row) in enumerate(zip(first, last, real.tolist(), strict=True)):
+        _check_span(sample, start, stop, row)
+    return tuple(first), tuple(last)
+
+
+def _each(given: Classes, end: list[int], name: str) -> list[tuple[int, int]]:
+    """One column for each sample, with the column just after the sample's last real token."""
+    each = end if given is None else [given] * len(end) if isinstance(given, int) else list(given)
+    if len(each) != len(end):
+        raise TargetError(f"{len(each)} values of {name} were given for a batch of {len(end)}. Give one, or one each.")
+    return list(zip(each, end, strict=True))
+
+
+def _check_span(sample: int, start: int, stop: int, real: list[bool]) -> None:
+    span, length = f"the continuation of sample {sample}, columns {start} to {stop - 1},", len(real)
+    if start >= stop:
+        raise TargetError(f"{span} is empty: start={start} is not before stop={stop}.")
+    if start < 0 or stop > length:
+        raise TargetError(f"{span} is outside the input, whose columns are 0 to {length - 1}.")
+    if not all(real[start:stop]):
+        raise TargetError(f"{span} touches padding: the attention mask is 0 at column {real.index(False, start)}.")
+    if start == 0 or not real[start - 1]:
+        raise TargetError(
+            f"{span} has no real token before it, so nothing predicts column {start}. Start one column later."
+        )
+
+
+def log_probabilities(
+    logits: Float[Tensor, "m v"], ids: Int[Tensor, " m"], samples: Int[Tensor, " m"], batch: int
+) -> Float[Tensor, " b"]:
+    """The sum of `log p(x_t | x_<t)` of each sample.
+
+    Args:
+        logits: of the rows that predict.
+        samples: which sample each row belongs to.
+    """
+    found = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(dim=1)
+    return found.new_zeros(batch).index_add(0, samples, found)
+
+
+def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[AttentionCall]) -> Scalar:
+    """The scalar of a continuation, and the rows it is predicted at.
+
+    Args:
+        calls: the attention of the pass, which shows whether a row sees the token that it predicts.
+    """
+    sequences = sequences_of(inputs)
+    ids, real = sequences.ids, sequences.real
+    if output.span or output.logits.ndim != 3 or output.logits.shape[1] != ids.shape[1]:
+        raise TargetError(NO_HEAD.format(shape=tuple(output.logits.shape), tokens=ids.shape[1]))
+    first, last = spans(target, real)
+    columns = _columns(first, last, real)
+    if not sequences.decoder:
+        _check_causal(calls, columns)
+    if int(ids[columns].max()) >= output.logits.shape[2]:
+        raise InputError(
+            f"token {int(ids[columns].max())} is not among the {output.logits.shape[2]} the model predicts. Is this "
+            "its own tokenizer?"
+        )
+
+    def read(logits: Tensor, rows: Tensor) -> Tensor:
+        samples, places = columns[rows].nonzero(as_tuple=True)
+        return log_probabilities(logits[samples, places - 1], ids[rows][samples, places], samples, len(rows))
+
+    scalar = read(output.wide, torch.arange(len(ids), device=ids.device))
+    if not bool(scalar.detach().isfinite().all()):
+        raise InputError(
+            f"the log-probability of the continuation is {scalar.detach().tolist()}: the model excludes one of its "
+            "tokens, or its logits are not finite there. Check the weights and their precision."
+        )
+    predicting = columns.roll(-1, dims=1).to(dtype_of(columns))
+    return Scalar(
+        scalar,
+        replace(target, start=first, stop=last),
+        read,
+        rows=predicting / predicting.sum(dim=1, keepdim=True),
+    )
+
+
+def _columns(first: tuple[int, ...], last: tuple[int, ...], like: Tensor) -> Bool[Tensor, "b t"]:
+    """The columns that are explained."""
+    places = torch.arange(like.shape[1], device=like.device)
+    start, stop = (torch.tensor(x, device=like.device)[:, None] for x in (first, last))
+    return (places >= start) & (places < stop)
+
+
+def _check_causal(calls: Sequence[AttentionCall], columns: Bool[Tensor, "b t"]) -> None:
+    """Raise if a row that predicts a token may see it, as in a model that fills in masked words."""
+    for call in calls:
+        if not call.causal and bool(_sees(call, columns).any()):
+            raise TargetError(
+                "this model is not causal: the row that predicts a token also attends to it, so there is no "
+                "log p(x_t | x_<t). Explain a model of masked words with targets.logit(c, position=p)."
+            )
+
+
+def _sees(call: AttentionCall, columns: Bool[Tensor, "b t"]) -> Bool[Tensor, "m h"]:
+    """Whether the row before each of these columns sees the column, in each head that has a map or mask of its own."""
+    samples, places = columns.nonzero(as_tuple=True)
+    table = call.weights if call.weights is not None else call.mask
+    if table is None:
+        return torch.ones(len(places), 1, dtype=torch.bool, device=places.device)
+    if call.weights is not None and table.ndim == 3:  # heads folded into the batch
+        table = table.unflatten(0, (columns.shape[0], -1))
+    table = table.detach()[(None,) * (4 - table.ndim)]
+    if table.shape[2] not in (1, columns.shape[1]):  # queries that are not the tokens: the walk looks at them itself
+        return torch.zeros(len(places), 1, dtype=torch.bool, device=places.device)
+    sample = torch.zeros_like(samples) if table.shape[0] == 1 else samples
+    row = torch.zeros_like(places) if table.shape[2] == 1 else places - 1
+    # Keys of no token, as prefix tuning adds them, stand first.
+    found = table[sample, :, row, places + table.shape[3] - columns.shape[1]]
+    if call.weights is not None:
+        return found != 0
+    return found if found.dtype is torch.bool else found > torch.finfo(found.dtype).min / 2
