@@ -19,7 +19,7 @@ from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.protocols import find_protocol
 from vitrail.evaluate.bench.settings import Settings
 from vitrail.evaluate.bench.shown import Shown
-from vitrail.evaluate.data.dataset import Dataset
+from vitrail.evaluate.data.examples import Dataset
 from vitrail.methods.consensus_pixels import moved
 
 Maps = Iterable[tuple[Sequence[str], Tensor]]

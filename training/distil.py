@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from training.vit import blocks, tokens_at
-from vitrail.evaluate.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Student(nn.Module):
 
 def build_model(config: PhotoConfig) -> ViTForImageClassification:
     """The photo model with fresh weights."""
-    names = dict(enumerate(name for name, _ in SYNSETS.values()))
+    names = dict(enumerate(name for name, _ in IMAGENETTE_SYNSETS.values()))
     vit = ViTConfig(
         image_size=config.image_size,
         patch_size=config.patch_size,
@@ -92,7 +92,7 @@ def losses(said: tuple[Tensor, ...], taught: tuple[Tensor, ...], labels: Tensor,
     """Labels, the teacher's ten classes, its thousand classes, its middle tokens, its last tokens: five losses."""
     logits, middle, last = (x.float() for x in said)
     teacher_logits, teacher_middle, teacher_last = (x.float() for x in taught)
-    ten = torch.tensor([number for _, number in SYNSETS.values()], device=logits.device)
+    ten = torch.tensor([number for _, number in IMAGENETTE_SYNSETS.values()], device=logits.device)
     log_probs = logits.log_softmax(dim=1)
     thousand = guess_thousand(last[:, 0], teacher).log_softmax(dim=1)
     return torch.stack(

@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from training.sentences import read_sst2
 from vitrail import zoo
-from vitrail.evaluate.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
 
 
 def photo_pairs(data: Path, *, limit: int | None = None, batch: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
     """True and guessed classes of the validation photographs, evenly spaced ones where there is a limit."""
     loaded = zoo.load("photo")
-    order = {wnid: number for number, wnid in enumerate(SYNSETS)}
+    order = {wnid: number for number, wnid in enumerate(IMAGENETTE_SYNSETS)}
     with zipfile.ZipFile(data / "val.zip") as archive:
         names = [n for n in archive.namelist() if Path(n).parent.name in order]
         count = len(names) if limit is None else min(limit, len(names))

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.evaluate.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
 
 SUFFIXES = {".webp", ".jpg", ".jpeg", ".png"}
 UNLABELLED = -1
@@ -43,7 +43,7 @@ def read_archive(path: Path, *, size: int, limit: int | None = None) -> Photos:
         count = len(names) if limit is None else min(limit, len(names))
         names = [names[i * len(names) // count] for i in range(count)]
         files = [archive.read(name) for name in names]  # one thread: a ZipFile is not to be shared
-    order = {wnid: number for number, wnid in enumerate(SYNSETS)}
+    order = {wnid: number for number, wnid in enumerate(IMAGENETTE_SYNSETS)}
     labels = [order[Path(name).parent.name] for name in names]
     return Photos(_decode_all([lambda data=data: data for data in files], size), torch.tensor(labels))
 

@@ -22,7 +22,7 @@ from training.augment import jitter_colours, mix, random_crop
 from training.distil import PhotoConfig, Student, build_model, losses, teach
 from training.images import Photos, archive_stems, join, read_archive, read_folder
 from training.vit import load_teacher
-from vitrail.evaluate.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
 
 
 def views(photos: Photos, config: PhotoConfig, *, calm: bool) -> tuple[Tensor, Tensor]:
@@ -31,8 +31,8 @@ def views(photos: Photos, config: PhotoConfig, *, calm: bool) -> tuple[Tensor, T
     images = random_crop(photos.pixels[chosen].float() / 255, smallest=config.smallest_crop)
     images = jitter_colours(images, strength=config.jitter)
     labels = photos.labels[chosen]
-    wanted = F.one_hot(labels.clamp(min=0), len(SYNSETS)).float()
-    wanted = (wanted * (1 - config.smoothing) + config.smoothing / len(SYNSETS)) * (labels >= 0).unsqueeze(1)
+    wanted = F.one_hot(labels.clamp(min=0), len(IMAGENETTE_SYNSETS)).float()
+    wanted = (wanted * (1 - config.smoothing) + config.smoothing / len(IMAGENETTE_SYNSETS)) * (labels >= 0).unsqueeze(1)
     images, wanted = mix(images, wanted, share=0.0 if calm else config.mixed)
     return images * 2 - 1, wanted
 

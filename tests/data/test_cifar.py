@@ -8,7 +8,7 @@ import pytest
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.data import load
-from vitrail.evaluate.data.restricted_pickle import read_pickled_table
+from vitrail.evaluate.data.files import read_pickled_table
 
 PIXELS = np.random.default_rng(0).integers(256, size=(4, 3072), dtype=np.uint8)
 FINE, COARSE = [3, 99, 0, 7], [4, 19, 1, 4]

@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.data import Dataset, TextExample
-from vitrail.evaluate.data.dataset import require_unique
+from vitrail.evaluate.data.examples import require_unique
 
 BROKEN = 3
 

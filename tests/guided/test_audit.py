@@ -8,7 +8,7 @@ from tiny_models import tiny
 import vitrail
 from vitrail import zoo
 from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.evaluate.data.imagenette import CLASSES
+from vitrail.evaluate.data.imagenet import IMAGENETTE
 from vitrail.tools.findings import Finding, distance
 from vitrail.tools.folders import class_of, names_of, read_folders
 from vitrail.tools.guides import open_shipped
@@ -94,7 +94,7 @@ def test_evidence_that_surrounds_a_place_is_not_far_from_it():
 
 
 def test_folders_are_named_by_name_index_or_wordnet_id():
-    assert class_of("Golf_Ball", CLASSES) == class_of("8", CLASSES) == class_of("n03445777", CLASSES) == 8
+    assert class_of("Golf_Ball", IMAGENETTE) == class_of("8", IMAGENETTE) == class_of("n03445777", IMAGENETTE) == 8
     thousand = names_of(timm.create_model("vit_tiny_patch16_224", depth=1))
     assert class_of("n02391049", thousand) == class_of("zebra", thousand) == 340
     with pytest.raises(TargetError, match="no class"):
@@ -105,12 +105,12 @@ def test_a_limit_spreads_over_the_folder(tmp_path):
     (tmp_path / "church").mkdir()
     for number in range(10):
         (tmp_path / "church" / f"{number}.png").touch()
-    kept = read_folders(tmp_path, CLASSES, limit=3).pictures
+    kept = read_folders(tmp_path, IMAGENETTE, limit=3).pictures
     assert [path.stem for path, _ in kept] == ["0", "3", "6"]
 
 
 def test_names_are_asked_of_the_model_or_of_the_user():
-    assert names_of(zoo.load("photo").model) == CLASSES
+    assert names_of(zoo.load("photo").model) == IMAGENETTE
     with pytest.raises(InputError, match="pass class_names="):
         names_of(tiny("torchvision_vit"))
 

@@ -7,8 +7,8 @@ from numpy.testing import assert_allclose
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics import fills
-from vitrail.evaluate.metrics.maps import resize
-from vitrail.evaluate.metrics.ranks import by_rank, pixel_masks
+from vitrail.evaluate.metrics.arrays import resize
+from vitrail.evaluate.metrics.perturbation import by_rank, pixel_masks
 
 SIDE, TOP, LEFT = 12, slice(3, 6), slice(6, 9)  # one of 4 x 4 patches of 3 x 3 pixels
 

@@ -8,9 +8,8 @@ from sklearn.metrics import average_precision_score, f1_score, jaccard_score
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
+from vitrail.evaluate.metrics.arrays import average_precision, min_max, resize
 from vitrail.evaluate.metrics.localisation import THRESHOLDS
-from vitrail.evaluate.metrics.maps import min_max, resize
-from vitrail.evaluate.metrics.precision import average_precision
 
 
 def planted(rng, examples=5, size=(24, 18)):

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from training import photo
 from training.images import UNLABELLED, Photos, read_archive, read_folder
 from training.vit import load_teacher, tokens_at
-from vitrail.evaluate.data.imagenette import SYNSETS
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
 
 WIDTH, DEPTH = 64, 2
 
@@ -29,7 +29,7 @@ def data(tmp_path):
     """Two training photographs of each class and one to validate, all noise, and two unlabelled."""
     for name, count in (("train", 2), ("val", 1)):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
-            for number, wnid in enumerate(SYNSETS):
+            for number, wnid in enumerate(IMAGENETTE_SYNSETS):
                 for copy in range(count):
                     archive.writestr(f"{wnid}/{name}_{wnid}_{copy}.png", picture(10 * number + copy))
     (tmp_path / "more").mkdir()
@@ -119,7 +119,7 @@ def test_a_student_that_says_what_the_teacher_says_has_no_loss(teacher):
     model = load_teacher(teacher, grid=3)
     with torch.no_grad():
         taught = photo.teach(model, torch.randn(2, 3, 30, 30), 48)
-    ten = [number for _, number in SYNSETS.values()]
+    ten = [number for _, number in IMAGENETTE_SYNSETS.values()]
     found = photo.losses((taught[0][:, ten], *taught[1:]), taught, torch.zeros(2, 10), model)
     assert_close(found, torch.zeros(5), rtol=0, atol=1e-5)
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from vitrail.errors import InputError, TargetError
 from vitrail.evaluate.data.files import pictures_in, require_folder
-from vitrail.evaluate.data.imagenette import CLASSES, NUMBERS
-from vitrail.evaluate.data.synsets import SYNSET
+from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.loading.names import find_class
 
 IMAGENET = 1000
@@ -65,8 +64,8 @@ def class_of(name: str, names: Sequence[str]) -> int:
 
 def _synsets(names: Sequence[str]) -> Mapping[str, int]:
     """WordNet ids of the classes, where they are those of Imagenette or ImageNet."""
-    if tuple(names) == CLASSES:
-        return NUMBERS["imagenette"]
+    if tuple(names) == IMAGENETTE:
+        return IMAGENETTE_NUMBERS["imagenette"]
     if len(names) != IMAGENET:
         return {}
     try:

@@ -14,8 +14,8 @@ from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
-from vitrail.evaluate.metrics.ranks import UNITS
-from vitrail.evaluate.metrics.tokens import MODES
+from vitrail.evaluate.metrics.perturbation import UNITS
+from vitrail.evaluate.metrics.texts import MODES
 from vitrail.tools.looking import look
 
 RANDOM = 2

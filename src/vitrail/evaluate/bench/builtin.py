@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import data
-from vitrail.evaluate.data.dataset import Dataset
-from vitrail.evaluate.data.examples import ImageExample, TextExample
+from vitrail.evaluate.data.examples import Dataset, Entry, ImageExample, TextExample
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
-from vitrail.evaluate.data.table import Entry
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,7 +20,7 @@ from vitrail.evaluate.bench.settings import Settings
 from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.units import Finished, Job, Unit
 from vitrail.evaluate.bench.worker import Worker
-from vitrail.evaluate.data.dataset import Dataset
+from vitrail.evaluate.data.examples import Dataset
 
 
 @dataclass(frozen=True)

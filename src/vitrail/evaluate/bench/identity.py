@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError
-from vitrail.evaluate.data.dataset import Dataset
-from vitrail.evaluate.data.examples import Example, ImageExample
+from vitrail.evaluate.data.examples import Dataset, Example, ImageExample
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.models.loading import Loaded
 from vitrail.provenance import versions

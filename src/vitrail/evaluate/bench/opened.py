@@ -11,7 +11,7 @@ from vitrail.errors import ModelError, OptionError
 from vitrail.evaluate.bench.builtin import NO_PATH, find_entry
 from vitrail.evaluate.bench.generators import own_generators
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
-from vitrail.evaluate.data.dataset import Dataset
+from vitrail.evaluate.data.examples import Dataset
 from vitrail.models.loading import Loaded, load
 from vitrail.models.loading.devices import find_device
 

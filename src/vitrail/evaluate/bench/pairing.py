@@ -8,7 +8,7 @@ from vitrail.evaluate.bench.measures import find_measure
 from vitrail.evaluate.bench.opened import open_data, open_model
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec, Plan, Trial
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.data.voc import CLASSES as VOC
+from vitrail.evaluate.data.segmented import VOC as VOC
 from vitrail.methods import METHODS
 
 VOC_MASKS = dict(enumerate(VOC))

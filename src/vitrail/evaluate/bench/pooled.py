@@ -6,7 +6,7 @@ import numpy as np
 
 from vitrail.evaluate.bench.column import TINY, Array, Column, Values
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.data.voc import CLASSES as VOC
+from vitrail.evaluate.data.segmented import VOC as VOC
 from vitrail.evaluate.metrics.localisation import SETTINGS, THRESHOLDS
 
 POINTS = 1 + len(THRESHOLDS)

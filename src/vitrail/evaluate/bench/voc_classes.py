@@ -7,9 +7,9 @@ Cars leave out lorries and emergency vehicles, cats and dogs their wild relative
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from vitrail.evaluate.data.coco_classes import SPELT_IN_VOC
-from vitrail.evaluate.data.imagenette import SYNSETS
-from vitrail.evaluate.data.voc import CLASSES as VOC
+from vitrail.evaluate.data.coco import SPELT_IN_VOC
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.segmented import VOC as VOC
 
 # By VOC's class: numbers among ImageNet's 1,000 classes, (first, last) for neighbours.
 IMAGENET: Mapping[str, tuple[int | tuple[int, int], ...]] = {
@@ -53,7 +53,7 @@ NUMBERS = _numbers()
 NAMED = {
     **{name: number for number, name in enumerate(VOC) if number},
     **{other: VOC.index(name) for other, name in SPELT_IN_VOC.items()},
-    **{name.casefold(): NUMBERS[number] for name, number in SYNSETS.values() if number in NUMBERS},
+    **{name.casefold(): NUMBERS[number] for name, number in IMAGENETTE_SYNSETS.values() if number in NUMBERS},
 }
 """A class called like one of VOC, of COCO or of Imagenette -> VOC's number."""
 

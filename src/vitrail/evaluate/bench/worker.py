@@ -21,7 +21,7 @@ from vitrail.evaluate.bench.settings import Settings
 from vitrail.evaluate.bench.shown import Shown
 from vitrail.evaluate.bench.stitched import beside_guide, shown_beside
 from vitrail.evaluate.bench.units import Finished, Job, Row, Unit
-from vitrail.evaluate.data.dataset import Dataset
+from vitrail.evaluate.data.examples import Dataset
 from vitrail.jsonable import is_finite
 
 

@@ -6,27 +6,25 @@
 from typing import Any
 
 from vitrail.errors import OptionError, suggest
-from vitrail.evaluate.data import cifar, eraser_movies, imagenette, imdb, mnli, polarity, qqp, sst2, voc
-from vitrail.evaluate.data.coco import read_coco
-from vitrail.evaluate.data.coco_classes import COCO
-from vitrail.evaluate.data.dataset import Dataset
+from vitrail.evaluate.data import cifar, imagenet, segmented, texts
+from vitrail.evaluate.data.coco import COCO, read_coco
 from vitrail.evaluate.data.examples import (
     IGNORE,
     Answer,
     Box,
+    Dataset,
+    Entry,
     Example,
     ImageExample,
     QuestionExample,
     Span,
     TextExample,
 )
-from vitrail.evaluate.data.imagenet import read_imagenet
-from vitrail.evaluate.data.imagenet_segmentation import read_imagenet_segmentation
+from vitrail.evaluate.data.imagenet import read_imagenet, read_imagenet_segmentation
 from vitrail.evaluate.data.masks import resize_mask
-from vitrail.evaluate.data.pets import read_pets
 from vitrail.evaluate.data.rows import Source
+from vitrail.evaluate.data.segmented import read_pets
 from vitrail.evaluate.data.squad import read_squad, read_squad2
-from vitrail.evaluate.data.table import Entry
 
 _LABEL = ("label",)
 _TABLE = "<split>.tsv, .csv or .parquet, or a datasets object"
@@ -43,8 +41,8 @@ DATASETS: dict[str, Entry] = {
             "gtsegs_ijcv.mat (needs h5py)", "Guillaumin, Küttel & Ferrari, IJCV 2014", ("background", "object"),
         ),
         Entry(
-            "voc", voc.read_voc, "image", ("mask",),
-            "VOCdevkit/VOC2012", "Everingham et al., IJCV 2010", voc.CLASSES,
+            "voc", segmented.read_voc, "image", ("mask",),
+            "VOCdevkit/VOC2012", "Everingham et al., IJCV 2010", segmented.VOC,
         ),
         Entry(
             "pets", read_pets, "image", ("label", "mask"),
@@ -64,27 +62,27 @@ DATASETS: dict[str, Entry] = {
             "cifar-100-binary.tar.gz or cifar-100-python.tar.gz, packed or not", "Krizhevsky, 2009",
         ),
         Entry(
-            "imagenette", imagenette.read_imagenette, "image", _LABEL,
-            "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", imagenette.CLASSES,
+            "imagenette", imagenet.read_imagenette, "image", _LABEL,
+            "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", imagenet.IMAGENETTE,
         ),
-        Entry("sst2", sst2.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", sst2.CLASSES),
-        Entry("qqp", qqp.read_qqp, "text", _LABEL, _TABLE, "GLUE, Wang et al., arXiv:1804.07461", qqp.CLASSES),
-        Entry("mnli", mnli.read_mnli, "text", _LABEL, _TABLE, "Williams et al., NAACL 2018", mnli.CLASSES),
+        Entry("sst2", texts.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", texts.SENTIMENTS),
+        Entry("qqp", texts.read_qqp, "text", _LABEL, _TABLE, "GLUE, Wang et al., arXiv:1804.07461", texts.DUPLICATES),
+        Entry("mnli", texts.read_mnli, "text", _LABEL, _TABLE, "Williams et al., NAACL 2018", texts.ENTAILMENTS),
         Entry(
-            "amazon_polarity", polarity.read_amazon, "text", _LABEL,
-            _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", polarity.CLASSES,
-        ),
-        Entry(
-            "yelp_polarity", polarity.read_yelp, "text", _LABEL,
-            _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", polarity.CLASSES,
+            "amazon_polarity", texts.read_amazon, "text", _LABEL,
+            _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", texts.SENTIMENTS,
         ),
         Entry(
-            "imdb", imdb.read_imdb, "text", _LABEL,
-            f"aclImdb/<split>/neg and pos, or {_TABLE}", "Maas et al., ACL 2011", imdb.CLASSES,
+            "yelp_polarity", texts.read_yelp, "text", _LABEL,
+            _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", texts.SENTIMENTS,
         ),
         Entry(
-            "eraser_movies", eraser_movies.read_eraser_movies, "text", ("label", "rationale"),
-            "<split>.jsonl and docs/", "DeYoung et al., ACL 2020, arXiv:1911.03429", eraser_movies.CLASSES,
+            "imdb", texts.read_imdb, "text", _LABEL,
+            f"aclImdb/<split>/neg and pos, or {_TABLE}", "Maas et al., ACL 2011", texts.SENTIMENTS,
+        ),
+        Entry(
+            "eraser_movies", texts.read_eraser_movies, "text", ("label", "rationale"),
+            "<split>.jsonl and docs/", "DeYoung et al., ACL 2020, arXiv:1911.03429", texts.SENTIMENTS,
         ),
         Entry(
             "squad", read_squad, "question", ("answers",),

@@ -10,11 +10,9 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.evaluate.data.archives import tar_files
-from vitrail.evaluate.data.dataset import Dataset
-from vitrail.evaluate.data.examples import ImageExample
+from vitrail.evaluate.data.examples import Dataset, ImageExample
+from vitrail.evaluate.data.files import read_pickled_table, tar_files
 from vitrail.evaluate.data.pictures import from_array
-from vitrail.evaluate.data.restricted_pickle import read_pickled_table
 
 SIDE, PIXELS = 32, 3 * 32 * 32
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -1,9 +1,28 @@
-"""Files and folders as data sets come in; an InputError in one line where they are not as they should be."""
+"""Open files, archives and pickled tables.
+
+Files and folders as data sets come in; an InputError in one line where they are not as they should be.
+
+Files inside archives, read without unpacking anything to disk.
+
+Pickles that can hold nothing but numbers, strings, plain containers and 8-bit arrays.
+
+A pickle names functions to call, so opening one with `pickle.load` runs whatever its author wished. Here every name is
+looked up in a table of four harmless stand-ins; NumPy's own code never runs on what the file says.
+"""
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from vitrail.errors import InputError
 
@@ -70,3 +89,135 @@ def read_lines(path: Path) -> list[str]:
 def pictures_in(folder: Path) -> list[Path]:
     """The picture files of a folder, by name."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
+
+
+LOCAL_HEADER = 30
+ENCRYPTED = 0x1
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a zip archive.
+
+    It opens the archive anew for each reading, at its own place: so it can go to other threads and processes, and
+    the archive's long list of contents is read only once.
+    """
+
+    archive: Path
+    name: str
+    header: int
+    packed: int
+    crc: int
+    deflated: bool
+
+    def __str__(self) -> str:
+        return f"{self.archive}/{self.name}"
+
+    def read_bytes(self) -> bytes:
+        """Its bytes, checked against the archive's checksum."""
+        try:
+            with self.archive.open("rb") as file:
+                file.seek(self.header)
+                name, extra = struct.unpack("<26x2H", file.read(LOCAL_HEADER))
+                file.seek(name + extra, 1)
+                data = file.read(self.packed)
+            data = zlib.decompress(data, -zlib.MAX_WBITS) if self.deflated else data
+        except (OSError, struct.error, zlib.error) as error:
+            raise InputError(f"{self} cannot be read: {one_line(error)}") from error
+        if zlib.crc32(data) != self.crc:
+            raise InputError(f"{self} is damaged: its checksum differs from the archive's.")
+        return data
+
+
+def zip_members(path: Path) -> list[Member]:
+    """The files of a zip archive, by name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = sorted((i for i in archive.infolist() if not i.is_dir()), key=lambda info: info.filename)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise InputError(f"{path} cannot be read as a zip archive: {one_line(error)}") from error
+    return [_member(path, info) for info in infos]
+
+
+def _member(path: Path, info: zipfile.ZipInfo) -> Member:
+    methods = {zipfile.ZIP_STORED: False, zipfile.ZIP_DEFLATED: True}
+    if info.compress_type not in methods or info.flag_bits & ENCRYPTED:
+        raise InputError(f"{path}: {info.filename} is encrypted or packed in a way that is not read here; repack it.")
+    return Member(path, info.filename, info.header_offset, info.compress_size, info.CRC, methods[info.compress_type])
+
+
+def tar_files(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    """The wanted files of a tar archive, by their last name; those that are not there are left out."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for info in archive:
+                name = PurePosixPath(info.name).name
+                if name in wanted and info.isfile() and (file := archive.extractfile(info)):
+                    found[name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read as a tar archive: {one_line(error)}") from error
+    return found
+
+
+class _Kind:
+    """Stands in for numpy.dtype."""
+
+    def __init__(self, code: str | bytes, *_rest: object) -> None:
+        self.code = code.decode("latin1") if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and the like, which bytes do not have."""
+
+
+class _Array:
+    """Stands in for numpy.ndarray."""
+
+    value: np.ndarray | None = None
+
+    def __init__(self, *_args: object) -> None:
+        pass
+
+    def __setstate__(self, state: tuple) -> None:
+        _version, shape, kind, columns_first, raw = state
+        if not isinstance(kind, _Kind) or kind.code != "u1" or columns_first:
+            raise pickle.UnpicklingError("it holds an array that is not of plain bytes")
+        self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Stands in for _codecs.encode, by which Python 3 writes bytes for Python 2."""
+    if encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Kind,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:  # noqa: ANN401
+        if (module_name, global_name) not in ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which data does not need")
+        return ADMITTED[module_name, global_name]
+
+
+def read_pickled_table(data: bytes, where: object) -> dict[str, Any]:
+    """A pickled dict of lists, strings and 8-bit arrays, its keys as str."""
+    try:
+        table = _Unpickler(BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise InputError(f"{where} is refused as a pickle: {one_line(error)}") from error
+    if not isinstance(table, dict):
+        raise InputError(f"{where} holds a {type(table).__name__}, not a table.")
+    return {_text(key): value.value if isinstance(value, _Array) else value for key, value in table.items()}
+
+
+def _text(key: object) -> str:
+    return key.decode("latin1") if isinstance(key, bytes) else str(key)

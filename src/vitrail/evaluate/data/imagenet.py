@@ -1,17 +1,95 @@
-"""ImageNet validation: photographs of 1,000 classes. Russakovsky et al., IJCV 2015, arXiv:1409.0575."""
+"""ImageNet.
 
+ImageNet validation: photographs of 1,000 classes. Russakovsky et al., IJCV 2015, arXiv:1409.0575.
+
+ImageNet-Segmentation: 4,276 photographs with the outline of their object.
+
+Guillaumin, Küttel and Ferrari, IJCV 2014; the file `gtsegs_ijcv.mat`, MATLAB 7.3, which is HDF5.
+
+Imagenette: ten easily told classes of ImageNet. J. Howard, fast.ai, 2019.
+
+Pictures in one folder per WordNet class, on disk or in a zip archive: how ImageNet and Imagenette are stored.
+"""
+
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import InputError
-from vitrail.evaluate.data.dataset import Dataset, require_unique
-from vitrail.evaluate.data.examples import Box, ImageExample
-from vitrail.evaluate.data.files import read_json, require_file, require_folder
-from vitrail.evaluate.data.pictures import PictureFile
+import numpy as np
+
+from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
+from vitrail.evaluate.data.examples import Box, Dataset, ImageExample, Mask, require_unique
+from vitrail.evaluate.data.files import (
+    PICTURES,
+    Member,
+    first_of,
+    one_line,
+    pictures_in,
+    read_json,
+    require_file,
+    require_folder,
+    zip_members,
+)
+from vitrail.evaluate.data.masks import translate
+from vitrail.evaluate.data.pictures import PictureFile, from_array
 from vitrail.evaluate.data.rows import open_rows, read_all
-from vitrail.evaluate.data.synsets import find_pictures
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SYNSET = re.compile(r"n\d{8}")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of a folder or an archive.
+
+    Args:
+        keys: `<wnid>/<name>` of each, without the ending.
+    """
+
+    where: Path
+    keys: list[str]
+    files: list[Path] | list[Member]
+
+    @property
+    def wnids(self) -> list[str]:
+        """The WordNet ids that have pictures, in order."""
+        return sorted({key.split("/")[0] for key in self.keys})
+
+    def labelled(self, name: str, numbers: Mapping[str, int], classes: Mapping[int, str]) -> Dataset[ImageExample]:
+        """A data set whose labels are the numbers of the folders."""
+        read = partial(_example_of_synset, self, numbers)
+        return Dataset(name, str(self.where), range(len(self.keys)), self.keys.__getitem__, read, classes)
+
+
+def _example_of_synset(pictures: Pictures, numbers: Mapping[str, int], number: int) -> ImageExample:
+    key = pictures.keys[number]
+    return ImageExample(key, PictureFile(key, pictures.files[number]), numbers[key.split("/")[0]])
+
+
+def find_pictures(path: Path) -> Pictures:
+    """The pictures under a folder of synsets or in a zip archive of them, by name."""
+    if path.suffix == ".zip":
+        files = [member for member in zip_members(path) if _is_picture(PurePosixPath(member.name))]
+        return Pictures(path, [_key_of(PurePosixPath(member.name)) for member in files], files)
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and SYNSET.fullmatch(folder.name))
+    paths = [file for folder in folders for file in pictures_in(folder)]
+    if not paths:
+        raise InputError(f"{path} has no folders of pictures that are named like n01440764.")
+    return Pictures(path, [_key_of(file) for file in paths], paths)
+
+
+def _is_picture(path: PurePosixPath) -> bool:
+    return path.suffix.lower() in PICTURES and SYNSET.fullmatch(path.parent.name) is not None
+
+
+def _key_of(path: Path | PurePosixPath) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
 
 COUNT = 1000
 TABLE, BOXES = "labels.csv", "boxes_x0y0x1y1"
@@ -73,7 +151,7 @@ def _from_table(table: Path, fold: int | None) -> Dataset[ImageExample]:
     require_unique(keys, table)
     labels = [_number(row, table) for row in chosen]
     classes = {i: row["name"] for i, row in zip(labels, chosen, strict=True) if "name" in row}
-    read = partial(_example, table, images, chosen, labels)
+    read = partial(_example_from_table, table, images, chosen, labels)
     return Dataset("imagenet", str(table), range(len(keys)), keys.__getitem__, read, classes)
 
 
@@ -83,7 +161,9 @@ def _number(row: Mapping[str, Any], table: Path) -> int:
     return int(row["class_idx"])
 
 
-def _example(table: Path, images: Path, rows: list[Mapping[str, Any]], labels: list[int], number: int) -> ImageExample:
+def _example_from_table(
+    table: Path, images: Path, rows: list[Mapping[str, Any]], labels: list[int], number: int
+) -> ImageExample:
     file, label = rows[number]["file"], labels[number]
     key = Path(file).stem
     try:
@@ -96,3 +176,120 @@ def _example(table: Path, images: Path, rows: list[Mapping[str, Any]], labels: l
 def _box(text: str, label: int) -> Box:
     x0, y0, x1, y1 = map(float, text.split())
     return Box(x0, y0, x1, y1, label)
+
+
+IMAGES, MASKS = "/value/img", "/value/gt"
+BROKEN = (OSError, KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError)
+"""What h5py raises on files that are damaged or built differently."""
+
+
+def read_imagenet_segmentation(source: str | Path) -> Dataset[ImageExample]:
+    """The photographs with masks 0 and 1; there are no labels, the protocol explains the model's prediction."""
+    path = require_file(Path(source), "ImageNet-Segmentation file")
+    h5py = _h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            count, masks = len(file[IMAGES]), len(file[MASKS])
+    except BROKEN as error:
+        raise InputError(f"{path} is not the HDF5 file of ImageNet-Segmentation: {one_line(error)}") from error
+    if count != masks:
+        raise InputError(f"{path} has {count} pictures, but {masks} masks.")
+    names = {0: "background", 1: "object"}
+    return Dataset(
+        "imagenet_segmentation",
+        str(path),
+        range(count),
+        _segmented_key,
+        partial(_segmented_example, path),
+        mask_classes=names,
+    )
+
+
+def _segmented_key(number: int) -> str:
+    return f"{number:04d}"
+
+
+def _segmented_example(path: Path, number: int) -> ImageExample:
+    return ImageExample(
+        _segmented_key(number),
+        partial(_segmented_image, path, number),
+        open_mask=partial(_segmented_mask, path, number),
+    )
+
+
+def _segmented_image(path: Path, number: int) -> "Image":
+    pixels = _stored(path, number, IMAGES)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[0] != 3):
+        raise InputError(f"{_segmented_key(number)}: {path} has {pixels.dtype} {list(pixels.shape)} for a picture.")
+    # MATLAB stores columns first: [channel, x, y].
+    colour = np.stack([pixels] * 3) if pixels.ndim == 2 else pixels
+    return from_array(np.ascontiguousarray(colour.transpose(2, 1, 0)))
+
+
+def _segmented_mask(path: Path, number: int) -> Mask:
+    values, size = _stored(path, number, MASKS), _stored(path, number, IMAGES).shape[-2:]
+    if values.shape != size:
+        raise InputError(
+            f"{_segmented_key(number)}: {path} has a mask of shape {list(values.shape)} for a picture of {list(size)}."
+        )
+    return translate(_segmented_key(number), values.T, {0: 0, 1: 1})
+
+
+def _stored(path: Path, number: int, where: str) -> np.ndarray:
+    """What a cell of the file refers to; a mask lies in a cell within the cell."""
+    h5py = _h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            stored = file[file[where][number, 0]]
+            while stored.dtype == h5py.ref_dtype:
+                stored = file[stored[0, 0]]
+            return stored[()]
+    except BROKEN as error:
+        raise InputError(f"{_segmented_key(number)}: {path} cannot be read here: {one_line(error)}") from error
+
+
+def _h5py() -> Any:  # noqa: ANN401
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingExtraError("ImageNet-Segmentation is an HDF5 file: pip install 'vitrail[data]'") from error
+    return h5py
+
+
+# By WordNet id: the name and the number among ImageNet's 1,000 classes.
+IMAGENETTE_SYNSETS = {
+    "n01440764": ("tench", 0),
+    "n02102040": ("English springer", 217),
+    "n02979186": ("cassette player", 482),
+    "n03000684": ("chain saw", 491),
+    "n03028079": ("church", 497),
+    "n03394916": ("French horn", 566),
+    "n03417042": ("garbage truck", 569),
+    "n03425413": ("gas pump", 571),
+    "n03445777": ("golf ball", 574),
+    "n03888257": ("parachute", 701),
+}
+IMAGENETTE = tuple(name for name, _ in IMAGENETTE_SYNSETS.values())
+IMAGENETTE_NUMBERS = {
+    "imagenette": {wnid: i for i, wnid in enumerate(IMAGENETTE_SYNSETS)},
+    "imagenet": {wnid: number for wnid, (_, number) in IMAGENETTE_SYNSETS.items()},
+}
+
+
+def read_imagenette(source: str | Path, *, split: str = "val", labels: str = "imagenette") -> Dataset[ImageExample]:
+    """The photographs of a split, from a folder or a zip archive of synsets.
+
+    Args:
+        source: holds `<split>/` or `<split>.zip`, or is such an archive.
+        labels: `imagenette` numbers the classes 0 to 9, `imagenet` as a model of all 1,000 classes does.
+    """
+    if labels not in IMAGENETTE_NUMBERS:
+        raise OptionError(f"Imagenette has no labels {labels!r}. {suggest(labels, IMAGENETTE_NUMBERS)}")
+    path = Path(source)
+    if path.suffix != ".zip":
+        path = first_of((path / split, path / f"{split}.zip"), "split of Imagenette", within=path)
+    pictures, numbers = find_pictures(path), IMAGENETTE_NUMBERS[labels]
+    unknown = [wnid for wnid in pictures.wnids if wnid not in numbers]
+    if unknown:
+        raise InputError(f"{path} has {', '.join(unknown[:3])}, which is no class of Imagenette.")
+    return pictures.labelled("imagenette", numbers, {numbers[w]: name for w, (name, _) in IMAGENETTE_SYNSETS.items()})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitrail.errors import InputError, MissingExtraError
-from vitrail.evaluate.data.archives import Member
-from vitrail.evaluate.data.files import one_line
+from vitrail.evaluate.data.files import Member, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,15 +1,88 @@
-"""Rows with named columns, whatever they are stored in: tables of text, Parquet, Hugging Face `datasets` objects."""
+"""Read tables of rows.
 
+Rows with named columns, whatever they are stored in: tables of text, Parquet, Hugging Face `datasets` objects.
+
+Rows of Parquet files, through the optional library pyarrow.
+
+Records of tab- or comma-separated files by their place, so that a large file is never held in memory.
+"""
+
+import csv
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import InputError
-from vitrail.evaluate.data.parquet import parquet_rows
-from vitrail.evaluate.data.separated import find_records, read_record
+from vitrail.errors import InputError, MissingExtraError
+from vitrail.evaluate.data.files import one_line
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+
+def parquet_rows(paths: list[Path]) -> tuple[tuple[str, ...], int, Callable[[int, str], Mapping[str, Any]]]:
+    """Columns, number of rows, and the function that reads a row, of files that follow one another."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError(f"{paths[0]} is read with pyarrow: pip install 'vitrail[data]'") from error
+    tables = []
+    for path in paths:
+        try:
+            tables.append(parquet.read_table(path))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{path} cannot be read as Parquet: {one_line(error)}") from error
+    try:
+        table = pyarrow.concat_tables(tables)
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{paths[0]} and the files beside it have different columns: {one_line(error)}") from error
+    return tuple(table.column_names), table.num_rows, partial(_row, table)
+
+
+def _row(table: "Table", number: int, key: str) -> Mapping[str, Any]:
+    return table.slice(number, 1).to_pylist()[0]
+
+
+MARK = b"\xef\xbb\xbf"  # some programs begin a UTF-8 file with it
+
+
+def find_records(path: Path, *, quoted: bool) -> array:
+    """The first byte of each record, and the end of the file.
+
+    Args:
+        quoted: whether line breaks between quotes belong to a record, as in CSV; GLUE's files know no quotes.
+    """
+    starts, position, inside, opened = array("Q"), 0, False, 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not inside and line.strip():
+                    starts.append(position)
+                if quoted and line.count(b'"') % 2:
+                    inside, opened = not inside, number
+                position += len(line)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {one_line(error)}") from error
+    if inside:
+        raise InputError(f"{path} is cut off or damaged: a quote in line {opened} is never closed.")
+    starts.append(position)
+    return starts
+
+
+def read_record(path: Path, starts: array, number: int, *, quoted: bool, key: str) -> list[str]:
+    """The fields of one record."""
+    try:
+        with path.open("rb") as file:
+            file.seek(starts[number])
+            text = file.read(starts[number + 1] - starts[number]).removeprefix(MARK).decode("utf-8").rstrip("\r\n")
+        return next(csv.reader(StringIO(text, newline=""))) if quoted else text.split("\t")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{key}: {path} cannot be read here: {one_line(error)}") from error
+
 
 Source = str | Path | Any
 SUFFIXES = (".tsv", ".csv", ".parquet")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import InputError
-from vitrail.evaluate.data.dataset import Dataset, require_unique
-from vitrail.evaluate.data.examples import Answer, QuestionExample
+from vitrail.evaluate.data.examples import Answer, Dataset, QuestionExample, require_unique
 from vitrail.evaluate.data.files import read_json, require_file
 from vitrail.evaluate.data.rows import Source, open_rows, read_all
 

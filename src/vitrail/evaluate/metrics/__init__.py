@@ -1,35 +1,43 @@
 """Measures of explanations: pure functions on arrays and tensors; what runs a model is handed a function `score`."""
 
 from vitrail.evaluate.metrics import fills
-from vitrail.evaluate.metrics.answers import precision_at_k
-from vitrail.evaluate.metrics.areas import abpc, area, areas
-from vitrail.evaluate.metrics.boxes import box_energy, box_iou, box_masks
-from vitrail.evaluate.metrics.correlation import Agreement, agreement, class_sensitivity, kendall, rank_correlation
-from vitrail.evaluate.metrics.curves import Curve, perturbation_curve
-from vitrail.evaluate.metrics.drops import (
+from vitrail.evaluate.metrics.areas import (
+    abpc,
     aopc,
     aopc_per_level,
+    area,
+    areas,
     comprehensiveness,
     log_odds,
     log_odds_per_level,
     sufficiency,
 )
+from vitrail.evaluate.metrics.correlation import Agreement, agreement, class_sensitivity, kendall, rank_correlation
 from vitrail.evaluate.metrics.localisation import (
     Segmentation,
     SegmentationCounts,
+    VocScore,
     aggregate_segmentation,
+    aggregate_voc,
     row_f1,
     segmentation,
     segmentation_counts,
+    voc,
+    voc_counts,
 )
-from vitrail.evaluate.metrics.multiclass import VocScore, aggregate_voc, voc, voc_counts
-from vitrail.evaluate.metrics.pointing import pointing_game
+from vitrail.evaluate.metrics.perturbation import Curve, deletion, insertion, perturbation_curve
+from vitrail.evaluate.metrics.pointing import box_energy, box_iou, box_masks, pointing_game
 from vitrail.evaluate.metrics.randomisation import Cascade, cascading_randomisation, randomised
-from vitrail.evaluate.metrics.rationales import TokenF1, TokenRanking, token_f1, token_f1_at_k, token_ranking
-from vitrail.evaluate.metrics.steps import deletion, insertion
-from vitrail.evaluate.metrics.texts import TextCurve, text_curve
-from vitrail.evaluate.metrics.tokens import perturbed_ids
-from vitrail.evaluate.metrics.words import word_scores
+from vitrail.evaluate.metrics.rationales import (
+    TokenF1,
+    TokenRanking,
+    precision_at_k,
+    token_f1,
+    token_f1_at_k,
+    token_ranking,
+    word_scores,
+)
+from vitrail.evaluate.metrics.texts import TextCurve, perturbed_ids, text_curve
 
 __all__ = [
     "Agreement",

@@ -1,9 +1,17 @@
-"""One number for a curve over removed fractions. Published areas follow four rules; they cannot be compared.
+"""One number for a curve.
+
+One number for a curve over removed fractions. Published areas follow four rules; they cannot be compared.
 
 `chefer`: trapezoid over 0, 0.1, ..., 0.9, times 100, nothing at 1 (the authors' rule for arXiv:2012.09838).
 `bi`: the same with a last point (1, 0), not times 100 (Beyond Intuition, Chen et al., TMLR 2023).
 `unit`: trapezoid over [0, 1], times 100 (our reading of TokenTM, arXiv:2403.14552, where the rule is open).
 `mean`: the plain mean of the points (AGCAM, arXiv:2402.04563).
+
+How far the probability falls when tokens or pixels are taken away.
+
+AOPC and LOdds as in AttCAT (Qiang et al., NeurIPS 2022) and TokenTM (arXiv:2403.14552); comprehensiveness and
+sufficiency as in ERASER (DeYoung et al., ACL 2020, arXiv:1911.03429). p is `[n]`, the clean probability of the
+explained class; p_k is `[n, levels]`, the same after removal.
 """
 
 from collections.abc import Callable
@@ -96,3 +104,57 @@ def abpc(positive: Numbers, negative: Numbers) -> float:
     """
     check_same(to_array(positive).shape, to_array(negative).shape, "the shapes of the two curves")
     return area(negative, rule="mean") - area(positive, rule="mean")
+
+
+Levels = Float[np.ndarray, " l"]
+
+
+def aopc(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> float:
+    """Mean over examples and levels of p - p_k.
+
+    Args:
+        p: clean probabilities.
+        p_k: probabilities after removal.
+        absolute: |p - p_k| instead, as in AttCAT's released code.
+    """
+    return float(aopc_per_level(p, p_k, absolute=absolute).mean())
+
+
+def aopc_per_level(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> Levels:
+    """AOPC at each level, the mean over examples."""
+    clean, removed = _probabilities(p, p_k)
+    drops = clean - removed
+    return (np.abs(drops) if absolute else drops).mean(axis=0)
+
+
+def log_odds(p: Numbers, p_k: Numbers) -> float:
+    """Mean over examples and levels of log(p_k / p)."""
+    return float(log_odds_per_level(p, p_k).mean())
+
+
+def log_odds_per_level(p: Numbers, p_k: Numbers) -> Levels:
+    """LOdds at each level, the mean over examples."""
+    clean, removed = _probabilities(p, p_k)
+    zeros = int((clean == 0).sum() + (removed == 0).sum())
+    if zeros:
+        raise InputError(f"{zeros} probabilities are exactly 0, and log 0 is infinite: take the softmax in float64.")
+    return np.log(removed / clean).mean(axis=0)
+
+
+def comprehensiveness(p: Numbers, p_without: Numbers) -> float:
+    """ERASER: mean of p - p(without the rationale) over examples and rationale sizes; high is good."""
+    return aopc(p, p_without)
+
+
+def sufficiency(p: Numbers, p_only: Numbers) -> float:
+    """ERASER: mean of p - p(with the rationale only) over examples and rationale sizes; low is good."""
+    return aopc(p, p_only)
+
+
+def _probabilities(p: Numbers, p_k: Numbers) -> tuple[Float[np.ndarray, "n 1"], Float[np.ndarray, "n l"]]:
+    clean, removed = numbers_of(p, "p", "n"), numbers_of(p_k, "p_k", "n levels")
+    check_same(clean.shape, removed.shape[:1], "the numbers of examples of p and of p_k")
+    for name, values in (("p", clean), ("p_k", removed)):
+        if values.min() < 0 or values.max() > 1 + 1e-6:
+            raise InputError(f"{name} must be probabilities, but they run from {values.min():g} to {values.max():g}.")
+    return clean[:, None], removed

@@ -1,10 +1,19 @@
-"""The border of the metrics: arrays and tensors come in, what cannot be measured is refused with its real values."""
+"""Read the arguments of the metrics: arrays, tensors and maps.
+
+The border of the metrics: arrays and tensors come in, what cannot be measured is refused with its real values.
+
+Maps at the size of the picture, between 0 and 1.
+
+Average precision of many rankings at once, where the scores are.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, suggest
@@ -91,3 +100,56 @@ def maps_of(values: Numbers, name: str = "maps") -> Tensor:
     if not bool(maps.isfinite().all()):
         raise InputError(f"{name}: {int(maps.isinf().sum())} of {maps.numel()} values are infinite.")
     return maps
+
+
+def resize(maps: Float[Tensor, "b y x"], size: tuple[int, int]) -> Float[Tensor, "b h w"]:
+    """The maps at this size: bilinear with half-pixel centres."""
+    if tuple(maps.shape[1:]) == tuple(size):
+        return maps
+    return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+def min_max(maps: Float[Tensor, "b h w"]) -> Float[Tensor, "b h w"]:
+    """Each map scaled to 0..1; a constant map becomes zeros."""
+    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
+    span = high - low
+    return torch.where(span > 0, (maps - low) / span.clamp(min=torch.finfo(maps.dtype).tiny), 0.0)
+
+
+def maps_and_masks(maps: Numbers, masks: Numbers) -> tuple[Tensor, Bool[Tensor, "b h w"], Bool[Tensor, "b h w"]]:
+    """Maps at the size of the masks, the foreground, and the pixels that count (a mask's -1 does not)."""
+    given, truth = maps_of(maps), to_tensor(masks).to(to_tensor(maps).device)
+    check_axes(truth.shape, "masks", "b h w")
+    check_same(given.shape[:1], truth.shape[:1], "the numbers of maps and of masks")
+    if not bool(((truth == 0) | (truth == 1) | (truth == -1)).all()):
+        raise InputError(
+            f"masks hold 0 (background), 1 (foreground) and -1 (ignored), but these run from {truth.min().item()} "
+            f"to {truth.max().item()}."
+        )
+    foreground, counted = truth == 1, truth != -1
+    empty = (~foreground.flatten(1).any(dim=1)).nonzero().flatten().tolist()
+    if empty:
+        raise InputError(f"the masks of example {brief(empty)} have no foreground: leave these examples out.")
+    return resize(given, (truth.shape[1], truth.shape[2])), foreground, counted
+
+
+def average_precision(
+    scores: Float[Tensor, "b n"], positive: Bool[Tensor, "b n"], counted: Bool[Tensor, "b n"]
+) -> Float[Tensor, " b"]:
+    """`sum_k (R_k - R_(k-1)) P_k` over the distinct scores, from the highest; 0 where nothing is positive.
+
+    Args:
+        scores: the ranking; equal scores are one step of the sum.
+        positive: what should be ranked high.
+        counted: entries that are not counted change neither precision nor recall.
+    """
+    ranked, order = scores.sort(dim=1, descending=True)
+    found = (positive & counted).gather(1, order).cumsum(dim=1)
+    seen = counted.gather(1, order).cumsum(dim=1)
+    last = torch.ones_like(positive)  # of a run of equal scores
+    last[:, :-1] = ranked[:, 1:] != ranked[:, :-1]
+    # Counts never fall, so the running maximum holds the count at the end of the run before.
+    before = torch.zeros_like(found)
+    before[:, 1:] = (found * last).cummax(dim=1).values[:, :-1]
+    steps = ((found - before) * last).to(scores.dtype) * found / seen.clamp(min=1)
+    return steps.sum(dim=1) / found[:, -1].clamp(min=1)

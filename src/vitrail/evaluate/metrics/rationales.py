@@ -1,21 +1,38 @@
-"""Agreement with human rationales: ERASER's token scores.
+"""Compare token scores with marked tokens.
+
+Agreement with human rationales: ERASER's token scores.
 
 DeYoung et al., "ERASER: A Benchmark to Evaluate Rationalized NLP Models", ACL 2020, arXiv:1911.03429. Masks are `[n,
 t]`, one row per document. Macro scores are means over the documents that have a rationale, a prediction or both;
 micro scores pool the tokens. Gold tokens the model never saw stay in the truth, so they cost recall.
+
+Precision@K for question answering: how many tokens of the answer are among the highest scores.
+
+AttCAT (Qiang et al., NeurIPS 2022): a count, not a share, over all tokens with question and special tokens; its mean
+is at most the mean length of the answers.
+
+Scores of words from scores of word pieces, as in the ERASER evaluation of Chefer et al. (arXiv:2012.09838).
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.integrate import trapezoid
 from scipy.stats import rankdata
 
 from vitrail.errors import InputError
-from vitrail.evaluate.metrics.arrays import Numbers, check_same, flags_of, numbers_of
-from vitrail.evaluate.metrics.precision import average_precision
+from vitrail.evaluate.metrics.arrays import (
+    Numbers,
+    average_precision,
+    check_axes,
+    check_same,
+    flags_of,
+    numbers_of,
+    to_array,
+)
 
 Mask = Bool[np.ndarray, "n t"]
 
@@ -118,3 +135,46 @@ def _roc(gold: Bool[np.ndarray, " t"], scores: Float[np.ndarray, " t"]) -> float
     count = gold.sum()
     pairs = rankdata(scores)[gold].sum() - count * (count + 1) / 2
     return float(pairs / (count * (len(gold) - count)))
+
+
+def precision_at_k(scores: Numbers, spans: Numbers, *, k: int = 20) -> Int[np.ndarray, " n"]:
+    """The number of answer tokens among the k highest scores, for each example.
+
+    Args:
+        scores: `[n, t]`; -inf at padding.
+        spans: `[n, 2]`, first and last token of the answer, both inside it.
+        k: how many tokens are chosen.
+    """
+    ranked, answers = numbers_of(scores, "scores", "n t"), to_array(spans).astype(np.int64)
+    check_axes(answers.shape, "spans", "n 2")
+    check_same((len(ranked), 2), answers.shape, "the shape of spans [n, 2], with n from the scores, and the one given")
+    for index, (start, end) in enumerate(answers):
+        if not 0 <= start <= end < ranked.shape[1]:
+            raise InputError(f"example {index}: the answer {start}..{end} is no part of {ranked.shape[1]} tokens.")
+    places = np.arange(ranked.shape[1])
+    answer = (places >= answers[:, :1]) & (places <= answers[:, 1:])
+    return (top(ranked, k) & answer).sum(axis=1)
+
+
+def word_scores(scores: Numbers, offsets: Numbers, text: str) -> Float[np.ndarray, " w"]:
+    """One score per whitespace word of the text: the highest score of its characters.
+
+    Every character carries the score of the piece it lies in. Words without a piece, such as those cut off, get -inf:
+    they are never chosen by `token_f1_at_k`. The papers clamp scores at 0 first.
+
+    Args:
+        scores: one per piece.
+        offsets: `[t, 2]`, where each piece begins and ends in the text; special tokens are empty.
+        text: the words joined by whitespace.
+    """
+    pieces, places = numbers_of(scores, "scores", "t"), to_array(offsets).astype(np.int64)
+    check_same((len(pieces), 2), places.shape, "the shape of offsets [t, 2], with t from the scores, and the one given")
+    if places.min() < 0 or places.max() > len(text):
+        raise InputError(f"offsets run from {places.min()} to {places.max()}, but the text has {len(text)} characters.")
+    characters = np.full(len(text), -np.inf)
+    for score, (start, end) in zip(pieces, places, strict=True):
+        characters[start:end] = score
+    spans = [word.span() for word in re.finditer(r"\S+", text)]
+    if not spans:
+        raise InputError("the text has no words.")
+    return np.array([characters[start:end].max() for start, end in spans])

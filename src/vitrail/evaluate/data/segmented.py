@@ -1,15 +1,57 @@
-"""Oxford-IIIT Pets: cats and dogs of 37 breeds with their outline. Parkhi et al., CVPR 2012."""
+"""Pictures with painted masks.
+
+PASCAL VOC segmentation: photographs with the class of every pixel. Everingham et al., IJCV 2010.
+
+Oxford-IIIT Pets: cats and dogs of 37 breeds with their outline. Parkhi et al., CVPR 2012.
+"""
 
 from functools import partial
 from pathlib import Path
 
 from vitrail.errors import InputError
-from vitrail.evaluate.data.dataset import Dataset, require_unique
-from vitrail.evaluate.data.examples import IGNORE, ImageExample, Mask
-from vitrail.evaluate.data.files import read_lines, require_file, require_folder
+from vitrail.evaluate.data.examples import IGNORE, Dataset, ImageExample, Mask, require_unique
+from vitrail.evaluate.data.files import first_of, read_lines, require_file, require_folder
 from vitrail.evaluate.data.masks import translate
 from vitrail.evaluate.data.pictures import PictureFile, open_values
 from vitrail.evaluate.data.rows import open_rows, read_all
+
+VOC = (
+    "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
+    "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
+VOC_BORDER = 255
+VOC_MEANINGS = {**{i: i for i in range(len(VOC))}, VOC_BORDER: IGNORE}
+
+
+def read_voc(source: str | Path, *, split: str = "val", year: str = "2012") -> Dataset[ImageExample]:
+    """The photographs of a split with masks of 21 classes, the borders of objects ignored.
+
+    Args:
+        source: `VOCdevkit`, the folder around it, or `VOC2012` in it.
+    """
+    path = require_folder(Path(source), "VOC folder")
+    places = (path, path / f"VOC{year}", path / "VOCdevkit" / f"VOC{year}")
+    lists = first_of((place / "ImageSets" / "Segmentation" for place in places), "list of images", within=path)
+    root = lists.parents[1]
+    keys = read_lines(require_file(lists / f"{split}.txt", "list of images"))
+    require_unique(keys, lists / f"{split}.txt")
+    for folder in ("JPEGImages", "SegmentationClass"):
+        require_folder(root / folder, "part of VOC")
+    names = dict(enumerate(VOC))
+    return Dataset(
+        "voc", str(root), range(len(keys)), keys.__getitem__, partial(_voc_example, root, keys), mask_classes=names
+    )
+
+
+def _voc_example(root: Path, keys: list[str], number: int) -> ImageExample:
+    key = keys[number]
+    picture = root / "JPEGImages" / f"{key}.jpg"
+    return ImageExample(key, PictureFile(key, picture), open_mask=partial(_voc_mask, root, picture, key))
+
+
+def _voc_mask(root: Path, picture: Path, key: str) -> Mask:
+    return translate(key, open_values(key, root / "SegmentationClass" / f"{key}.png", picture), VOC_MEANINGS)
+
 
 TRIMAP = {1: 1, 2: 0, 3: IGNORE}
 TABLE = "labels.csv"
@@ -41,7 +83,7 @@ def read_pets(source: str | Path, *, split: str | None = None) -> Dataset[ImageE
         str(root),
         range(len(keys)),
         keys.__getitem__,
-        partial(_example, images, trimaps, named),
+        partial(_pet_example, images, trimaps, named),
         {label: name for _, label, name in named},
         {0: "background", 1: "pet"},
     )
@@ -66,12 +108,12 @@ def _from_list(path: Path) -> Named:
     return [(key, int(breed) - 1, key.rpartition("_")[0]) for key, breed, _, _ in rows]
 
 
-def _example(images: Path, trimaps: Path, named: Named, number: int) -> ImageExample:
+def _pet_example(images: Path, trimaps: Path, named: Named, number: int) -> ImageExample:
     key, label, _ = named[number]
     picture = images / f"{key}.jpg"
-    mask = partial(_mask, key, trimaps / f"{key}.png", picture)
+    mask = partial(_pet_mask, key, trimaps / f"{key}.png", picture)
     return ImageExample(key, PictureFile(key, picture), label, open_mask=mask)
 
 
-def _mask(key: str, trimap: Path, picture: Path) -> Mask:
+def _pet_mask(key: str, trimap: Path, picture: Path) -> Mask:
     return translate(key, open_values(key, trimap, picture), TRIMAP)

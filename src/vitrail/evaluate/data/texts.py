@@ -1,0 +1,252 @@
+"""Labelled texts.
+
+Texts with a class each, from rows: what SST-2, QQP, MNLI, the polarity sets and IMDB have in common.
+
+SST-2: sentences of film reviews, negative or positive.
+
+Socher et al., EMNLP 2013, as split by GLUE (Wang et al., arXiv:1804.07461).
+
+QQP: pairs of questions from Quora that ask the same or not, as split by GLUE (Wang et al., arXiv:1804.07461).
+
+MNLI: a premise and a hypothesis, and whether the first entails or contradicts the second.
+
+Williams et al., NAACL 2018, as split by GLUE (Wang et al., arXiv:1804.07461).
+
+Amazon and Yelp polarity: reviews with one or two stars against four or five.
+
+Zhang, Zhao and LeCun, NeurIPS 2015, arXiv:1509.01626. The published CSV files have no header, labels 1 and 2, and line
+breaks written as a backslash and an n. Titles of Amazon reviews are left out.
+
+IMDB: long film reviews, negative or positive. Maas et al., ACL 2011.
+
+ERASER Movie Reviews: film reviews with the words that people gave as reasons.
+
+Zaidan, Eisner and Piatko, NAACL 2007, in the form of DeYoung et al. (ERASER), ACL 2020, arXiv:1911.03429.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import InputError
+from vitrail.evaluate.data.examples import Dataset, Span, TextExample, require_unique
+from vitrail.evaluate.data.files import one_line, read_text, require_file, require_folder
+from vitrail.evaluate.data.rows import Rows, Source, open_rows
+
+UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns hold what, under the names they go by, and how labels are written.
+
+    Args:
+        codes: from what the label column says to the class number, or None where there is no agreed label.
+        classes: names of the classes.
+        polish: undoes what the file format did to a text.
+    """
+
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+    codes: Mapping[str, int | None]
+    classes: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    polish: Callable[[str], str] = _as_it_is
+
+
+def labelled_texts(name: str, rows: Rows, layout: Layout) -> Dataset[TextExample]:
+    """The rows as examples; only a test file may lack the label column, as GLUE's do."""
+    text = rows.column(layout.text)
+    second = rows.column(layout.second) if layout.second else None
+    secret = rows.name.startswith("test") and not set(layout.label) & set(rows.columns)
+    label = None if secret else rows.column(layout.label)
+    return Dataset(
+        name,
+        rows.source,
+        range(rows.size),
+        rows.key,
+        partial(_example, rows, layout, text, second, label),
+        dict(enumerate(layout.classes)),
+    )
+
+
+def _example(rows: Rows, layout: Layout, text: str, second: str | None, label: str | None, number: int) -> TextExample:
+    key = rows.key(number)
+    row = rows.read(number, key)
+    return TextExample(
+        key,
+        layout.polish(_text(rows, row, text, key)),
+        None if second is None else layout.polish(_text(rows, row, second, key)),
+        None if label is None else class_number(row[label], layout.codes, f"{key}: {rows.source}"),
+    )
+
+
+def _text(rows: Rows, row: Mapping[str, Any], column: str, key: str) -> str:
+    value = row[column]
+    if not isinstance(value, str):
+        raise InputError(f"{key}: {rows.source} has {value!r} in column {column}, not a text.")
+    return value
+
+
+def class_number(written: object, codes: Mapping[str, int | None], where: str) -> int | None:
+    """The class of a label as it is written."""
+    label = str(written).strip()
+    if label == UNPUBLISHED:
+        return None
+    if label not in codes:
+        raise InputError(f"{where} has the label {label!r}, which is none of {', '.join(codes)}.")
+    return codes[label]
+
+
+SENTIMENTS = ("negative", "positive")
+SST2 = Layout(text=("sentence", "content"), label=("label",), codes={"0": 0, "1": 1}, classes=SENTIMENTS)
+
+
+def read_sst2(source: Source, *, split: str = "dev") -> Dataset[TextExample]:
+    """The sentences of a split."""
+    return labelled_texts("sst2", open_rows(source, split=split), SST2)
+
+
+DUPLICATES = ("not duplicate", "duplicate")
+QQP = Layout(
+    text=("question1",),
+    second=("question2",),
+    label=("is_duplicate", "label"),
+    codes={"0": 0, "1": 1},
+    classes=DUPLICATES,
+)
+
+
+def read_qqp(source: Source, *, split: str = "dev") -> Dataset[TextExample]:
+    """The pairs of a split. Some rows of the published training file lack columns; reading one raises."""
+    return labelled_texts("qqp", open_rows(source, split=split), QQP)
+
+
+ENTAILMENTS = ("entailment", "neutral", "contradiction")
+NO_AGREEMENT = "-"
+MNLI = Layout(
+    text=("sentence1", "premise"),
+    second=("sentence2", "hypothesis"),
+    label=("gold_label", "label"),
+    codes={**{name: i for i, name in enumerate(ENTAILMENTS)}, **{str(i): i for i in range(3)}, NO_AGREEMENT: None},
+    classes=ENTAILMENTS,
+)
+
+
+def read_mnli(source: Source, *, split: str = "dev_matched") -> Dataset[TextExample]:
+    """The pairs of a split; classes in the order of the Hugging Face hub, which not every model shares."""
+    return labelled_texts("mnli", open_rows(source, split=split), MNLI)
+
+
+POLARITY = Layout(text=("content", "text"), label=("label",), codes={"0": 0, "1": 1}, classes=SENTIMENTS)
+
+
+def _break_lines(text: str) -> str:
+    return text.replace("\\n", "\n")
+
+
+PUBLISHED_POLARITY = replace(POLARITY, codes={"1": 0, "2": 1}, polish=_break_lines)
+
+
+def read_amazon(source: Source, *, split: str = "test") -> Dataset[TextExample]:
+    """The reviews of a split of Amazon polarity."""
+    return _read_polarity("amazon_polarity", source, split, ("label", "title", "content"))
+
+
+def read_yelp(source: Source, *, split: str = "test") -> Dataset[TextExample]:
+    """The reviews of a split of Yelp polarity."""
+    return _read_polarity("yelp_polarity", source, split, ("label", "text"))
+
+
+def _read_polarity(name: str, source: Source, split: str, published: tuple[str, ...]) -> Dataset[TextExample]:
+    rows = open_rows(source, split=split, headless=published)
+    return labelled_texts(name, rows, PUBLISHED_POLARITY if rows.headless else POLARITY)
+
+
+FOLDERS = {"neg": 0, "pos": 1}
+IMDB = Layout(
+    text=("review", "text"),
+    label=("sentiment", "label"),
+    codes={"negative": 0, "positive": 1, "neg": 0, "pos": 1, "0": 0, "1": 1},
+    classes=SENTIMENTS,
+)
+
+
+def read_imdb(source: Source, *, split: str = "test") -> Dataset[TextExample]:
+    """The reviews of a split: of the published folders `<split>/neg` and `<split>/pos`, or of a table."""
+    if isinstance(source, str | Path):
+        for folder in (Path(source), Path(source) / "aclImdb"):
+            if (folder / split).is_dir():
+                return _from_folders(folder, split)
+    return labelled_texts("imdb", open_rows(source, split=split), IMDB)
+
+
+def _from_folders(root: Path, split: str) -> Dataset[TextExample]:
+    folders = {name: require_folder(root / split / name, f"folder of {name} reviews") for name in FOLDERS}
+    keys = [f"{split}/{name}/{file.stem}" for name, folder in folders.items() for file in sorted(folder.glob("*.txt"))]
+    read = partial(_review, root, keys)
+    return Dataset("imdb", str(root / split), range(len(keys)), keys.__getitem__, read, dict(enumerate(SENTIMENTS)))
+
+
+def _review(root: Path, keys: list[str], number: int) -> TextExample:
+    key = keys[number]
+    return TextExample(key, read_text(root / f"{key}.txt", key=key), label=FOLDERS[key.split("/")[1]])
+
+
+ERASER_CODES = {"NEG": 0, "POS": 1}
+
+
+def read_eraser_movies(source: str | Path, *, split: str = "val") -> Dataset[TextExample]:
+    """The reviews of a split, all negative ones first; a rationale is every group of evidence merged.
+
+    Args:
+        source: a folder with `<split>.jsonl` and `docs/`, where each review is a file of words parted by white space.
+    """
+    folder = require_folder(Path(source), "ERASER folder")
+    path = require_file(folder / f"{split}.jsonl", "ERASER file")
+    docs = require_folder(folder / "docs", "folder of reviews")
+    rows = [
+        _eraser_row(path, number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()
+    ]
+    keys = [row["annotation_id"] for row in rows]
+    require_unique(keys, path)
+    read = partial(_review_with_rationale, path, docs, rows)
+    return Dataset("eraser_movies", str(path), range(len(keys)), keys.__getitem__, read, dict(enumerate(SENTIMENTS)))
+
+
+def _eraser_row(path: Path, number: int, line: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+        kept = {name: row[name] for name in ("annotation_id", "classification", "evidences")}
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path}, line {number} is not JSON: {one_line(error)}") from error
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}, line {number} needs annotation_id, classification and evidences.") from error
+    # The key becomes a file name below: it must not lead out of the folder.
+    if not isinstance(kept["annotation_id"], str) or Path(kept["annotation_id"]).name != kept["annotation_id"]:
+        raise InputError(f"{path}, line {number}: {kept['annotation_id']!r} is no name of a review.")
+    return kept
+
+
+def _review_with_rationale(path: Path, docs: Path, rows: list[Mapping[str, Any]], number: int) -> TextExample:
+    row = rows[number]
+    key = row["annotation_id"]
+    words = read_text(docs / key, key=key).split()
+    try:
+        spans = {(e["start_token"], e["end_token"]) for group in row["evidences"] for e in group}
+        wrong = [span for span in spans if not 0 <= span[0] <= span[1] <= len(words)]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{key}: {path} has evidence without start_token and end_token.") from error
+    if wrong:
+        raise InputError(f"{key}: {path} has evidence from word {wrong[0][0]} to {wrong[0][1]} of {len(words)}.")
+    label = class_number(row["classification"], ERASER_CODES, f"{key}: {path}")
+    # One published span holds no word.
+    rationale = tuple(Span(start, end) for start, end in sorted(spans) if start < end)
+    return TextExample(key, " ".join(words), label=label, rationale=rationale)

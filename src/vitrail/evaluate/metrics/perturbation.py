@@ -1,0 +1,257 @@
+"""Remove pixels in the order of a map and watch the prediction.
+
+Which pixels of an image a map removes first: masks built where the map is, level by level.
+
+Run `score` on images mixed pixel by pixel from two sources, and keep what becomes of the label.
+
+What becomes of the prediction when pixels or patches are removed in the order of a map.
+
+Positive and negative perturbation: Chefer, Gur and Wolf, arXiv:2012.09838; patches instead of pixels: Cui, Fan and
+Chen, arXiv:2605.11392. Every level begins with the clean image; masks are built on the images' device, and several
+levels go through the model together.
+
+Insertion and deletion: the probability of the label while pixels appear, or disappear, in the order of the map.
+
+Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018, arXiv:1806.07421;
+steps, blurred background and the missing first point as in the code of TIS (Englebert et al., ICCV Workshops 2023).
+The published numbers are means of the curve: `area(curve.probability, rule="mean")`.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitrail.errors import InputError
+from vitrail.evaluate.metrics.arrays import (
+    Numbers,
+    check_axes,
+    check_no_nan,
+    check_same,
+    look_up,
+    maps_of,
+    resize,
+    to_array,
+    to_tensor,
+)
+from vitrail.evaluate.metrics.fills import Fill, Images, filled
+
+Maps = Float[Tensor, "b y x"]
+Masks = Callable[[slice, slice], Bool[Tensor, "l r h w"]]  # some images, some levels -> True where pixels are removed
+ORDERS = {"positive": 1, "negative": -1}  # the highest of the map goes first, or of the negated map
+
+
+def pixel_masks(maps: Maps, size: tuple[int, int], levels: Sequence[float]) -> Masks:
+    """Remove `int(h w level)` pixels of the resized map, highest first."""
+    counts = [int(size[0] * size[1] * level) for level in levels]
+    # The rim of a resized map has many equal scores. On the processor `topk` decides between them, as it did for the
+    # published numbers; elsewhere reading order does, and one sort serves all levels.
+    return (_by_selection if maps.device.type == "cpu" else by_rank)(resize(maps, size), counts)
+
+
+def patch_masks(maps: Maps, size: tuple[int, int], levels: Sequence[float]) -> Masks:
+    """Remove `int(y x level)` patches, the units of the map, highest first."""
+    rows, columns = maps.shape[1:]
+    if size[0] % rows or size[1] % columns:
+        raise InputError(f"images of {size[0]} x {size[1]} do not divide into {rows} x {columns} patches.")
+    small = by_rank(maps, [int(rows * columns * level) for level in levels])
+    height, width = size[0] // rows, size[1] // columns
+    return lambda images, some: small(images, some).repeat_interleave(height, -2).repeat_interleave(width, -1)
+
+
+UNITS = {"pixels": pixel_masks, "patches": patch_masks}
+
+
+def by_rank(maps: Maps, counts: Sequence[int]) -> Masks:
+    """The `count` highest scores of each map at each level, equal ones in reading order; one sort for all levels."""
+    ranks, limits = _ranks(maps), torch.tensor(counts, device=maps.device).view(-1, 1, 1, 1)
+    return lambda images, some: ranks[images] < limits[some]
+
+
+def _ranks(maps: Maps) -> Int[Tensor, "b y x"]:
+    order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
+    places = torch.arange(order.shape[1], device=order.device, dtype=torch.int32).expand_as(order)
+    return torch.empty_like(places.contiguous()).scatter_(1, order, places).view(maps.shape)
+
+
+def _by_selection(maps: Maps, counts: Sequence[int]) -> Masks:
+    """The `count` highest scores of each map at each level, selected for every level anew."""
+    flat = maps.flatten(1)
+
+    def highest(images: slice, count: int) -> Bool[Tensor, "r h w"]:
+        scores = flat[images]
+        chosen = scores.topk(count, dim=1, sorted=False).indices
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, value=True).view(-1, *maps.shape[1:])
+
+    return lambda images, some: torch.stack([highest(images, count) for count in counts[some]])
+
+
+Score = Callable[[Tensor], Tensor]
+Hits = Bool[np.ndarray, "l b"]
+Probability = Float[np.ndarray, "l b"]
+Labels = Int[Tensor, " b"]
+AT_ONCE = 64
+
+
+def read_inputs(images: Numbers, maps: Numbers, labels: Numbers) -> tuple[Images, Maps, Labels]:
+    """Images, maps and labels on the images' device, refused where they do not fit each other."""
+    pictures, classes = to_tensor(images), to_tensor(labels)
+    check_axes(pictures.shape, "images", "b c h w")
+    check_axes(classes.shape, "labels", "b")
+    if not pictures.is_floating_point() or pictures.amin() < -1e-4 or pictures.amax() > 1 + 1e-4:
+        raise InputError(
+            f"images must be floating point in 0..1, not yet normalised (score does that), but these are "
+            f"{pictures.dtype} from {pictures.amin().item():g} to {pictures.amax().item():g}."
+        )
+    given = maps_of(maps).to(pictures.device)
+    check_same([len(pictures)] * 2, [len(given), len(classes)], "the number of images, and those of maps and labels")
+    return pictures, given, classes.long().to(pictures.device)
+
+
+@torch.no_grad()
+def watch(
+    score: Score, images: Images, others: Images, masks: Masks, labels: Labels, *, levels: int, batch: int | None
+) -> tuple[Hits, Probability]:
+    """Hits and probability of the labels at each level, with the masked pixels taken from `others`."""
+    if batch is not None and batch < 1:
+        raise InputError(f"batch is a number of images, at least 1, not {batch}.")
+    most = batch or max(AT_ONCE, len(images))
+    hits = torch.zeros(levels, len(images), dtype=torch.bool, device=images.device)
+    wide = torch.float32 if images.device.type == "mps" else torch.float64
+    log_probs = torch.zeros(levels, len(images), dtype=wide, device=images.device)
+    bounds = int(labels.min()), int(labels.max())  # read once: in the loop it would wait for the batch in flight
+    for rows, some in _portions(len(images), levels, most):
+        taken = masks(rows, some)
+        mixed = torch.where(taken[:, :, None], others[rows], images[rows])
+        found, likely = read_logits(score(mixed.flatten(0, 1)), labels[rows].repeat(len(taken)), bounds)
+        hits[some, rows] = found.view(len(taken), -1).to(hits)
+        log_probs[some, rows] = likely.view(len(taken), -1).to(log_probs)
+    check_no_nan(log_probs.T, "the logits score returned")
+    return hits.cpu().numpy(), log_probs.cpu().double().exp().numpy()
+
+
+def _portions(images: int, levels: int, most: int) -> Iterator[tuple[slice, slice]]:
+    """Pairs (images, levels) of at most `most` pictures each."""
+    for start in range(0, images, most):
+        rows = slice(start, min(start + most, images))
+        step = max(1, most // (rows.stop - start))
+        for first in range(0, levels, step):
+            yield rows, slice(first, first + step)
+
+
+def read_logits(
+    logits: object, labels: Int[Tensor, " n"], bounds: tuple[int, int]
+) -> tuple[Bool[Tensor, " n"], Float[Tensor, " n"]]:
+    """Whether each label is the prediction, and its log-probability."""
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
+        got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(
+            f"score must return logits [{len(labels)}, classes] for {len(labels)} inputs, but it gave {got}."
+        )
+    if bounds[0] < 0 or bounds[1] >= logits.shape[1]:
+        raise InputError(f"labels run from {bounds[0]} to {bounds[1]}, but there are {logits.shape[1]} classes.")
+    labels = labels.to(logits.device)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits.argmax(dim=1) == labels, logits.log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
+
+
+TENTHS = tuple(k / 10 for k in range(1, 10))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Whether the label is still predicted, and with which probability, at every level for every image."""
+
+    levels: tuple[float, ...]
+    hits: Hits
+    probability: Probability
+
+
+def perturbation_curve(  # noqa: PLR0913  (one option for each convention the papers differ in)
+    score: Score,
+    images: Numbers,
+    maps: Numbers,
+    labels: Numbers,
+    *,
+    order: str = "positive",
+    levels: Numbers = TENTHS,
+    fill: str | Fill = "black",
+    units: str = "pixels",
+    batch: int | None = None,
+) -> Curve:
+    """Remove the fractions `levels` of every image in the order of its map, and look at the label again.
+
+    Args:
+        score: images in 0..1 -> logits `[n, classes]`; it normalises, moves and casts as its model needs.
+        images: `[b, c, h, w]` in 0..1, not normalised.
+        maps: `[b, y, x]` of any size.
+        labels: `[b]`, the class that should be predicted.
+        order: `"positive"`, highest first, a good map's curve falls fast; `"negative"`, lowest first, it falls slowly.
+        levels: fractions of 0..1; `int(n * level)` of the n pixels or patches are removed.
+        fill: `black`, `grey`, `mean`, `blur`, `noise`, or a function of the images, such as `fills.noise(seed=3)`.
+        units: `"pixels"` of the resized map, or the `"patches"` the map has a value for.
+        batch: images that go through `score` at once; by default 64, or all images of a level if they are more.
+    """
+    sign, build = look_up(ORDERS, order, "order"), look_up(UNITS, units, "unit")
+    pictures, given, classes = read_inputs(images, maps, labels)
+    fractions = tuple(float(level) for level in to_array(levels).ravel())
+    if not fractions or not all(0 <= level <= 1 for level in fractions):
+        raise InputError(f"levels are fractions from 0 to 1, but they are {list(fractions)}.")
+    masks, background = build(sign * given, (pictures.shape[2], pictures.shape[3]), fractions), filled(pictures, fill)
+    return Curve(fractions, *watch(score, pictures, background, masks, classes, levels=len(fractions), batch=batch))
+
+
+def deletion(
+    score: Score,
+    images: Numbers,
+    maps: Numbers,
+    labels: Numbers,
+    *,
+    steps: int = 224,
+    fill: str | Fill = "blur",
+    batch: int | None = None,
+) -> Curve:
+    """The clean image loses its highest-scored pixels first; a good map's curve falls fast.
+
+    Args:
+        score: images in 0..1 -> logits.
+        images: `[b, c, h, w]` in 0..1.
+        maps: `[b, y, x]` of any size.
+        labels: `[b]`, the class whose probability is watched.
+        steps: each takes `ceil(h w / steps)` pixels; the point before the first is not part of the curve.
+        fill: what the pixels turn into.
+        batch: images that go through `score` at once.
+    """
+    pictures, given, classes = read_inputs(images, maps, labels)
+    levels, masks = _plan(given, (pictures.shape[2], pictures.shape[3]), steps)
+    background = filled(pictures, fill)
+    return Curve(levels, *watch(score, pictures, background, masks, classes, levels=steps, batch=batch))
+
+
+def insertion(
+    score: Score,
+    images: Numbers,
+    maps: Numbers,
+    labels: Numbers,
+    *,
+    steps: int = 224,
+    fill: str | Fill = "blur",
+    batch: int | None = None,
+) -> Curve:
+    """The fill gains the image's highest-scored pixels first; a good map's curve rises fast. See `deletion`."""
+    pictures, given, classes = read_inputs(images, maps, labels)
+    levels, masks = _plan(given, (pictures.shape[2], pictures.shape[3]), steps)
+    background = filled(pictures, fill)
+    return Curve(levels, *watch(score, background, pictures, masks, classes, levels=steps, batch=batch))
+
+
+def _plan(given: Maps, size: tuple[int, int], steps: int) -> tuple[tuple[float, ...], Masks]:
+    if steps < 1:
+        raise InputError(f"steps must be at least 1, not {steps}.")
+    total = size[0] * size[1]
+    counts = [min(math.ceil(total / steps) * step, total) for step in range(1, steps + 1)]
+    return tuple(count / total for count in counts), by_rank(resize(given, size), counts)
