@@ -16,6 +16,7 @@ import time
 import torch
 
 import vitrail
+from vitrail.methods import Method
 from vitrail.relevance import Walk
 
 SINGLE = ("gae", "complete_gradient", "tokentm", "gradtoken", "attcat")
@@ -46,7 +47,7 @@ def floor(model, images) -> None:
     torch.autograd.grad(logits.amax(dim=1).sum(), roots)
 
 
-def is_walk(method: vitrail.methods.Method) -> bool:
+def is_walk(method: Method) -> bool:
     """Whether a method reads the recording that others read too, and makes no pass of its own."""
     return isinstance(method.build(**method.resolve("recommended", {}, "image")), Walk)
 

@@ -131,8 +131,8 @@ def test_eight_bit_layers_run_as_they_are_and_another_precision_is_refused_with_
     model = with_eight_bits(bert(), torch.float32)
     check_same(model, ["gae", "auto"], atol=2e-2, rtol=5e-2)
     with pytest.raises(OptionError, match=r"does not run in float64.*precision='float32'"):
-        vitrail.explain(model, INPUTS, "attn_lrp", 1)
-    found = vitrail.explain(model, INPUTS, "attn_lrp", 1, precision="float32")
+        vitrail.explain(model, INPUTS, "attn_lrp", 1, precision="float64")
+    found = vitrail.explain(model, INPUTS, "attn_lrp", 1)
     assert_close(found.scores, vitrail.explain(bert(), INPUTS, "attn_lrp", 1).scores, atol=1e-3, rtol=5e-2)
 
 

@@ -13,9 +13,10 @@ from vitrail.capture.captured import Capture
 from vitrail.capture.seams.arguments import positional
 from vitrail.errors import RuleError
 from vitrail.models.anatomy.parts import Anatomy, Body
+from vitrail.methods.attn_lrp import ATTN
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.absolute import _ABSOLUTE
-from vitrail.relevance.lrp.constants import ATTN, CONSERVATIVE
+from vitrail.relevance.lrp.conservative import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 from vitrail.relevance.lrp.mode import RuleSet
 

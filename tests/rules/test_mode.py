@@ -16,8 +16,9 @@ from vitrail.capture.passes import Settings, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError
 from vitrail.models.inputs import read_inputs
+from vitrail.methods.attn_lrp import ATTN
 from vitrail.relevance.lrp import propagating
-from vitrail.relevance.lrp.constants import ATTN, CONSERVATIVE
+from vitrail.relevance.lrp.conservative import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 
 ENCODERS = [
@@ -105,7 +106,7 @@ def test_an_operation_without_a_rule_is_named_with_its_module(method):
             return x.sin()
 
     model, x, anatomy = odd(Wave())
-    with pytest.raises(RuleError, match=r"sin .*in the module 'change'.*vitrail.rules.kinds.KINDS"):
+    with pytest.raises(RuleError, match=r"sin .*in the module 'change'.*vitrail.relevance.lrp.kinds.KINDS"):
         vitrail.explain(model, x, method, anatomy=anatomy)
 
 

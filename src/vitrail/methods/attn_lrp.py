@@ -1,19 +1,54 @@
 """AttnLRP: relevance through attention and its softmax, for encoders and decoders.
 
 Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers", ICML 2024,
-arXiv:2402.05602.
+arXiv:2402.05602. The relevance is gradient times input on a graph in which
+
+* a product of two activations gives each of them half (uniform rule);
+* the softmax is differentiated as it is (Taylor decomposition without bias);
+* an elementwise function f is differentiated as `f(x) / x` (identity rule);
+* the deviation of a norm is a constant.
+
+In `softmax(q k^T) v` the product with v gives v one half and the map the other; of that half, the product `q k^T` gives
+q and k one half each. So fused attention is differentiated by its own kernel, with the gradients of q and k times 1/4
+and of v times 1/2: no map is computed, and the pass runs in the model's precision.
 """
+
+from torch import Tensor
 
 from vitrail.capture.runner import RerunMethod
 from vitrail.methods.conservative_lrp import gradient_times_input
-from vitrail.relevance.lrp.constants import ATTN
+from vitrail.relevance.lrp import Operation, RuleSet
+from vitrail.relevance.lrp.conservative import GRADIENT, NORMS, attention, identity_gradient
+
+SHARES = (0.25, 0.25, 0.5)
 
 
-def build(*, level: str = "embedding_output", precision: str = "float64") -> RerunMethod:
+def halves(operation: Operation) -> Tensor:
+    """A product of two activations shares relevance evenly between them."""
+    factors = [operation.shared(x, 0.5) for x in operation.args[:2]]
+    for old, new in zip(operation.args[:2], factors, strict=True):
+        operation.same(old, new)
+    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
+
+
+ATTN = RuleSet(
+    "AttnLRP",
+    {
+        **GRADIENT,
+        **NORMS,
+        "attention": attention(SHARES),
+        "product": halves,
+        "gate": halves,
+        "activation": identity_gradient,
+    },
+)
+
+
+def build(*, level: str = "embedding_output", precision: str = "model") -> RerunMethod:
     """Gradient times input with products shared evenly, activations by the identity rule.
 
     Args:
         level: where the input is taken: `embedding_output`, `inputs_embeds` (text) or `pixels` (images).
-        precision: `float64` or `float32`.
+        precision: `model` runs the model as it is; `float64` and `float32` run a copy of its weights.
     """
     return gradient_times_input("attn_lrp", ATTN, level, precision)

@@ -12,7 +12,7 @@ from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import RuleSet, propagating
-from vitrail.relevance.lrp.constants import CONSERVATIVE, CONSERVATIVE_LXT, CONSERVATIVE_MEAN
+from vitrail.relevance.lrp.conservative import CONSERVATIVE, CONSERVATIVE_LXT, CONSERVATIVE_MEAN
 
 RULES: dict[tuple[str, bool], RuleSet] = {
     ("paper", False): CONSERVATIVE,
@@ -22,7 +22,7 @@ RULES: dict[tuple[str, bool], RuleSet] = {
 
 
 def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) -> RerunMethod:
-    """The relevance where the gradient ends: the input times its gradient on the bent graph, summed over channels."""
+    """The relevance where the gradient ends: the input times its gradient by the rules, summed over channels."""
 
     def explain(runner: Runner) -> Result:
         ((x, gradient),) = runner.gradient()
@@ -39,7 +39,7 @@ def build(
     rules: str = "paper",
     detach_mean: bool = False,
     level: str = "embedding_output",
-    precision: str = "float64",
+    precision: str = "model",
 ) -> RerunMethod:
     """Gradient times input with attention and the scale of norms held constant.
 
@@ -47,7 +47,7 @@ def build(
         rules: `paper`, or `lxt`: activations by the identity rule and gates constant as well, as in the LXT library.
         detach_mean: hold the mean of layer norms constant too.
         level: where the input is taken: `embedding_output`, `inputs_embeds` (text) or `pixels` (images).
-        precision: `float64` or `float32`.
+        precision: `model` runs the model as it is; `float64` and `float32` run a copy of its weights.
     """
     check_choice("rules", rules, {"paper": 0, "lxt": 0})
     if (rules, detach_mean) not in RULES:

@@ -19,8 +19,8 @@ ROWS: dict[str, Callable[[Layer], Float[Tensor, "b q"]]] = {
 }
 """Which rows of a map are read: the readout's, or the mean over all real queries."""
 
-PRECISIONS: dict[str, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
-"""In which precision relevance is propagated."""
+PRECISIONS: dict[str, torch.dtype | None] = {"model": None, "float64": torch.float64, "float32": torch.float32}
+"""In which precision relevance is propagated; None is the model's own."""
 
 
 def check_choice(option: str, value: object, table: Mapping[str, T]) -> T:

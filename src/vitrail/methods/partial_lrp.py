@@ -16,7 +16,7 @@ from vitrail.methods.lrp import RULES
 from vitrail.methods.options import PRECISIONS, check_choice, without_readout
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
-from vitrail.relevance.lrp.maps import tell_maps
+from vitrail.relevance.lrp.deep_taylor import tell_maps
 
 LEVEL = "embedding_output"
 

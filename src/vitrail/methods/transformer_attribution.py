@@ -21,8 +21,7 @@ from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
-from vitrail.relevance.lrp.deep_taylor import CONSERVING
-from vitrail.relevance.lrp.maps import tell_maps
+from vitrail.relevance.lrp.deep_taylor import CONSERVING, tell_maps
 
 Row = Float[Tensor, "b t"]
 LEVEL = "embedding_output"

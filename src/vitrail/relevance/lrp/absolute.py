@@ -17,10 +17,9 @@ from torch.nn.grad import conv2d_input
 from vitrail.capture.seams.call import read_sdpa
 from vitrail.capture.seams.override import softmax
 from vitrail.errors import RuleError
-from vitrail.relevance.lrp.constants import CONSERVATIVE_MEAN
+from vitrail.relevance.lrp.conservative import CONSERVATIVE_MEAN
 from vitrail.relevance.lrp.mode import RuleSet
-from vitrail.relevance.lrp.operation import Operation, Rule, bent
-from vitrail.relevance.lrp.reading import convolution_parts, linear_parts, norm_parts
+from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, linear_parts, norm_parts
 
 TINY = 1e-9
 

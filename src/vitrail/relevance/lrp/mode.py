@@ -37,7 +37,7 @@ from vitrail.relevance.lrp.kinds import (
     ROUTING,
     SUBTRACTIONS,
 )
-from vitrail.relevance.lrp.operation import Operation, Rule
+from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class RuleSet:
 class _Propagate(TorchFunctionMode):
     """Look every function up in the rule set."""
 
-    def __init__(self, table: RuleSet, trace: Capture) -> None:
+    def __init__(self, table: RuleSet, trace: Capture, flow: Flow | None) -> None:
         super().__init__()
-        self.table, self.trace = table, trace
+        self.table, self.trace, self.flow = table, trace, flow
         self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -143,6 +143,7 @@ class _Propagate(TorchFunctionMode):
             before=block is None and not any(captured.states for captured in self.trace.blocks),
             gate=next((x for x in active if x in self.activated), None),
             batch_axis=0 if block is None or self.trace.body.blocks[block].batch_first else 1,
+            flow=self.flow,
         )  # fmt: skip
         rule = self.table.rules.get(kind)
         if rule is None and kind == "unknown":
@@ -186,6 +187,12 @@ class _Propagate(TorchFunctionMode):
     def fork(self, x: Tensor) -> Tensor:
         """A tensor that is read twice: by a sub-layer and by the skip connection around it."""
         return self.mark(self.table.fork(x)) if self.table.fork is not None and self.active_among(x) else x
+
+    def entry(self, x: Tensor) -> Tensor:
+        """The stream that enters a block."""
+        if self.flow is not None and self.active_among(x):
+            return self.mark(at_block_entry(x, self.flow))
+        return self.fork(x)
 
     def _forked(self, kind: str, block: int | None, out: Any) -> Any:  # noqa: ANN401
         """The stream between the two sub-layers of a block forks: at the sum, or at the norm that follows it."""
@@ -247,7 +254,7 @@ class _Propagate(TorchFunctionMode):
         return RuleError(
             f"the rules {self.table.name!r} do not say how relevance passes through {name} "
             f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its kind "
-            "in vitrail.rules.kinds.KINDS and give the kind a rule in the rule set."
+            "in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
         )
 
 
@@ -313,9 +320,14 @@ _Propagate.__torch_function__._torchdynamo_disable = True  # pyright: ignore[rep
 
 
 @contextmanager
-def propagating(table: RuleSet, model: nn.Module, trace: Capture) -> Iterator[None]:
-    """Let the model that runs inside the block propagate relevance by these rules when it is differentiated."""
-    mode = _Propagate(table, trace)
+def propagating(table: RuleSet, model: nn.Module, trace: Capture, *, flow: Flow | None = None) -> Iterator[None]:
+    """Let the model that runs inside the block propagate relevance by these rules when it is differentiated.
+
+    Args:
+        flow: says of each backward pass whether it follows the rules or the chain rule, so that methods of both kinds
+            share one forward pass. Only rules that use `Operation.passing`, `shared` and `constant` can be switched.
+    """
+    mode = _Propagate(table, trace, flow)
     changed: list[tuple[nn.Module, Any]] = []
     handles: list[RemovableHandle] = []
     try:
@@ -337,7 +349,7 @@ def propagating(table: RuleSet, model: nn.Module, trace: Capture) -> Iterator[No
 
 
 def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    return replaced_stream(args, kwargs, mode.fork)
+    return replaced_stream(args, kwargs, mode.entry)
 
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -1,8 +1,8 @@
-"""Rules that keep the gradient and hold some factors constant or share them out: conservative LRP and AttnLRP.
+"""Conservative propagation: gradient times input, with attention and the scale of norms held constant.
 
 Ali et al., "XAI for Transformers: Better Explanations through Conservative Propagation", ICML 2022, arXiv:2202.07304.
-Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers", ICML 2024,
-arXiv:2402.05602. Gradient times input on such a graph is the relevance.
+Gradient times input on such a graph is the relevance. The rules for norms are AttnLRP's too. All of them run in the
+precision of the pass; what they compute on the way is in float32 at least.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.recording import widen
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.mode import RuleSet
-from vitrail.relevance.lrp.operation import Operation, Rule, bent, gradient
-from vitrail.relevance.lrp.reading import norm_parts
+from vitrail.relevance.lrp.operation import Operation, Rule, gradient, norm_parts
 
 TINY = 1e-10
 
 
 def norm_gradient(gradient: Tensor, x: Tensor, weight: Tensor | None, eps: float, axes: list[int]) -> Tensor:
-    """The gradient of a layer norm whose standard deviation is constant (LN rule of Ali et al.)."""
-    scaled = gradient if weight is None else gradient * weight
-    scaled = scaled * (x.var(dim=axes, correction=0, keepdim=True) + eps).rsqrt()
+    """The gradient of a layer norm whose standard deviation is constant (LN rule)."""
+    scaled = norm_gradient_mean_constant(gradient, x, weight, eps, axes)
     return scaled - scaled.mean(dim=axes, keepdim=True)
 
 
@@ -32,8 +31,8 @@ def norm_gradient_mean_constant(
     gradient: Tensor, x: Tensor, weight: Tensor | None, eps: float, axes: list[int]
 ) -> Tensor:
     """The same with a constant mean."""
-    scaled = gradient if weight is None else gradient * weight
-    return scaled * (x.var(dim=axes, correction=0, keepdim=True) + eps).rsqrt()
+    scaled = widen(gradient) if weight is None else widen(gradient) * weight
+    return scaled * (widen(x).var(dim=axes, correction=0, keepdim=True) + eps).rsqrt()
 
 
 def layer_norm(form: Callable[..., Tensor]) -> Rule:
@@ -41,7 +40,7 @@ def layer_norm(form: Callable[..., Tensor]) -> Rule:
 
     def rule(operation: Operation) -> Tensor:
         x, weight, eps, axes = norm_parts(operation)
-        return operation.bent(lambda g, x: (form(g, x, weight, eps, axes),), x)
+        return operation.bent(lambda g, x: (form(g, x, weight, eps, axes).to(x.dtype),), x)
 
     return rule
 
@@ -51,8 +50,8 @@ def rms_norm(operation: Operation) -> Tensor:
     x, weight, eps, axes = norm_parts(operation)
 
     def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
-        scaled = g if weight is None else g * weight
-        return (scaled * (x.square().mean(dim=axes, keepdim=True) + eps).rsqrt(),)
+        scaled = widen(g) if weight is None else widen(g) * weight
+        return ((scaled * (widen(x).square().mean(dim=axes, keepdim=True) + eps).rsqrt()).to(x.dtype),)
 
     return operation.bent(pullback, x)
 
@@ -63,8 +62,9 @@ class _ConstantScale(TorchFunctionMode):
     ROOTS = frozenset({torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.norm, Tensor.norm})
     POWERS = frozenset({torch.pow, Tensor.pow, Tensor.__pow__})
 
-    def __init__(self) -> None:
+    def __init__(self, constant: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        self.constant = constant
         self.found = 0
 
     def __torch_function__(
@@ -75,12 +75,12 @@ class _ConstantScale(TorchFunctionMode):
         if func not in self.ROOTS and power not in (0.5, -0.5, -1):
             return out
         self.found += 1
-        return out.detach()
+        return self.constant(out)
 
 
 def rms_norm_module(operation: Operation) -> Any:  # noqa: ANN401
     """The same for a module that writes the norm out."""
-    with _ConstantScale() as scale:
+    with _ConstantScale(operation.constant) as scale:
         out = operation.run()
     if not scale.found:
         raise RuleError(f"the norm {operation.where!r} takes no root that could be held constant; no rule covers it.")
@@ -88,59 +88,57 @@ def rms_norm_module(operation: Operation) -> Any:  # noqa: ANN401
 
 
 def attention(shares: tuple[float, float, float]) -> Rule:
-    """Fused attention whose query, key and value receive these shares of their gradients."""
+    """Fused attention whose query, key and value receive these shares of their gradients.
+
+    The backward pass is that of the model's own kernel: no map is computed, and memory is the kernel's.
+    """
 
     def rule(operation: Operation) -> Tensor:
-        shared = (scaled(x, share) for x, share in zip(operation.args[:3], shares, strict=True))
-        return operation.function(*shared, *operation.args[3:], **operation.kwargs)
+        operands = (operation.shared(x, s, operand=True) for x, s in zip(operation.args[:3], shares, strict=True))
+        return operation.function(*operands, *operation.args[3:], **operation.kwargs)
 
     return rule
 
 
-def scaled(x: Tensor, share: float) -> Tensor:
-    """The tensor, its gradient multiplied."""
-    return bent(x, lambda g, x: (share * g,), x)
-
-
 def constant(operation: Operation) -> Tensor:
     """A constant: relevance stops here."""
-    return operation.run().detach()
-
-
-def halves(operation: Operation) -> Tensor:
-    """A product of two activations shares relevance evenly between them."""
-    factors = (operation.stand_in(x, lambda g, x: (0.5 * g,)) for x in operation.args[:2])
-    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
-
-
-def constant_gate(operation: Operation) -> Tensor:
-    """A gated product whose gate, the factor that went through an activation, is a constant."""
-    factors = (x.detach() if x is operation.gate else x for x in operation.args[:2])
-    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
+    return operation.constant(operation.run())
 
 
 def identity_gradient(operation: Operation) -> Tensor:
     """The identity rule at an elementwise function: `f(x) / x` in place of its derivative."""
     out = operation.run()
-    return bent(out, lambda g, x: (g * out.detach() / (x + TINY),), operation.active[0])
+    value = out.detach()
+
+    def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
+        return ((widen(g) * widen(value) / (widen(x) + TINY)).to(x.dtype),)
+
+    return operation.passing(out, pullback, operation.active[0])
 
 
-_GRADIENT: dict[str, Rule] = dict.fromkeys(
+def _constant_gate(operation: Operation) -> Tensor:
+    """A gated product whose gate, the factor that went through an activation, is a constant."""
+    factors = (operation.constant(x) if x is operation.gate else x for x in operation.args[:2])
+    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
+
+
+GRADIENT: dict[str, Rule] = dict.fromkeys(
     (
         "route", "linear", "addmm", "linear_product", "convolution", "product", "sum", "mean", "select", "gate",
         "softmax", "activation", "right_product", "dropout", "scale", "residual", "shift", "attention",
     ),
     gradient,
 )  # fmt: skip
-_NORMS: dict[str, Rule] = {
+"""The chain rule, for all operations that it can be left to."""
+NORMS: dict[str, Rule] = {
     "layer_norm": layer_norm(norm_gradient),
     "rms_norm": rms_norm,
     "rms_norm_module": rms_norm_module,
-    "deviation": lambda operation: constant(operation),
+    "deviation": constant,
 }
 CONSERVATIVE = RuleSet(
     "conservative",
-    {**_GRADIENT, **_NORMS, "attention": attention((0.0, 0.0, 1.0)), "softmax": constant},
+    {**GRADIENT, **NORMS, "attention": attention((0.0, 0.0, 1.0)), "softmax": constant},
     otherwise=gradient,
 )
 """Everything but attention and norms is left to the chain rule, as the paper says."""
@@ -149,16 +147,5 @@ CONSERVATIVE_MEAN = replace(
 )
 CONSERVATIVE_LXT = RuleSet(
     "conservative, as in LXT",
-    {**CONSERVATIVE.rules, "activation": identity_gradient, "gate": constant_gate},
-)
-ATTN = RuleSet(
-    "AttnLRP",
-    {
-        **_GRADIENT,
-        **_NORMS,
-        "attention": attention((0.25, 0.25, 0.5)),
-        "product": halves,
-        "activation": identity_gradient,
-        "gate": halves,
-    },
+    {**CONSERVATIVE.rules, "activation": identity_gradient, "gate": _constant_gate},
 )

@@ -7,7 +7,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.relevance.lrp import constants
+from vitrail.methods.attn_lrp import ATTN
+from vitrail.relevance.lrp import Operation, conservative
+from vitrail.relevance.lrp.operation import Flow
 
 
 def layer_norm_with(x, weight, bias, *, mean_too):
@@ -17,7 +19,7 @@ def layer_norm_with(x, weight, bias, *, mean_too):
 
 
 @pytest.mark.parametrize(
-    ("form", "mean_too"), [(constants.norm_gradient, False), (constants.norm_gradient_mean_constant, True)]
+    ("form", "mean_too"), [(conservative.norm_gradient, False), (conservative.norm_gradient_mean_constant, True)]
 )
 def test_a_layer_norm_has_a_constant_deviation(form, mean_too):
     x, g = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True), torch.randn(2, 3, 5, dtype=torch.float64)
@@ -74,10 +76,38 @@ def test_plain_gradient_times_input_does_not():
     assert float((found.scores.sum(dim=1) - model(x)[:, 1].detach()).abs().max()) > 1e-3
 
 
+def attention_of(q, k, v, flow=None):
+    return ATTN.rules["attention"](
+        Operation("attention", F.scaled_dot_product_attention, (q, k, v), {}, "", None, (q, k, v), print, flow=flow)
+    )
+
+
 def test_halves_and_quarters_of_attnlrp():
     q, k, v = (torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     plain = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
-    shared = [constants.scaled(x, share) for x, share in zip((q, k, v), (0.25, 0.25, 0.5), strict=True)]
-    found = torch.autograd.grad(F.scaled_dot_product_attention(*shared).sum(), (q, k, v))
+    found = torch.autograd.grad(attention_of(q, k, v).sum(), (q, k, v))
     for a, b, share in zip(found, plain, (0.25, 0.25, 0.5), strict=True):
         assert_close(a, share * b)
+
+
+def test_one_graph_gives_relevance_gradients_and_gradients_of_single_blocks():
+    q, k, v = (torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    flow = Flow()
+    shared, alone = attention_of(q, k, v, flow), attention_of(q, k, v)
+    for kind, expected in (("relevance", alone), ("gradient", F.scaled_dot_product_attention(q, k, v))):
+        flow.kind = kind
+        found = torch.autograd.grad(shared.sum(), (q, k, v), retain_graph=True)
+        assert_close(found, torch.autograd.grad(expected.sum(), (q, k, v), retain_graph=True))
+    flow.kind = "block"
+    assert torch.autograd.grad(shared.sum(), (q, k, v), allow_unused=True) == (None, None, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_propagated_as_it_is_and_keeps_the_order_of_the_scores(dtype):
+    torch.manual_seed(2)
+    model, x = Bare(), torch.randn(2, 5, 8)
+    exact = vitrail.explain(model, x, "attn_lrp", target=1, anatomy=ANATOMY, precision="float64").scores
+    half = vitrail.explain(model.to(dtype), x.to(dtype), "attn_lrp", target=1, anatomy=ANATOMY)
+    assert half.options["precision"] == "model"
+    assert half.scores.dtype is torch.float32
+    assert_close(half.scores / exact.abs().max(), exact / exact.abs().max(), atol=0.05, rtol=0)  # 8 bits of bfloat16
