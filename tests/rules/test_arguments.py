@@ -12,8 +12,8 @@ import vitrail
 from vitrail.capture.captured import Capture
 from vitrail.capture.seams.arguments import positional
 from vitrail.errors import RuleError
-from vitrail.models.anatomy.parts import Anatomy, Body
 from vitrail.methods.attn_lrp import ATTN
+from vitrail.models.anatomy.parts import Anatomy, Body
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.absolute import _ABSOLUTE
 from vitrail.relevance.lrp.conservative import CONSERVATIVE

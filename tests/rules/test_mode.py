@@ -15,8 +15,8 @@ from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.passes import Settings, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError
-from vitrail.models.inputs import read_inputs
 from vitrail.methods.attn_lrp import ATTN
+from vitrail.models.inputs import read_inputs
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.conservative import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
