@@ -103,7 +103,7 @@ def compare(
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     with shadow(model) as own:
         check_target(own, as_target(target))
-        identity, made = _explained(own, find_body(own, anatomy), requests, settings)
+        identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)

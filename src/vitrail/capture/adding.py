@@ -109,7 +109,7 @@ def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHand
         if module is not None:
             caller = _caller(block, module)
             after.append((caller, partial(_give, adding, name, caller is module)))
-    watched = (m for m in every_module(block.module) if is_norm(m) or _passes(m) or _scales(m))
+    watched = (m for m in every_module(block.module) if is_norm(m) or passes(m) or scales(m))
     after += [(module, partial(_take, adding)) for module in watched]
 
     def only_then(hook: Callable[..., None]) -> Callable[..., None]:
@@ -119,6 +119,44 @@ def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHand
         *(m.register_forward_pre_hook(only_then(hook), with_kwargs=True) for m, hook in before if m is not None),
         *(m.register_forward_hook(only_then(hook), with_kwargs=True) for m, hook in after),
     ]
+
+
+@dataclass(frozen=True)
+class Event:
+    """The beginning or the end of a module in a pass that was kept.
+
+    Args:
+        first: the first tensor it was called with.
+        gave: the first tensor it gave; None at its beginning.
+    """
+
+    module: nn.Module
+    first: Tensor | None
+    gave: Tensor | None
+    ends: bool
+
+
+def replayed(block: Block, events: list[Event], call: AttentionCall) -> dict[str, str]:
+    """Why what the parts of a block give is not what is added to the stream, from a pass that was kept."""
+    adding = Adding(block)
+    reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
+    callers = {name: _caller(block, x) for name, x in (("attention", block.output), ("ffn", block.ffn_output)) if x}
+    own = {"attention": block.output, "ffn": block.ffn_output}
+    for event in events:
+        given = () if event.first is None else (event.first,)
+        if not event.ends:
+            if event.module is block.module:
+                _enter(adding, event.module, given, {})
+            elif event.module is reads:
+                _read(adding, event.module, given, {})
+            continue
+        if event.module is block.module:
+            adding.leaving = event.gave
+        for name in (name for name, caller in callers.items() if caller is event.module):
+            _give(adding, name, event.module is own[name], event.module, given, {}, event.gave)
+        if is_norm(event.module) or passes(event.module) or scales(event.module):
+            _take(adding, event.module, given, {}, event.gave)
+    return measured(adding, call, ffn=True).missing
 
 
 def _enter(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -150,7 +188,7 @@ def _take(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any
             continue
         if given is followed.now:
             followed.now = _first(out)
-            if not _passes(module):
+            if not passes(module):
                 followed.steps.append((module, given, followed.now))
         elif is_norm(module):
             followed.later.append(given)
@@ -176,11 +214,13 @@ def is_norm(module: nn.Module) -> bool:
     return name.endswith("norm") and "batch" not in name and "group" not in name
 
 
-def _passes(module: nn.Module) -> bool:
+def passes(module: nn.Module) -> bool:
+    """Whether a module gives what it is given."""
     return type(module).__name__.endswith(PASSING)
 
 
-def _scales(module: nn.Module) -> bool:
+def scales(module: nn.Module) -> bool:
+    """Whether a module is a layer scale."""
     return "scale" in type(module).__name__.lower() and len(list(module.parameters())) == 1
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.captured import Capture
+from vitrail.capture.found_body import found_body
 from vitrail.capture.hooks import listening
 from vitrail.capture.measure import used_body
 from vitrail.capture.outputs import Output, check_answers, read_output
@@ -20,7 +21,7 @@ from vitrail.capture.refusals import check_implementation
 from vitrail.capture.saving import keep_saved
 from vitrail.capture.shadow import autograd, every_module, in_precision, shadow
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
-from vitrail.models.anatomy import Anatomy, Body, anatomy, resolve
+from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
 from vitrail.models.taking import check_target
 from vitrail.targets import AnyTarget, as_target
@@ -203,7 +204,7 @@ def record(
         anatomy: where the parts of the model are, if it is of no known family.
     """
     wanted, read = Wanted.of(frozenset(keep)), read_inputs(inputs)
-    with shadow(model) as own, forward(own, read, find_body(own, anatomy), wanted, Settings()) as run:
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), wanted, Settings()) as run:
         check_target(own, as_target(target))
         part, *more = run.parts(target)
         if more:
@@ -215,8 +216,11 @@ def record(
         return Recording(tuple(reversed(layers)), run.output.logits.detach(), part.scalar.detach())
 
 
-def find_body(model: nn.Module, given: Anatomy | None) -> Body:
-    """The model's parts, by the anatomy given or by the family's."""
+def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs | None = None) -> Body:
+    """The model's parts: by the anatomy given, by the family's, or as found in a pass with these inputs."""
     if given is not None and not isinstance(given, Anatomy):
         raise AnatomyError(f"anatomy is a vitrail.Anatomy, such as Anatomy(blocks='encoder.layers'), not {given!r}.")
-    return resolve(given if given is not None else anatomy(model), model)
+    if given is not None or inputs is None:
+        return resolve(given if given is not None else anatomy(model), model)
+    known = known_anatomy(model)
+    return found_body(model, inputs) if known is None else resolve(known, model)

@@ -78,7 +78,7 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     read = read_inputs(inputs)
     recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
     with shadow(model) as own:
-        body, plain = find_body(own, anatomy), _plain_logits(own, read)
+        body, plain = find_body(own, anatomy, read), _plain_logits(own, read)
         origin = check_origin(structure_of(own, read, body))
     return Report(
         family=body.anatomy.name,

@@ -46,7 +46,7 @@ class Seen:
 def look(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Seen:
     """What the model says, for a language model of the token that follows."""
     read = read_inputs(inputs)
-    with shadow(model) as own, forward(own, read, find_body(own, anatomy), Wanted(), Settings()) as run:
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), Settings()) as run:
         return Seen(read, _answer(run), run.origin.grid)
 
 

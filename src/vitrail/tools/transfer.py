@@ -172,7 +172,7 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
     started = time.perf_counter()
     read = read_inputs(inputs)
     with shadow(model) as own:
-        body = find_body(own, anatomy)
+        body = find_body(own, anatomy, read)
         check_blocks("transfer")(own, body, read)
         scene = Scene(own, body, read, read_request(METHOD, "recommended", read, as_target(target)))
         scene, clean, maps = scene.start()

@@ -29,6 +29,7 @@ class _Listen(TorchFunctionMode):
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
         safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
+        detached: cut what attention gives from the graph, so that only paths within one token remain.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class _Listen(TorchFunctionMode):
         block: Callable[[], int | None],
         *,
         safe: bool = False,
+        detached: bool = False,
     ) -> None:
         super().__init__()
-        self.emit, self.override, self.block, self.safe = emit, override, block, safe
+        self.emit, self.override, self.block, self.safe, self.detached = emit, override, block, safe, detached
         self.follower = Follower(emit)
 
     def __torch_function__(
@@ -95,7 +97,7 @@ class _Listen(TorchFunctionMode):
                 reading = with_values(reading, partial(self.override.values, block))
         out = func(*reading.args, **kwargs)
         self.follower.multiplied(reading, func, out, kwargs)
-        return out
+        return out.detach() if self.detached and reading.applied is not None else out
 
     def _fused(self, block: int | None, args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         if self.override is None or block is None:
@@ -106,7 +108,7 @@ class _Listen(TorchFunctionMode):
             call = bent_call(read_sdpa(None, *args, **kwargs), self.override, block, fused)
             out = call.output
             self.emit(call)
-        return out
+        return out.detach() if self.detached and out is not None else out
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""
@@ -130,6 +132,7 @@ def attention_calls(
     *,
     only_in: Sequence[nn.Module] = (),
     safe: bool = False,
+    detached: bool = False,
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
@@ -138,8 +141,9 @@ def attention_calls(
         block: the index of the block that runs, None outside of the blocks.
         only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
+        detached: cut what attention gives from the graph.
     """
-    mode = _Listen(emit, override, block, safe=safe)
+    mode = _Listen(emit, override, block, safe=safe, detached=detached)
     if not only_in:
         with mode:
             yield mode.follower

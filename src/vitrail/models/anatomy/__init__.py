@@ -18,11 +18,15 @@ FINDERS: tuple[Finder, ...] = (
 )
 
 
+def known_anatomy(model: nn.Module) -> Anatomy | None:
+    """The anatomy of a model of a known family; None for all others."""
+    return next((found for finder in FINDERS if (found := finder(model)) is not None), None)
+
+
 def anatomy(model: nn.Module) -> Anatomy:
     """The anatomy of a model of a known family."""
-    for finder in FINDERS:
-        if (found := finder(model)) is not None:
-            return found
+    if (found := known_anatomy(model)) is not None:
+        return found
     lists = [n for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     raise AnatomyError(
         f"no anatomy is known for {type(model).__name__}. Looked for: Hugging Face "
@@ -33,4 +37,4 @@ def anatomy(model: nn.Module) -> Anatomy:
     )
 
 
-__all__ = ["Anatomy", "Block", "Body", "TextTower", "anatomy", "resolve"]
+__all__ = ["Anatomy", "Block", "Body", "TextTower", "anatomy", "known_anatomy", "resolve"]

@@ -1,0 +1,240 @@
+"""Which modules of a model are its blocks, and what their parts do, found in one pass.
+
+For each attention call, the block is sought among the executions around it that hold at most one self-attention and at
+most one cross-attention:
+
+1. the outermost that gives a tensor of the shape of one of its inputs and is a member of a list of modules;
+2. else the outermost member of a list (it changes the shape of its tokens);
+3. else the outermost that keeps the shape.
+
+Attention is self-attention if its queries and its keys come from a common input of a module around it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.block_parts import PartNames, find_parts
+from vitrail.capture.executions import Execution, Executions, Node, SeenCall, executions, node_of, reached
+from vitrail.capture.reading import call_shape
+from vitrail.capture.seams import AttentionCall
+from vitrail.models.inputs import Inputs
+
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+SELF, CROSS, POOL = "self", "cross", "pool"
+"""Kinds of attention: tokens among themselves, tokens that read others, learned queries that read tokens."""
+MOST_FORMS = 64
+"""How many forms of input are remembered for one model."""
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """One attention call of the pass, in order of execution.
+
+    Args:
+        caller: the module that makes the call.
+        block: the block it belongs to; None where there is none.
+        turn: how often the block's module had run before.
+        kind: `self`, `cross` or `pool`.
+        queries: how many query rows there are.
+        keys: how many key rows there are.
+        heads: how many heads; None where samples and heads cannot be told apart.
+        causal: whether no query sees a key behind it.
+        by_hand: whether the model writes the softmax itself.
+    """
+
+    caller: str
+    block: str | None
+    turn: int
+    kind: str
+    queries: int
+    keys: int
+    heads: int | None
+    causal: bool
+    by_hand: bool
+    transition: bool = False  # whether the block changes the shape of its tokens
+
+
+@dataclass(frozen=True)
+class BlockSite:
+    """One execution of a block, and the names of its parts.
+
+    Args:
+        calls: which of the attention calls are in it.
+        shape: of the tensor that enters it first, samples aside.
+        batch_first: whether the first axis of that tensor is samples.
+    """
+
+    name: str
+    turn: int
+    calls: tuple[int, ...]
+    shape: tuple[int, ...]
+    batch_first: bool
+    parts: PartNames
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found in one pass: attention calls and blocks, both in order of execution."""
+
+    model: str
+    calls: tuple[CallSite, ...]
+    blocks: tuple[BlockSite, ...]
+    without: tuple[str, ...] = ()  # members of the blocks' lists that ran without attention
+    pool: str | None = None
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many calls of each kind there are."""
+        return Counter(call.kind for call in self.calls)
+
+    @property
+    def causal(self) -> bool:
+        """Whether every self-attention is causal."""
+        own = [call for call in self.calls if call.kind == SELF]
+        return bool(own) and all(call.causal for call in own)
+
+
+_known: "WeakKeyDictionary[nn.Module, dict[Any, Discovery]]" = WeakKeyDictionary()
+
+
+def discover(model: nn.Module, inputs: Inputs) -> Discovery:
+    """What was found of a shadow for inputs of this form; found once, then remembered.
+
+    Args:
+        model: a shadow.
+    """
+    kept = _known.setdefault(model, {})
+    key = _form(inputs)
+    if key not in kept:
+        if len(kept) >= MOST_FORMS:
+            kept.clear()
+        kept[key] = discovered(model, executions(model, inputs))
+    return kept[key]
+
+
+def _form(inputs: Inputs) -> tuple[Any, ...]:
+    """Names and shapes of the arguments: all that the modules that run are taken to depend on."""
+    named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
+    shapes = tuple(
+        (name, tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named.items()
+    )
+    return shapes, inputs.kind, inputs.batch > 1
+
+
+def discovered(model: nn.Module, seen: Executions) -> Discovery:
+    """The attention calls and the blocks of a pass."""
+    kinds = [_kind(call) for call in seen.calls]
+    chosen = _blocks(model, seen, kinds)
+    sites = [_site(*found, seen.batch) for found in zip(seen.calls, kinds, chosen, strict=True)]
+    members: dict[Execution, list[int]] = {}
+    for index, block in enumerate(chosen):
+        if block is not None and kinds[index] != POOL:
+            members.setdefault(block, []).append(index)
+    blocks = tuple(_block_site(block, calls, seen) for block, calls in members.items())
+    pools = [index for index, kind in enumerate(kinds) if kind == POOL]
+    pool = chosen[pools[-1]] if pools and pools[-1] == len(kinds) - 1 else None
+    return Discovery(
+        type(model).__name__,
+        tuple(sites),
+        blocks,
+        _without(model, seen, list(members)),
+        None if pool is None else pool.name,
+    )
+
+
+def _kind(seen: SeenCall) -> str:
+    """Self-attention if queries and keys come from a common input of a module around the call."""
+    call = seen.call
+    queries = [node_of(call.query if call.query is not None else call.weights)]
+    keys = [node_of(next((x for x in (call.key, call.value, call.weights) if x is not None), None))]
+    asked = False
+    for frame in reversed(seen.stack):
+        nodes: set[Node] = {node for node in frame.nodes if node is not None}
+        if not nodes:
+            continue
+        read, answered = reached(queries, nodes), reached(keys, nodes)
+        if read & answered:
+            return SELF
+        asked = asked or bool(read)
+    if keys[0] is None:
+        rows, columns = call_shape(call)
+        return SELF if rows == columns else CROSS
+    return CROSS if asked else POOL
+
+
+def _blocks(model: nn.Module, seen: Executions, kinds: list[str]) -> list[Execution | None]:
+    """The block of each call; None where no execution around it qualifies."""
+    held: dict[Execution, Counter[str]] = {}
+    for call, kind in zip(seen.calls, kinds, strict=True):
+        for frame in call.stack:
+            held.setdefault(frame, Counter())[SELF if kind == SELF else CROSS] += 1
+    members = {
+        id(child) for module in model.modules() if isinstance(module, LISTS) for child in module._modules.values()
+    }
+    return [_block(call, held, members) for call in seen.calls]
+
+
+def _block(call: SeenCall, held: dict[Execution, Counter[str]], members: set[int]) -> Execution | None:
+    few = [frame for frame in call.stack[1:] or call.stack if held[frame][SELF] <= 1 and held[frame][CROSS] <= 1]
+    keeping = [frame for frame in few if frame.keeps_shape]
+    listed = [frame for frame in few if id(frame.module) in members and not isinstance(frame.module, LISTS)]
+    first = (frame for frame in listed if frame.keeps_shape)
+    return next(first, next(iter(listed), next(iter(keeping), None)))
+
+
+def _site(seen: SeenCall, kind: str, block: Execution | None, batch: int) -> CallSite:
+    call = seen.call
+    queries, keys = call_shape(call)
+    some = call.weights if call.weights is not None else call.query
+    assert some is not None
+    heads = some.shape[1] if some.ndim == 4 else some.shape[0] // batch if some.shape[0] % batch == 0 else None
+    return CallSite(
+        caller=seen.stack[-1].name if seen.stack else "",
+        block=None if block is None else block.name,
+        turn=0 if block is None else block.turn,
+        kind=kind,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        causal=queries == keys and is_causal(call),
+        by_hand=call.weights is not None,
+        transition=block is not None and not block.keeps_shape,
+    )
+
+
+def is_causal(call: AttentionCall) -> bool:
+    """Whether no query of a call sees a key behind it."""
+    if call.causal:
+        return True
+    shown = call.weights if call.weights is not None else call.mask
+    if shown is None or shown.shape[-1] == 1:
+        return False
+    rows, columns = shown.shape[-2:]
+    later = torch.ones(rows, columns, dtype=torch.bool, device=shown.device).triu(1 + columns - rows)
+    hidden = ~shown if shown.dtype is torch.bool else shown == 0 if call.weights is not None else shown < -1e3
+    return bool(hidden.detach()[..., later].all())
+
+
+def _block_site(block: Execution, calls: list[int], seen: Executions) -> BlockSite:
+    stream = block.given[0] if block.given else None
+    shape = () if stream is None else tuple(stream.shape)
+    first = len(shape) < 2 or shape[0] == seen.batch or shape[1] != seen.batch
+    own = [index for index in calls if len(calls) == 1]
+    parts = find_parts(block, seen.calls[own[0]], seen, batch_first=first) if own else PartNames()
+    return BlockSite(block.name, block.turn, tuple(calls), shape[1:] if first else shape, first, parts)
+
+
+def _without(model: nn.Module, seen: Executions, blocks: list[Execution]) -> tuple[str, ...]:
+    """The members of the lists that hold blocks which ran without any attention in them."""
+    chosen = {id(block.module) for block in blocks}
+    holders = {block.name.rpartition(".")[0] for block in blocks}
+    modules = dict(model.named_modules())
+    lists = [modules[name] for name in holders if isinstance(modules.get(name), LISTS)]
+    beside = {id(child) for module in lists for child in module._modules.values()} - chosen
+    attending = {id(frame.module) for call in seen.calls for frame in call.stack}
+    return tuple(x.name for x in seen.every if id(x.module) in beside - attending)

@@ -1,0 +1,108 @@
+"""A model's parts as they were found in a pass, for the passes that explain."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from vitrail.capture.discovery import CROSS, BlockSite, CallSite, Discovery, discover
+from vitrail.capture.refusals import no_attention
+from vitrail.errors import AnatomyError, SeamError
+from vitrail.models.anatomy import Anatomy, Block, Body
+from vitrail.models.inputs import Inputs
+
+SHOWN = 6
+"""How many calls a message names."""
+
+
+def found_body(model: nn.Module, inputs: Inputs) -> Body:
+    """The parts of a shadow that is of no known family."""
+    found = discover(model, inputs)
+    if not found.calls:
+        raise no_attention(model)
+    check_single(found)
+    modules = _apart(model, found.blocks)
+    blocks = tuple(_block(module, site) for module, site in zip(modules, found.blocks, strict=True))
+    anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto")
+    pool = None if found.pool is None else model.get_submodule(found.pool)
+    return Body(anatomy, blocks, pool=pool, owner=model, head=None)
+
+
+def check_single(found: Discovery) -> None:
+    """Refuse a model that is not one sequence of blocks with one self-attention each."""
+    loose = [call for call in found.calls if call.block is None]
+    if loose:
+        raise AnatomyError(
+            f"{len(loose)} of {len(found.calls)} attention calls of {found.model} are in no block: {_listed(loose)}. A "
+            "block is a module that gives tokens of the shape it was given. Name the list of blocks: "
+            "vitrail.Anatomy(blocks=...)."
+        )
+    cross = [call for call in found.calls if call.kind == CROSS]
+    several = [block for block in found.blocks if len(block.calls) > 1]
+    if cross or several:
+        raise SeamError(
+            f"{found.model} has {dict(found.kinds)} attention calls in {len(found.blocks)} blocks, and "
+            f"{len(several)} blocks make more than one: {_listed(cross or list(found.calls))}. Models with several "
+            "streams of tokens are not walked yet. Methods that read the gradient at the inputs need no attention: "
+            "integrated_gradients, input_x_gradient."
+        )
+
+
+def _listed(calls: list[CallSite]) -> str:
+    shown = [f"{call.caller} ({call.kind}, {call.queries} queries, {call.keys} keys)" for call in calls[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(calls) - SHOWN} more" if len(calls) > SHOWN else "")
+
+
+def _block(module: nn.Module, site: BlockSite) -> Block:
+    parts = site.parts
+
+    def part(name: str | None) -> nn.Module | None:
+        return None if name is None else module.get_submodule(name)
+
+    return Block(
+        module=module,
+        output=part(parts.output),
+        value=None,
+        value_bias=None,
+        attention_norm=part(parts.attention_norm),
+        attention_scale=None,
+        ffn_norm=part(parts.ffn_norm),
+        ffn_input=part(parts.ffn_input),
+        ffn_output=part(parts.ffn_output),
+        ffn_scale=None,
+        batch_first=site.batch_first,
+        attending=part(parts.attending),
+    )
+
+
+def _apart(model: nn.Module, sites: tuple[BlockSite, ...]) -> list[nn.Module]:
+    """The module of each block. A module that runs several times gets a copy for each time, with the same weights."""
+    times: dict[str, int] = {}
+    for site in sites:
+        times[site.name] = max(times.get(site.name, 0), site.turn + 1)
+    copies = {name: _copies(model, name, count) for name, count in times.items()}
+    return [copies[site.name][site.turn] for site in sites]
+
+
+def _copies(model: nn.Module, name: str, count: int) -> list[nn.Module]:
+    module = model.get_submodule(name)
+    if count == 1:
+        return [module]
+    kept = vars(module).get("_each_time")
+    if kept is not None:
+        return kept
+    shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
+    made = [copy.deepcopy(module, dict(shared)) for _ in range(count)]
+    for index, one in enumerate(made):
+        module.add_module(f"time_{index}", one)
+    vars(module)["_each_time"] = made
+    vars(module)["forward"] = _in_turn(made)
+    model.register_forward_pre_hook(lambda *_: vars(module).__setitem__("forward", _in_turn(made)))
+    return made
+
+
+def _in_turn(modules: list[nn.Module]) -> Callable[..., Any]:
+    """A forward that calls one module after the other."""
+    waiting = iter(modules)
+    return lambda *args, **kwargs: next(waiting)(*args, **kwargs)
