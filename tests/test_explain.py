@@ -130,9 +130,17 @@ OWN = vitrail.Anatomy(
 )  # fmt: skip
 
 
-def test_an_unknown_model_is_an_error_that_says_what_was_found_and_what_to_pass():
-    with pytest.raises(AnatomyError, match=r"Found lists of modules at: trunk.*vitrail.Anatomy"):
-        vitrail.explain(Unknown(), torch.randn(1, 3, 12, 20))
+def test_the_parts_of_an_unknown_model_are_found_as_its_anatomy_names_them():
+    model, inputs = Unknown().double(), torch.randn(2, 3, 12, 20, dtype=torch.float64)
+    found, named = (vitrail.compare(model, inputs, WALKING, anatomy=anatomy) for anatomy in (None, OWN))
+    for a, b in zip(found, named, strict=True):
+        assert_close(a.scores, b.scores)
+
+
+def test_a_model_without_attention_is_an_error_that_says_what_was_found():
+    convolutions = nn.Sequential(nn.Conv2d(3, 5, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(SeamError, match=r"no attention was seen.*Conv2d"):
+        vitrail.explain(convolutions, torch.randn(1, 3, 12, 20))
 
 
 def test_an_anatomy_of_ones_own_opens_every_method():

@@ -73,7 +73,7 @@ def test_a_model_without_anatomy_is_one_line(run, tmp_path):
     model = timm.create_model("test_efficientnet", num_classes=3)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     result = run("explain", "cat.png", "-m", tmp_path / "w.safetensors", "--arch", "test_efficientnet")
-    assert "no anatomy is known for EfficientNet" in failed(result)
+    assert "no attention was seen in EfficientNet" in failed(result)
 
 
 def test_debug_lets_the_error_through(run):
