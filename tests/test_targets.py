@@ -6,6 +6,8 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.errors import OptionError, TargetError
+from vitrail.models.anatomy import anatomy as find_anatomy
+from vitrail.relevance import walk
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [1.0, 3.0, -2.0]], dtype=torch.float64)
 
@@ -134,9 +136,9 @@ def test_an_answer_is_the_sum_of_two_explanations_each_read_at_its_own_row(reade
         where = int(logits.argmax())
         recording = vitrail.record(
             model, inputs, lambda both, which=which, where=where: both[:, where, which],
-            anatomy=vitrail.Anatomy(**{**vars(vitrail.anatomy.anatomy(model)), "readout": where}),
+            anatomy=vitrail.Anatomy(**{**vars(find_anatomy(model)), "readout": where}),
         )  # fmt: skip
-        total = total + vitrail.relevance.walk(vitrail.METHODS[method].build(), recording).scores
+        total = total + walk(vitrail.METHODS[method].build(), recording).scores
     found = vitrail.explain(model, inputs, method)
     assert found.target == targets.answer_span()
     assert_close(found.scores, total)

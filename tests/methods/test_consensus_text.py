@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail.methods.consensus_blanked import blank_of, blanked, copies_disagree, kept
 from vitrail.methods.consensus_smooth import bell, smoothed
+from vitrail.models.inputs import read_inputs
 
 TEXTS = [name for name, model in MODELS.items() if model.kind == "text" and "clip" not in name]
 
@@ -59,7 +60,7 @@ def test_copies_that_share_less_than_two_words_say_nothing():
 
 
 def test_embeddings_are_blanked_by_zeros():
-    inputs = vitrail.inputs.read_inputs({"inputs_embeds": torch.ones(1, 4, 2)})
+    inputs = read_inputs({"inputs_embeds": torch.ones(1, 4, 2)})
     keep = torch.tensor([[True, False, True, True]])
     assert_close(blanked(inputs, keep, 3).shown[0, :, 0], torch.tensor([1.0, 0.0, 1.0, 1.0]))
 
