@@ -1,19 +1,21 @@
-from importlib.resources import files
+import http.client
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 from browsing import chromium, visits
+from http_visitor import new_visitor
 from safetensors.torch import load_file
 from saved_models import save_vit
 from served_page import served
 
 from vitrail.apps.web import actions
-from vitrail.apps.web.actions import Asked, House
-from vitrail.apps.web.examples import first_given
-from vitrail.apps.web.explaining import CHOSEN
+from vitrail.apps.web.explaining import Explorer, Results
 from vitrail.apps.web.limits import Limits
-from vitrail.apps.web.rooms import Room, Rooms
-from vitrail.apps.web.shelf import Shelf
+from vitrail.apps.web.model_cache import ModelCache
+from vitrail.apps.web.schema import ASKS
+from vitrail.apps.web.sessions import Sessions
+from vitrail.apps.web.workers import Job
 
 
 @pytest.fixture(scope="session")
@@ -32,16 +34,55 @@ def pickled(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def page(tiny, pickled):
-    """The address of a page as `vitrail app` serves it, and what it writes to its terminal."""
-    pytest.importorskip("gradio", reason="gradio is not installed")
-    with served("--allow", tiny, "--allow", pickled, "--max-upload", "1") as found:
-        yield found
+def models(tiny):
+    return ModelCache([tiny])
 
 
 @pytest.fixture
-def address(page):
-    return page[0]
+def explorer(models):
+    limits = Limits()
+    sessions = Sessions(limits)
+    yield Explorer(models, sessions, Results(limits.results), limits)
+    sessions.close()
+
+
+@pytest.fixture
+def session(explorer):
+    return explorer.sessions.new()
+
+
+@pytest.fixture
+def do(explorer, session):
+    """A function that runs an action to its end: its events."""
+
+    def run(name, job=None, owner=None, **asked):
+        ask = ASKS[name](id="a", **asked)
+        steps = actions.ACTIONS[name](explorer, owner or session, ask, job or Job(session.id))
+        return [step for step in steps if isinstance(step, dict)]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def page(tiny, pickled):
+    """The address of a page as `vitrail app` serves it, and what it writes to its terminal."""
+    with served("--allow", tiny, "--allow", pickled, "--max-upload", "2") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def ready(page):
+    """The page's address once the models are there."""
+    address = page[0]
+    link = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
+    link.request("GET", "/api/models")
+    assert link.getresponse().status == 200
+    return address
+
+
+@pytest.fixture
+def visitor(ready):
+    return new_visitor(ready)
 
 
 @pytest.fixture(scope="module")
@@ -51,62 +92,16 @@ def browser():
 
 
 @pytest.fixture
-def visit(browser, page):
+def visit(browser, ready, page):
     """A function that opens the page; at the end nobody else was asked, and neither browser nor server has failed."""
-    address, lines = page
+    _, lines = page
     before = len(lines)
-    with visits(browser, address) as open_page:
+    with visits(browser, ready) as open_page:
 
-        def open_here(*args, **more):
-            opened = open_page(*args, **more)
-            opened.goto(address)
-            opened.wait_for_selector("#image-maps img")
+        def open_here(where="", **more):
+            opened = open_page(**more)
+            opened.goto(ready + where)
             return opened
 
         yield open_here
-    said = "".join(lines[before:])
-    assert "Traceback" not in said, said
-
-
-@pytest.fixture(scope="session")
-def shelf(tiny):
-    return Shelf([tiny])
-
-
-@pytest.fixture(scope="session")
-def known(shelf):
-    """The examples, explained once for all tests."""
-    house = House(shelf, Rooms(Room(first_given())), Limits())
-    for kind, model in (("image", "photo"), ("text", "sentiment")):
-        list(actions.explained(house, house.rooms.start, Asked(kind, model, None, CHOSEN[kind], "recommended")))
-    return house.rooms.start
-
-
-@pytest.fixture
-def house(shelf, known):
-    return House(shelf, Rooms(Rooms(known).of("start")), Limits())
-
-
-@pytest.fixture
-def room(house):
-    return house.rooms.of("anna")
-
-
-@pytest.fixture
-def photo():
-    return Asked("image", "photo", None, CHOSEN["image"], "recommended")
-
-
-@pytest.fixture
-def image(tiny):
-    return Asked("image", tiny, None, ("gae", "complete_gradient"), "recommended")
-
-
-@pytest.fixture
-def text():
-    return Asked("text", "sentiment", None, CHOSEN["text"], "recommended")
-
-
-@pytest.fixture
-def demo_picture():
-    return str(files("vitrail.apps.demo").joinpath("pictures", "temple.jpg"))
+    assert "Traceback" not in "".join(lines[before:])

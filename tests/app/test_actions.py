@@ -1,37 +1,52 @@
-"""Every action of the page without a browser: the library's numbers, words escaped, nothing computed twice."""
+"""Every action of the page without a server: the library's numbers, nothing computed twice, stopped when asked."""
 
+import base64
 import json
-import re
 import threading
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from saved_models import save_gpt2
+import torch
+from matplotlib import colormaps
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.apps.web import actions, explaining, removing, views
-from vitrail.apps.web.actions import Asked, House
-from vitrail.apps.web.downloads import FORMS
-from vitrail.apps.web.drawing import PALETTES, Look
-from vitrail.apps.web.jobs import SLOWING, Stopped, running, steps_of
-from vitrail.apps.web.limits import Limits
-from vitrail.apps.web.rooms import Given, Rooms
-from vitrail.apps.web.shelf import Shelf
+from vitrail.apps.web import actions, explaining, removing
+from vitrail.apps.web.downloads import FORMS, PALETTES
+from vitrail.apps.web.payload import INTEGERS
+from vitrail.apps.web.refusals import GoneError
+from vitrail.apps.web.schema import ASKS
+from vitrail.apps.web.workers import Job, Stopped
 from vitrail.capture import measure
-from vitrail.errors import InputError, OptionError
+from vitrail.errors import ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
+from vitrail.methods import METHODS
 
-SCRIPT = "<script>alert(1)</script> a small miracle"
-
-
-def last(steps):
-    return list(steps)[-1]
+BALL, SENTENCE = "example:golf_ball", "example:sentence-1"
 
 
-def passes(house, model, run):
+def unpacked(data):
+    whole = np.frombuffer(base64.b64decode(data["int16"]), "<i2").astype(float)
+    return torch.tensor(whole * data["scale"]).reshape(data["shape"])
+
+
+def near(data, values):
+    """Equal up to the rounding to 16 bits, and float32 in models."""
+    largest = values.abs().max().item()
+    assert_close(unpacked(data), values.double(), atol=largest / INTEGERS + 1e-5 * largest, rtol=0)
+
+
+def case_of(explorer, session, name, model):
+    steps = explaining.case_of(explorer, explaining.input_of(session, name), model, Job(session.id))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as found:
+            return found.value
+
+
+def passes(explorer, model, kind, run):
     """How often the model is called while something runs, but for the passes that measure its structure."""
     calls, own = [], measure._measured
 
@@ -41,10 +56,9 @@ def passes(house, model, run):
         del calls[before:]
         return found
 
-    opened = house.shelf.open(model, "text" if model == "sentiment" else "image")
-    hooks = [
-        m.register_forward_pre_hook(lambda *_: calls.append(1)) for m in (opened.loaded.model, opened.twin.loaded.model)
-    ]
+    opened = explorer.models.open(model, kind)
+    both = (opened.loaded.model, opened.twin.loaded.model)
+    hooks = [one.register_forward_pre_hook(lambda *_: calls.append(1)) for one in both]
     try:
         with patch.object(measure, "_measured", uncounted):
             run()
@@ -54,377 +68,269 @@ def passes(house, model, run):
     return len(calls)
 
 
-def test_the_first_page_shows_an_explained_example(house, room, photo):
-    shown = last(actions.explained(house, room, photo))
-    assert "golf ball" in shown.answer
-    assert shown.maps.count("<img alt=") == 4
-    assert shown.choices[0][0].startswith("golf ball · 98")
-    assert [label.split(" · ")[0] for label, _ in shown.choices][1:] != []
+@pytest.mark.parametrize(("name", "model"), [(BALL, "tiny"), (SENTENCE, "sentiment")])
+def test_the_maps_are_those_of_the_library(explorer, session, do, tiny, name, model):
+    model = tiny if model == "tiny" else model
+    methods = ("gae", "complete_gradient", "attn_lrp")
+    said, *found, end = do("explain", input=name, model=model, methods=methods)
+    case = case_of(explorer, session, name, model)
+    assert [one["map"]["method"] for one in found] == list(methods)  # the slow one last
+    assert end == {"done": True}
+    assert said["case"]["target"]["index"] == case.best
+    for one, method in zip(found, methods, strict=True):
+        expected = vitrail.explain(case.opened.loaded.model, case.sample.inputs, method, case.best)
+        near(one["map"]["scores"], expected.shown[0])
+        assert one["map"]["signed"] == expected.signed
 
 
-@pytest.mark.parametrize("kind", ["image", "text"])
-def test_the_maps_are_those_of_the_library(house, room, image, text, kind):
-    asked = {"image": image, "text": text}[kind]
-    case, target, found = actions.known_maps(house, room, asked)
-    for one, method in zip(found, asked.methods, strict=True):
-        expected = vitrail.explain(case.opened.loaded.model, case.sample.inputs, method, target)
-        assert_close(one.scores, expected.scores, atol=1e-5, rtol=1e-4)  # float32, and other methods share the pass
+def test_the_model_says_what_it_is_and_what_it_knows_and_doubts_a_foreign_picture(explorer, session, do, tmp_path):
+    from PIL import Image
+
+    (said, *_) = do("explain", input=BALL, model="photo", methods=("gae",))
+    assert said["case"]["target"]["name"] == "golf ball"
+    assert "ten classes" in said["case"]["card"]["what"]
+    assert len(said["case"]["card"]["knows"]) == 10
+    assert said["case"]["cautions"] == []
+    noise = torch.randint(256, (64, 64, 3), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+    Image.fromarray(noise.numpy()).save(tmp_path / "noise.png")
+    steps = actions.take_picture(explorer, session, (tmp_path / "noise.png").read_bytes())
+    (kept,) = [step for step in steps if isinstance(step, dict)]
+    (said, *_) = do("explain", input=kept["input"], model="photo", methods=("gae",))
+    assert "may show something it does not know" in said["case"]["cautions"][0]
 
 
-def test_one_recording_serves_every_quick_method(house, room, image):
-    fresh = replace(image, target=int(last(actions.explained(house, room, image)).choices[1][1]))
-    assert passes(house, image.model, lambda: last(actions.explained(house, room, fresh))) == 1
-    image = fresh
+def test_one_recording_serves_every_quick_method(explorer, do, tiny):
     quick = [name for name in explaining.offered("image") if explaining.is_quick(name)]
-    some = [replace(image, methods=quick[start : start + 8]) for start in range(0, len(quick), 8)]
-    assert passes(house, image.model, lambda: [last(actions.explained(house, room, asked)) for asked in some]) == 0
-    assert passes(house, image.model, lambda: actions.redrawn(house, room, replace(image, look=Look(0.2, "Sea")))) == 0
+    do("explain", input=BALL, model=tiny, methods=("gae",))
+    run = [tuple(quick[start : start + 8]) for start in range(0, len(quick), 8)]
+    count = passes(
+        explorer, tiny, "image", lambda: [do("explain", input=BALL, model=tiny, methods=some) for some in run]
+    )
+    assert count == 0
+    fresh = passes(explorer, tiny, "image", lambda: do("explain", input=BALL, model=tiny, methods=run[0], target=1))
+    assert fresh == 1
 
 
-def test_another_class_gives_another_map(house, room, image):
-    first = last(actions.explained(house, room, image))
-    other = last(actions.explained(house, room, replace(image, target=int(first.choices[1][1]))))
-    assert other.maps != first.maps
-    assert "would speak for" in other.answer
-    assert other.target == first.choices[1][1]
+def test_any_class_can_be_found_and_explained(explorer, session, do):
+    case = case_of(explorer, session, BALL, "photo")
+    (found,) = do("classes", input=BALL, model="photo", words="HORN")
+    (only,) = found["found"]
+    assert (only["name"], only["probability"]) == ("French horn", float(case.probs[only["index"]]))
+    (every,) = do("classes", input=BALL, model="photo")
+    assert [one["index"] for one in every["found"]] == case.probs.argsort(descending=True).tolist()
+    said, *_ = do("explain", input=BALL, model="photo", methods=("gae",), target=only["index"])
+    assert said["case"]["target"] == only
+    with pytest.raises(TargetError, match="10 classes"):
+        do("explain", input=BALL, model="photo", methods=("gae",), target=10)
 
 
-def test_a_class_that_is_not_offered_becomes_the_likeliest(house, room, photo):
-    assert last(actions.explained(house, room, replace(photo, target=99))).target == "8"
-
-
-def test_opacity_goes_from_the_picture_to_the_map(house, room, image):
-    case, _, (gae, _) = actions.known_maps(house, room, image)
-    from vitrail.apps.web.drawing import painted
-    from vitrail.plots.overlay import sample_map
-
-    picture = views.picture_of(case)
-    values = sample_map(gae, 0, picture)
-    np.testing.assert_allclose(painted(values, picture, Look(0.0), signed=False), picture)
-    assert np.abs(painted(values, picture, Look(1.0), signed=False) - picture).max() > 0.3
-
-
-@pytest.mark.parametrize("palette", PALETTES)
-def test_signed_maps_diverge_from_a_pale_middle(palette):
-    from matplotlib import colormaps
-
-    low, middle, high = colormaps[Look(palette=palette).colours(signed=True)]([0.0, 0.5, 1.0])[:, :3]
-    assert middle.min() > 0.7
-    assert np.abs(low - high).max() > 0.3
-
-
-def test_unknown_colours_methods_presets_and_forms_are_said_so(house, room, image):
-    wrong = [
-        lambda: actions.redrawn(house, room, replace(image, look=Look(palette="plaid"))),
-        lambda: last(actions.explained(house, room, replace(image, methods=["gea"]))),
-        lambda: last(actions.explained(house, room, replace(image, methods=[]))),
-        lambda: last(actions.explained(house, room, replace(image, methods=explaining.offered("image")))),
-        lambda: last(actions.explained(house, room, replace(image, preset="best"))),
-        lambda: actions.download(house, room, image, "exe"),
-        lambda: actions.remove(house, room, image, "gae", "plaid", 10.0),
-    ]
-    for act in wrong:
-        with pytest.raises(OptionError):
-            act()
-
-
-def test_a_preset_that_a_method_lacks_is_its_recommended_one(house, room, image):
-    asked = replace(image, preset="official", methods=["agcam", "tokentm"])
-    _, _, (agcam, tokentm) = actions.known_maps(house, room, asked)
-    assert (agcam.preset, tokentm.preset) == ("official", "recommended")
-    assert "agcam, official" in actions.redrawn(house, room, asked)
-
-
-@pytest.mark.parametrize("kind", ["image", "text"])
-def test_the_tables_name_all_methods_with_layers_and_heads(house, room, image, text, kind):
-    asked = {"image": image, "text": text}[kind]
-    case, target = actions.situation(house, room, asked)
-    quick = [name for name in explaining.offered(kind) if explaining.is_quick(name)]
-    found = {name: explaining.map_of(room, case, target, name, "recommended") for name in quick}
-    assert {n for n, one in found.items() if one.layers is not None} == set(views.LAYERED[kind])
-    assert {n for n, one in found.items() if one.heads is not None} == set(views.HEADED)
-
-
-@pytest.mark.parametrize("kind", ["image", "text"])
-def test_layers_and_heads_are_shown(house, room, image, text, kind):
-    asked = {"image": image, "text": text}[kind]
-    second, depth = actions.layer(house, room, asked, "attcat", 2)
-    assert second != actions.layer(house, room, asked, "attcat", 1)[0]
-    assert actions.layer(house, room, asked, "attcat", 99)[0] == actions.layer(house, room, asked, "attcat", depth)[0]
-    heads = actions.heads(house, room, asked, "gradtoken")
-    assert len(re.findall(r"head \d+<", heads)) == {"image": 3, "text": 12}[kind]
-    with pytest.raises(OptionError, match="no map for each layer"):
-        actions.layer(house, room, asked, "gae", 1)
-    with pytest.raises(OptionError, match="no map for each head"):
-        actions.heads(house, room, asked, "gae")
-
-
-def test_text_has_a_heat_map_of_layers_over_tokens(house, room, text):
-    table, depth = actions.layer(house, room, text, "attcat", 1)
-    assert table.count('scope="row"') == depth + 1
-    assert table.count('scope="col"') == 12
-    assert table.count("class=marked") == 1
-
-
-def test_removal_follows_the_curve_of_the_library(house, room, image):
-    case, target, (gae, _) = actions.known_maps(house, room, image)
-    found = removing.removal(room, case, target, gae, "black")
-    pixels, grid = removing.pixels_of(case), gae.grid
+def test_removal_follows_the_curve_of_the_library(explorer, session, do, tiny):
+    (found,) = do("remove", input=BALL, model=tiny, method="gae", fill="grey")
+    case = case_of(explorer, session, BALL, tiny)
+    gae = vitrail.explain(case.opened.loaded.model, case.sample.inputs, "gae", case.best)
     expected = metrics.perturbation_curve(
-        case.opened.logits, pixels, gae.shown.reshape(1, *grid), [target],
-        levels=removing.LEVELS["image"], units="patches",
+        case.opened.logits, removing.pixels_of(case), gae.shown.reshape(1, *gae.grid), [case.best],
+        levels=removing.LEVELS, units="patches", fill="grey",
     )  # fmt: skip
-    np.testing.assert_allclose(found.by_map, expected.probability[:, 0], atol=1e-5)
-    assert found.by_map[0] == pytest.approx(case.classes[0][1], abs=1e-5)
-    assert found.by_map[0] == pytest.approx(found.by_chance[0], abs=1e-6)
-    assert found.by_map[-1] == pytest.approx(found.by_chance[-1], abs=1e-6)  # nothing is left of either
-    left = removing.picture_at(case, found, 10)
-    assert (left == 0).all(axis=2).mean() >= 0.5
+    np.testing.assert_allclose(found["curve"], expected.probability[:, 0], atol=1e-5)
+    for other in (*found["random"], found["centre"]):  # all begin whole and end with nothing
+        assert other[0] == pytest.approx(found["curve"][0], abs=1e-6)
+        assert other[-1] == pytest.approx(found["curve"][-1], abs=1e-6)
+    assert found["ends"]["grey"] == pytest.approx(found["curve"][-1], abs=1e-5)
+    gone = unpacked(found["removed_at"]).round()
+    assert [(gone <= level).sum().item() for level in (0, 5, 10)] == [0, gae.scores.shape[1] // 2, gae.scores.shape[1]]
+    order = gae.shown[0].argsort(descending=True, stable=True)
+    assert (gone[order].diff() >= 0).all()
+    again = passes(explorer, tiny, "image", lambda: do("remove", input=BALL, model=tiny, method="gae", fill="grey"))
+    assert again == 0
 
 
-def test_the_slider_only_looks_up(house, room, image):
-    first = actions.remove(house, room, image, "gae", "blur", 0.0)
-    seen = []
-
-    def move():
-        seen.extend(actions.remove(house, room, image, "gae", "blur", float(share)) for share in range(0, 101, 5))
-
-    assert passes(house, image.model, move) == 0
-    assert seen[0] == first
-    assert len(set(seen)) == 21
-    case, target = actions.situation(house, room, image)
-    assert f'aria-label="Probability of {case.name(target)}' in first
-
-
-def test_words_are_removed_most_important_first(house, room, text):
-    case, target, found = actions.known_maps(house, room, text)
-    curve = removing.removal(room, case, target, found[0])
-    assert [int(gone.sum()) for gone in curve.removed] == [round(10 * tenth / 10) for tenth in range(11)]
-    order = found[0].shown[0].argsort(descending=True).tolist()
-    words = [i for i in order if found[0].tokens[0][i] not in ("[CLS]", "[SEP]")]
-    assert curve.removed[3].nonzero()[0].tolist() == sorted(words[:3])
-    assert actions.remove(house, room, text, "attcat", "black", 30.0).count("<del ") == 3
+def test_the_advantage_over_random_orders_has_an_honest_interval():
+    random = np.array([[1.0, 0.6, 0.2], [1.0, 0.4, 0.2], [1.0, 0.5, 0.2]])
+    same = removing.advantage(random.mean(axis=0), random)
+    assert same.mean == pytest.approx(0)
+    assert same.low < 0 < same.high
+    faster = removing.advantage(np.array([1.0, -0.5, 0.2]), random)
+    assert faster.low > 0
+    gains = random.mean(axis=1) - (0.7 / 3)
+    assert faster.mean == pytest.approx(gains.mean())
+    reach = 4.302653 * gains.std(ddof=1) * np.sqrt(4 / 3)  # Student's t, two degrees of freedom
+    assert faster.high - faster.mean == pytest.approx(reach, rel=1e-5)
 
 
-def test_two_classes_are_told_apart(house, room, image):
-    case, _ = actions.situation(house, room, image)
-    (first, _), (second, _) = case.classes[:2]
-    shown = actions.between(house, room, image, first, second)
-    expected = vitrail.detail(case.opened.loaded.model, case.sample.inputs, first, second)
-    assert_close(room.curves.get((case.key, first, second)).scores, expected.scores, atol=1e-6, rtol=1e-4)
-    assert f"for {case.name(first)}" in shown
-    assert passes(house, image.model, lambda: actions.between(house, room, image, first, second)) == 0
-    assert actions.between(house, room, image, first, first) == shown  # the next best stands in
-
-
-def test_agreement_is_the_rank_correlation(house, room, image):
-    _, _, (a, b) = actions.known_maps(house, room, image)
+def test_compare_gives_rank_correlations_and_a_row_of_trust(explorer, session, do, tiny):
+    events = do("compare", input=BALL, model=tiny, methods=("gae", "complete_gradient"))
+    case = case_of(explorer, session, BALL, tiny)
+    a, b = (vitrail.explain(case.opened.loaded.model, case.sample.inputs, m) for m in ("gae", "complete_gradient"))
     expected = metrics.rank_correlation(a.shown, b.shown)[0]
-    assert f"{expected:+.2f}" in actions.agreement(house, room, image)
-    with pytest.raises(OptionError, match="two methods"):
-        actions.agreement(house, room, replace(image, methods=["gae"]))
+    assert events[0]["agreement"][0][1] == pytest.approx(expected, abs=1e-4)
+    trusted = {one["trust"]: one for one in events if "trust" in one}
+    (curve,) = do("remove", input=BALL, model=tiny, method="gae", fill="black")
+    assert trusted["gae"]["mean"] == pytest.approx(np.mean(curve["random"]) - np.mean(curve["curve"]), abs=1e-6)
+    assert trusted["gae"]["low"] < trusted["gae"]["mean"] < trusted["gae"]["high"]
+
+
+def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny):
+    case = case_of(explorer, session, BALL, tiny)
+    (same,) = do("whatif", input=BALL, model=tiny, cells=())
+    assert [one["probability"] for one in same["before"]] == pytest.approx(
+        [one["probability"] for one in same["after"]], abs=1e-6
+    )
+    image = removing.pixels_of(case)
+    (found,) = do("whatif", input=BALL, model=tiny, cells=(0,), fill="black")
+    rows, columns = vitrail.explain(case.opened.loaded.model, case.sample.inputs, "gae").grid
+    image[:, :, : image.shape[2] // rows, : image.shape[3] // columns] = 0
+    expected = case.opened.logits(image)[0].softmax(dim=0)
+    assert found["after"][0]["probability"] == pytest.approx(expected[case.best].item(), abs=1e-6)
+    (text,) = do("whatif", input=SENTENCE, model="sentiment", cells=(6, 0))  # [CLS] always stays
+    plain = case_of(explorer, session, SENTENCE, "sentiment")
+    left = {
+        "input_ids": torch.cat([plain.sample.inputs["input_ids"][:, :6], plain.sample.inputs["input_ids"][:, 7:]], 1)
+    }
+    with torch.no_grad():
+        said = plain.opened.loaded.model(**left).logits[0].softmax(dim=0)
+    assert text["after"][0]["probability"] == pytest.approx(said[plain.best].item(), abs=1e-5)
+
+
+def test_contrast_is_the_library_s_detail(explorer, session, do, tiny):
+    case = case_of(explorer, session, BALL, tiny)
+    first, second = case.probs.topk(2).indices.tolist()
+    (found,) = do("contrast", input=BALL, model=tiny, target=first, other=second)
+    near(found["map"]["scores"], vitrail.detail(case.opened.loaded.model, case.sample.inputs, first, second).shown[0])
+    with pytest.raises(OptionError, match="both classes"):
+        do("contrast", input=BALL, model=tiny, target=first, other=first)
+
+
+@pytest.mark.parametrize(("name", "model"), [(BALL, "tiny"), (SENTENCE, "sentiment")])
+def test_attention_of_every_layer_and_head(explorer, session, do, tiny, name, model):
+    model = tiny if model == "tiny" else model
+    case = case_of(explorer, session, name, model)
+    recording = vitrail.record(case.opened.loaded.model, case.sample.inputs, case.best)
+    (read,) = do("attention", input=name, model=model)
+    prefix = 1 if name == BALL else 0
+    expected = torch.stack([layer.probs[0, :, 0] for layer in recording.layers])  # the answer is read at [CLS]
+    near(read["rows"], expected[:, :, prefix:])
+    (third,) = do("attention", input=name, model=model, token=3)
+    expected = torch.stack([layer.probs[0, :, 3 + prefix] for layer in recording.layers])
+    near(third["rows"], expected[:, :, prefix:])
+
+
+def test_layers_and_heads_of_a_method(explorer, session, do):
+    case = case_of(explorer, session, SENTENCE, "sentiment")
+    attcat = vitrail.explain(case.opened.loaded.model, case.sample.inputs, "attcat", case.best)
+    (found,) = do("layers", input=SENTENCE, model="sentiment", method="attcat")
+    near(found["layers"], attcat.layers[0])
+    (none,) = do("layers", input=SENTENCE, model="sentiment", method="gae")
+    assert (none["layers"], none["heads"]) == (None, None)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["image", "text"])
-def test_everything_can_be_downloaded(house, room, image, text, kind, form, tmp_path):
-    import urllib.request
-
-    asked = replace({"image": image, "text": text}[kind], methods=["gae"])
-    file = actions.download(house, room, asked, form)
-    data = urllib.request.urlopen(file["url"]).read()
-    begins = {"png": b"\x89PNG", "pdf": b"%PDF", "html": b"<!doctype", "json": b"{"}
-    assert file["name"] == f"vitrail.{form}"
+@pytest.mark.parametrize(("name", "model"), [(BALL, "tiny"), (SENTENCE, "sentiment")])
+def test_everything_can_be_downloaded(do, tiny, tmp_path, name, model, form):
+    model = tiny if model == "tiny" else model
+    (file,) = do("download", input=name, model=model, methods=("gae",), form=form, palette="Viridis")
+    data = base64.b64decode(file["base64"])
+    begins = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "html": b"<!doctype", "json": b"{"}
     assert data.startswith(begins[form])
     if form == "json":
         (tmp_path / "one.json").write_bytes(data)
-        assert vitrail.Attribution.load(tmp_path / "one.json").equals(actions.known_maps(house, room, asked)[2][0])
+        assert vitrail.Attribution.load(tmp_path / "one.json").method == "gae"
 
 
-def test_several_maps_become_a_list_of_numbers(house, room, image):
-    import urllib.request
-
-    data = urllib.request.urlopen(actions.download(house, room, image, "json")["url"]).read()
-    assert [one["method"] for one in json.loads(data)] == list(image.methods)
-
-
-def test_a_script_is_shown_and_not_run(house, room, text):
-    import urllib.request
-
-    actions.take_text(house, room, SCRIPT)
-    asked = replace(text, methods=["attcat"])
-    shown = last(actions.explained(house, room, asked))
-    table, _ = actions.layer(house, room, asked, "attcat", 1)
-    removed = actions.remove(house, room, asked, "attcat", "black", 50.0)
-    page = urllib.request.urlopen(actions.download(house, room, asked, "html")["url"]).read().decode()
-    for html in (shown.answer, shown.maps, table, removed, page):
-        assert "<script" not in html
-    assert "&lt;" in shown.maps
+def test_a_figure_is_drawn_in_the_colours_of_the_page(do, tiny):
+    figures = {
+        do("download", input=BALL, model=tiny, methods=("gae",), form="png", palette=name)[0]["base64"]
+        for name in PALETTES
+    }
+    assert len(figures) == len(PALETTES)
+    with pytest.raises(OptionError, match="plaid"):
+        do("download", input=BALL, model=tiny, methods=("gae",), form="png", palette="plaid")
 
 
-def test_class_names_are_escaped(house, room, image):
-    case, target, found = actions.known_maps(house, room, image)
-    loaded = replace(case.opened.loaded, class_names=("<b onmouseover='x'>",) * 4)
-    named = replace(case, opened=replace(case.opened, loaded=loaded))
-    curve = removing.removal(room, case, target, found[0], "black")
-    for html in (
-        views.answer(named, 1),
-        views.maps(named, target, found, Look()),
-        views.removal(named, target, found[0], curve, 10.0),
-        views.detail(named, [found[1]] * 3, (1, 2), Look()),
-    ):
-        assert "<b " not in html
+@pytest.mark.parametrize("palette", PALETTES)
+def test_signed_colours_diverge_from_a_pale_middle_and_warm_means_for(palette):
+    low, middle, high = colormaps[PALETTES[palette][1]]([0.05, 0.5, 0.95])[:, :3]
+    assert middle.min() > 0.85
+    assert low[2] > low[0]  # cool: more blue than red
+    assert high[0] > high[2]
 
 
-def test_an_upload_is_checked_whatever_its_name(house, room, tmp_path):
-    good, bad = tmp_path / "anything.txt", tmp_path / "fine.png"
-    good.write_bytes(house.rooms.start.given["image"].data)
-    bad.write_bytes(b"no picture at all")
-    before = room.given["image"]
-    with pytest.raises(InputError, match="no picture"):
-        actions.take_picture(house, room, bad)
-    assert room.given["image"] is before
-    actions.take_picture(house, room, good)
-    assert room.given["image"] == before
-    assert good.exists()  # another visitor may have handed in the same picture, and Gradio keeps one file for both
+@pytest.mark.parametrize(
+    ("name", "asked", "error"),
+    [
+        ("explain", {"methods": ("gea",)}, OptionError),
+        ("explain", {"methods": tuple(METHODS)[:20]}, OptionError),
+        ("explain", {"methods": ("gae",), "model": "/etc"}, ModelError),
+        ("explain", {"methods": ("gae",), "model": "sentiment"}, ModelError),
+        ("explain", {"methods": ("gae",), "input": "example:nobody"}, GoneError),
+        ("remove", {"method": "gae", "fill": "plaid"}, OptionError),
+        ("download", {"methods": ("gae",), "form": "exe"}, OptionError),
+        ("whatif", {"cells": (10**6,)}, ValueError),
+        ("attention", {"token": 10**6}, ValueError),
+    ],
+)
+def test_what_does_not_exist_is_said_so(do, tiny, name, asked, error):
+    with pytest.raises(error):
+        do(name, **{"input": BALL, "model": tiny, **asked})
 
 
-def test_a_job_stops_at_the_next_pass(house, room, image):
-    asked = replace(image, methods=["gae", "dix"])
-    told = []
+def test_a_job_stops_at_the_next_block_and_the_model_is_as_it_was(explorer, session, do, tiny):
+    job, told = Job(session.id), []
 
     def tell(fraction, words):
         told.append(words)
         if "dix, pass 3" in words:
-            left.append(actions.stop(house, room, asked))
+            job.stop.set()
 
-    left, shown = [], []
+    job.tell = tell
     with pytest.raises(Stopped):
-        shown.extend(actions.explained(house, room, asked, tell))
+        do("explain", job=job, input=BALL, model=tiny, methods=("dix",))
     assert told[-1] == "computing dix, pass 3"
-    assert left[0].count("<img") == 2
-    assert "<strong>dix</strong><span>stopped<" in left[0]
-    assert len(last(actions.explained(house, room, image)).maps) > 1000  # the model is as it was
+    assert do("explain", input=BALL, model=tiny, methods=("gae",))[-1] == {"done": True}
 
 
-def test_a_stop_is_heard_inside_a_long_pass_and_leaves_later_jobs_alone(house, room, image):
-    case, _ = actions.situation(house, room, image)
-    told = []
-    with running(case.opened, room, lambda *args: told.append(args), "long") as watch:
-        room.halt("image")
-        with pytest.raises(Stopped):
-            watch.step(case.opened.loaded.model, ())
-    with running(case.opened, room, lambda *args: told.append(args), "later"):
-        case.opened.loaded.model(case.sample.inputs["pixel_values"])
-    assert told[-1] == (pytest.approx(1 - SLOWING), "later")
-    assert len(steps_of(case.opened.loaded.model)) == 2
-    assert len(case.opened.loaded.model._forward_pre_hooks) == 1  # one for all jobs
-
-
-def test_the_bar_knows_how_far_it_is_once_a_method_has_run(house, room, image):
-    told = {}
-
-    def tell(fraction, words):
-        told.setdefault(target, []).append((fraction, words))
-
-    target = None
-    choices = last(actions.explained(house, room, image)).choices
-    for _, value in choices[:3]:
-        target = int(value)
-        list(actions.explained(house, room, replace(image, methods=["dix"], target=target), tell))
-    _, first, second = told.values()  # the first of all measures the model's structure too
-    passes = len({words for _, words in first}) - 1
-    assert second[-1][1] == f"computing dix, pass {passes} of {passes}"
-    assert [fraction for fraction, _ in second] == sorted(fraction for fraction, _ in second)
-    assert second[-1][0] >= 1 - 1 / passes
-
-
-def test_long_jobs_share_the_weights(house, room, image):
-    case, _ = actions.situation(house, room, image)
-    own, twin = case.opened.loaded.model, case.opened.twin.loaded.model
-    assert all(a is b for a, b in zip(own.parameters(), twin.parameters(), strict=True))
-    assert not set(map(id, own.modules())) & set(map(id, twin.modules()))
-
-
-def test_quick_maps_are_shown_before_slow_ones(house, room, image):
-    first, second = list(actions.explained(house, room, replace(image, methods=["attn_lrp", "gae"])))
-    assert (first.maps.count("<img"), second.maps.count("<img")) == (2, 3)
-    assert "<strong>attn_<wbr>lrp</strong><span>still computing<" in first.maps
-    assert "still computing" not in second.maps
-    assert list(re.findall(r"<strong>(\w+)", first.maps)) == list(re.findall(r"<strong>(\w+)", second.maps))
-
-
-def test_a_long_job_keeps_nobody_else_waiting(house, image):
-    anna, ben = house.rooms.of("anna"), house.rooms.of("ben")
-    last(actions.explained(house, ben, image))
-    begun, go_on, stopped = threading.Event(), threading.Event(), []
+def test_a_slow_job_keeps_no_quick_one_waiting(explorer, session, do, tiny):
+    begun, go_on, job = threading.Event(), threading.Event(), Job(session.id)
 
     def tell(fraction, words):
         if "pass 2" in words:
             begun.set()
             go_on.wait(60)
 
-    def long():
-        try:
-            list(actions.explained(house, anna, replace(image, methods=["dix"]), tell))
-        except Stopped:
-            stopped.append("anna")
-
-    thread = threading.Thread(target=long)
+    job.tell = tell
+    ask = ASKS["explain"](id="slow", input=BALL, model=tiny, methods=("dix",))
+    thread = threading.Thread(target=lambda: list(actions.explain(explorer, session, ask, job)))
     thread.start()
     assert begun.wait(60)
-    target = int(last(actions.explained(house, ben, image)).choices[1][1])
-    last(actions.explained(house, ben, replace(image, target=target)))  # would wait for ever otherwise
-    anna.halt("image")
+    assert do("explain", input=BALL, model=tiny, methods=("gae",), target=2)[-1] == {"done": True}
     go_on.set()
     thread.join(60)
-    assert stopped == ["anna"]
 
 
-def test_a_method_that_fails_is_left_out_with_its_reason(house, room, image, monkeypatch):
+def test_a_method_that_fails_is_missing_with_its_reason(do, tiny, monkeypatch):
     def broken(*args, **kwargs):
         raise vitrail.errors.RuleError("no rule for it.")
 
     monkeypatch.setattr(vitrail, "explain", broken)
-    found = last(actions.explained(house, room, replace(image, methods=["gae", "attn_lrp"]))).maps
-    assert "attn_lrp was left out: no rule for it." in found
-    assert found.count("<img") == 2
+    events = do("explain", input=BALL, model=tiny, methods=("attn_lrp", "gae"))
+    assert {"missing": "attn_lrp", "why": "no rule for it."} in events
+    assert [one["map"]["method"] for one in events if "map" in one] == ["gae"]
 
 
-def test_visitors_who_ask_at_once_get_their_own(house, text):
-    sentences = [f"a film of {number} wonders, dull or not" for number in range(2)]
-    text = replace(text, methods=["gae"])
-    found = {}
-
-    def visit(sentence):
-        room = house.rooms.of(sentence)
-        actions.take_text(house, room, sentence)
-        found[sentence] = last(actions.explained(house, room, text)).maps
-
-    threads = [threading.Thread(target=visit, args=[sentence]) for sentence in sentences]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, sentence in enumerate(sentences):
-        room = house.rooms.of("alone")
-        room.given["text"] = Given("text", sentence)
-        assert found[sentence] == last(actions.explained(house, room, text)).maps
-        assert f">{number}<" in found[sentence]
+def test_another_visitor_s_input_and_results_are_out_of_reach(explorer, session, do):
+    name = explorer.sessions.add_text(session, "a quiet film")
+    do("explain", input=name, model="sentiment", methods=("gae",))
+    other = explorer.sessions.new()
+    with pytest.raises(GoneError):
+        do("explain", owner=other, input=name, model="sentiment", methods=("gae",))
+    own = explorer.sessions.add_text(other, "a quiet film")
+    assert other.get(own).key != session.get(name).key  # whether somebody asked the same cannot be told by the time
 
 
-def test_a_text_is_looked_at_once(house, room, text):
-    actions.take_text(house, room, "another one")
-    assert passes(house, "sentiment", lambda: actions.situation(house, room, text)) == 1
-    assert passes(house, "sentiment", lambda: actions.situation(house, room, text)) == 0
-
-
-def test_a_language_model_is_explained_by_its_next_token(room, known, tmp_path):
-    name = str(save_gpt2(tmp_path / "gpt2"))
-    house = House(Shelf([name]), Rooms(known), Limits())
-    actions.take_text(house, room, "the quick brown fox")
-    asked = Asked("text", name, None, ["gae", "attcat"], "recommended")
-    shown = last(actions.explained(house, room, asked))
-    assert shown.maps.count('class="sentence"') == 2
-    assert actions.remove(house, room, asked, "gae", "black", 50.0).count("<del ") == 2
-    assert "legend" in actions.between(house, room, asked, *(int(value) for _, value in shown.choices[:2]))
+def test_a_script_in_a_text_stays_text_in_the_self_contained_page(explorer, session, do):
+    name = explorer.sessions.add_text(session, "</script><script>alert(1)</script> a small miracle")
+    (file,) = do("download", input=name, model="sentiment", methods=("gae",), form="html")
+    page = base64.b64decode(file["base64"]).decode()
+    assert page.count("</script>") == 2  # the data's and the program's own
+    inside = page.split('id="data">')[1].split("</script>")[0]
+    assert "alert" in json.loads(inside)["case"]["tokens"]["text"]

@@ -6,7 +6,10 @@ import sys
 def main() -> None:
     """Run the command line, or say in one line what it lacks."""
     try:
-        from vitrail.apps.cli.app import app
+        if sys.argv[1:2] == ["app"]:  # without the imports of the other commands the page is there at once
+            from vitrail.apps.cli.serving import only as app
+        else:
+            from vitrail.apps.cli.app import app
     except KeyboardInterrupt:
         sys.exit(130)
     except ImportError as error:

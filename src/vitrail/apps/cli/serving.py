@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.opening import silent
 from vitrail.apps.cli.reporting import note, reported
 from vitrail.apps.web.limits import MEGABYTE, MEGAPIXEL, Limits
 from vitrail.apps.web.server import HOST, LOOPBACK, Settings, server
@@ -49,6 +48,14 @@ Pickled = Annotated[
         rich_help_panel=ACCESS,
     ),
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A host name this server goes by, such as the one of a proxy in front of it. May be repeated.",
+        show_default=False,
+        rich_help_panel=ACCESS,
+    ),
+]
 Upload = Annotated[int, typer.Option(min=1, help="Megabytes of an uploaded file.", rich_help_panel=INPUTS)]
 Pixels = Annotated[int, typer.Option(min=1, help="Million pixels of a picture.", rich_help_panel=INPUTS)]
 Letters = Annotated[int, typer.Option(min=1, help="Characters of a text.", rich_help_panel=INPUTS)]
@@ -62,6 +69,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     allow: Allow = None,
     any_model: AnyModel = False,  # noqa: FBT002
     pickled_weights: Pickled = False,  # noqa: FBT002
+    allow_host: AllowHost = None,
     max_upload: Upload = 10,
     max_pixels: Pixels = 40,
     max_letters: Letters = 1000,
@@ -70,15 +78,25 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
 ) -> None:
     """Serve the page until it is ended."""
     limits = Limits(upload=max_upload * MEGABYTE, pixels=max_pixels * MEGAPIXEL, letters=max_letters)
-    settings = Settings(host, port, tuple(allow or ()), any_model, pickled_weights, limits)
-    note("getting the page ready")
-    with silent():
-        made, listening = server(settings)
+    settings = Settings(host, port, tuple(allow or ()), any_model, pickled_weights, tuple(allow_host or ()), limits)
+    made, listening = server(settings)
     name, number = listening.getsockname()[:2]
     address = f"http://{f'[{name}]' if ':' in name else name}:{number}"
     if host not in LOOPBACK:
         note("warning: others on the network can use this page; there is no password.")
-    note(f"the page is at {address}; press Ctrl+C to end it")
+    note(f"the page is at {address}; the models load behind it; press Ctrl+C to end it")
     if browser:
         webbrowser.open(address)
     made.run([listening])
+
+
+only = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+"""This command without the others."""
+
+
+@only.callback()
+def _vitrail() -> None:
+    pass
+
+
+only.command("app", help=HELP)(command)

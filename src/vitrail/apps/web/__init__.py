@@ -1,4 +1,4 @@
-"""The explorer: a web page to look at explanations, `vitrail app`."""
+"""A page to look at explanations in a browser."""
 
 from vitrail.apps.web.server import Settings, application, server
 

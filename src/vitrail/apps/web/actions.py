@@ -1,165 +1,251 @@
-"""What a visitor can do, as plain functions: no browser and no Gradio is needed to call them."""
+"""What a visitor can do, as plain generators: no browser and no server is needed to call them.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+Each action takes what all visitors share, the session, the request as its type, and the job. It yields events for the
+page, and names of queues (see `workers`).
+"""
+
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, cast
 
 import vitrail
-from vitrail.apps.web import downloads, explaining, removing, views
-from vitrail.apps.web.drawing import Look
-from vitrail.apps.web.jobs import Tell, running, silent
-from vitrail.apps.web.limits import Limits, read_picture, read_text
-from vitrail.apps.web.rooms import Case, Given, Room, Rooms
-from vitrail.apps.web.shelf import Shelf
-from vitrail.apps.web.words import percent
+from vitrail.apps.web import downloads, explaining, inside, removing, workers
+from vitrail.apps.web.explaining import Case, Explorer, Steps, case_of, input_of, map_of, maps_of
+from vitrail.apps.web.passes import running
+from vitrail.apps.web.payload import case_json, class_json, map_json, packed, token_json
+from vitrail.apps.web.reading import read_picture, read_text, thumbnail
+from vitrail.apps.web.schema import (
+    Ask,
+    AttentionAsk,
+    ClassesAsk,
+    CompareAsk,
+    ContrastAsk,
+    DownloadAsk,
+    ExplainAsk,
+    MethodAsk,
+    RemoveAsk,
+    WhatIfAsk,
+)
+from vitrail.apps.web.sessions import Session
+from vitrail.apps.web.words import DEFAULT_METHODS, cautions, method_cards, model_card
+from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError
+from vitrail.errors import OptionError
+from vitrail.evaluate import metrics
+from vitrail.evaluate.metrics.fills import FILLS, filled
+from vitrail.models.loading import EMBEDDED
+
+FOUND = 40
+"""Classes that one search lists."""
+REFERENCE = {"image": "gae", "text": "gae"}
+"""The quick method that tells the grid and the tokens of an input."""
 
 
-@dataclass(frozen=True)
-class House:
-    """What all visitors share: the models, the limits, and a room for each of them."""
-
-    shelf: Shelf
-    rooms: Rooms
-    limits: Limits
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the controls of the page say.
-
-    Args:
-        target: a class, or None for the one the model finds likeliest.
-    """
-
-    kind: str
-    model: str
-    target: int | None
-    methods: Sequence[str]
-    preset: str
-    look: Look = field(default_factory=Look)
-
-    def like(self, other: "Asked") -> bool:
-        """Whether the same is asked, whatever the class and the colours."""
-        return replace(other, target=self.target, look=self.look) == self
+def start(explorer: Explorer) -> dict[str, Any]:
+    """What the page needs once: models, methods and fills; the embedded models are opened."""
+    for name in EMBEDDED:
+        kind = "text" if name == "sentiment" else "image"
+        explorer.models.open(name, kind)
+    return {
+        "models": {kind: explorer.models.names(kind) for kind in ("image", "text")},
+        "any_model": explorer.models.any_model,
+        "methods": {kind: method_cards(kind) for kind in ("image", "text")},
+        "chosen": DEFAULT_METHODS,
+        "fills": list(FILLS),
+        "palettes": list(downloads.PALETTES),
+        "forms": list(downloads.FORMS),
+    }
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the page shows of an explanation.
-
-    Args:
-        choices: the likeliest classes as they are offered, with their numbers.
-    """
-
-    answer: str
-    maps: str
-    choices: list[tuple[str, str]]
-    target: str
+def take_picture(explorer: Explorer, session: Session, data: bytes) -> Steps:
+    """Check a picture and keep it."""
+    yield workers.DECODE
+    small, size = _checked(data, explorer)  # a function of its own, so that the decoded picture ends with it
+    yield {"input": explorer.sessions.add_picture(session, data), "kind": "image", "thumbnail": small, "size": size}
 
 
-def take_picture(house: House, room: Room, path: str | Path) -> None:
-    """Put an uploaded picture into the room, after checking it."""
-    place = Path(path)
-    if place.stat().st_size > house.limits.upload:
-        raise InputError(f"the file is larger than {house.limits.upload / 2**20:.0f} MB. Make it smaller.")
-    # Gradio deletes the file later; visitors with the same picture share it, so it is not ours to delete.
-    data = place.read_bytes()
-    read_picture(data, house.limits)
-    room.given["image"] = Given("image", data)
+def _checked(data: bytes, explorer: Explorer) -> tuple[str, list[int]]:
+    picture = read_picture(data, explorer.limits)
+    return thumbnail(picture), [picture.height, picture.width]
 
 
-def take_text(house: House, room: Room, text: str) -> None:
-    """Put a text into the room, after checking it."""
-    room.given["text"] = Given("text", read_text(text, house.limits))
+def take_text(explorer: Explorer, session: Session, text: str) -> Steps:
+    """Check a text and keep it."""
+    yield workers.QUICK
+    plain = read_text(text, explorer.limits)
+    yield {"input": explorer.sessions.add_text(session, plain), "kind": "text", "text": plain}
 
 
-def situation(house: House, room: Room, asked: Asked) -> tuple[Case, int]:
-    """The case that the controls describe, and the class to explain: the likeliest if theirs is not offered."""
-    case = explaining.case_of(room, house.shelf, house.limits, asked.kind, asked.model)
-    return case, case.offered(asked.target)
+def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> Steps:
+    """The answer of the model, then each map as it becomes known."""
+    given = input_of(session, ask.input)
+    methods = explaining.check_methods(ask.methods, given.kind, explorer.limits)
+    case, target = yield from _situation(explorer, session, ask, job)
+    said = {**case_json(case, target), "card": model_card(case.opened.loaded), "cautions": cautions(case)}
+    sent = False
+    for step in maps_of(explorer, case, target, methods, ask.preset, job):
+        if not isinstance(step, tuple):
+            yield step
+            continue
+        method, found = step
+        if not sent:
+            like = found if isinstance(found, Attribution) else (yield from _like(explorer, case, target, job))
+            yield {"case": {**said, "tokens": token_json(like), "grid": like.grid}}
+            sent = True
+        yield {"map": map_json(found)} if isinstance(found, Attribution) else {"missing": method, "why": found}
+    yield {"done": True}
 
 
-def explained(house: House, room: Room, asked: Asked, tell: Tell = silent) -> Iterator[Shown]:
-    """The explanation as far as it is known, again after each method that takes longer."""
-    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
-    case, target = situation(house, room, asked)
-    choices = [(f"{case.name(index)} · {percent(likely)}", str(index)) for index, likely in case.classes]
-    for found in explaining.explain(room, case, target, methods, asked.preset, tell):
-        yield Shown(views.answer(case, target), views.maps(case, target, found, asked.look), choices, str(target))
+def _situation(explorer: Explorer, session: Session, ask: Ask, job: Job) -> Steps:
+    case: Case = yield from case_of(explorer, input_of(session, ask.input), ask.model, job)
+    return case, case.target(ask.target)
 
 
-def known_maps(house: House, room: Room, asked: Asked) -> tuple[Case, int, list[Attribution | str]]:
-    """The case, the class and all maps, computed where they are not known."""
-    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
-    case, target = situation(house, room, asked)
-    *_, found = explaining.explain(room, case, target, methods, asked.preset)
-    return case, target, [one for one in found if not isinstance(one, explaining.Pending)]
+def _like(explorer: Explorer, case: Case, target: int, job: Job) -> Steps:
+    """Any map of this input, for its grid and its tokens."""
+    return (yield from map_of(explorer, case, target, REFERENCE[case.kind], "recommended", job))
 
 
-def redrawn(house: House, room: Room, asked: Asked) -> str:
-    """The maps that are there in other colours."""
-    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
-    case, target = situation(house, room, asked)
-    return views.maps(case, target, next(explaining.explain(room, case, target, methods, asked.preset)), asked.look)
+def remove(explorer: Explorer, session: Session, ask: RemoveAsk, job: Job) -> Steps:
+    """The probability while parts are removed in the order of a map, at random and from the centre."""
+    case, target = yield from _situation(explorer, session, ask, job)
+    fill = removing.check_fill(ask.fill, case.kind)
+    found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
+    yield workers.SLOW
+    base = removing.baselines(explorer, case, target, found, fill, job)
+    made = removing.removal(explorer, case, target, found, fill, job)
+    yield {
+        "levels": list(removing.LEVELS),
+        "curve": made.curve.tolist(),
+        "random": base.random.tolist(),
+        "centre": base.centre.tolist(),
+        "ends": base.ends,
+        "advantage": asdict(removing.advantage(made.curve, base.random)),
+        "removed_at": packed(made.removed_at),
+        "shape": made.shape,
+        "background": _background(case, fill) if fill else None,
+    }
 
 
-def layer(house: House, room: Room, asked: Asked, method: str, number: int) -> tuple[str, int]:
-    """One layer's part of a method's map, and how many layers there are."""
-    explaining.check_methods([method], asked.kind, house.limits)
-    case, target = situation(house, room, asked)
-    found = explaining.map_of(room, case, target, method, asked.preset)
-    return views.layer(case, found, number, asked.look), views.depth(found)
+def _background(case: Case, fill: str) -> str:
+    """The picture with everything removed."""
+    from PIL import Image
+
+    from vitrail.apps.web.reading import data_url
+
+    whole = filled(removing.pixels_of(case), fill)[0].permute(1, 2, 0)
+    return data_url(Image.fromarray((whole * 255).round().clamp(0, 255).byte().numpy()))
 
 
-def heads(house: House, room: Room, asked: Asked, method: str) -> str:
-    """Every head's part of a method's map."""
-    explaining.check_methods([method], asked.kind, house.limits)
-    case, target = situation(house, room, asked)
-    return views.heads(case, explaining.map_of(room, case, target, method, asked.preset), asked.look)
+def what_if(explorer: Explorer, session: Session, ask: WhatIfAsk, job: Job) -> Steps:
+    """The probabilities without some patches or tokens, beside those of the whole input."""
+    case, target = yield from _situation(explorer, session, ask, job)
+    fill = removing.check_fill(ask.fill, case.kind)
+    like = yield from _like(explorer, case, target, job)
+    yield workers.QUICK
+    probs = removing.without(case, ask.cells, like.grid, fill, job)
+    top = dict.fromkeys([target, *case.probs.topk(min(3, len(probs))).indices.tolist(), int(probs.argmax())])
+    yield {"before": [class_json(case, i) for i in top], "after": [class_json(case, i, probs=probs) for i in top]}
 
 
-def remove(house: House, room: Room, asked: Asked, method: str, fill: str, percents: float, tell: Tell = silent) -> str:
-    """The input without its most important parts, and what the model then says; computed once, then looked up."""
-    explaining.check_methods([method], asked.kind, house.limits)
-    case, target = situation(house, room, asked)
-    found = explaining.map_of(room, case, target, method, asked.preset, tell)
-    return views.removal(case, target, found, removing.removal(room, case, target, found, fill, tell), percents)
+def contrast(explorer: Explorer, session: Session, ask: ContrastAsk, job: Job) -> Steps:
+    """What speaks for one class rather than another."""
+    case, first = yield from _situation(explorer, session, ask, job)
+    second = case.target(ask.other)
+    if first == second:
+        raise OptionError("both classes are the same: choose two.")
+    key = ("contrast", case.key, first, second)
+    yield workers.QUICK
+    found = explorer.results.get(key)
+    if found is None:
+        with running(case.opened, job, "comparing two classes"):
+            made = vitrail.detail(case.opened.loaded.model, case.sample.inputs, first, second)
+        found = explorer.results.put(key, made)
+    yield {"map": map_json(found), "first": class_json(case, first), "second": class_json(case, second)}
 
 
-def between(house: House, room: Room, asked: Asked, one: int | None, other: int | None) -> str:
-    """What speaks for one class rather than another; the likeliest stand in for classes that are not offered."""
-    case, _ = situation(house, room, asked)
-    first, second = case.offered(one), case.offered(other)
-    second = second if second != first else next((i for i, _ in case.classes if i != first), first)
-    key = (case.key, first, second)
-    found = room.curves.get(key)
-    if not isinstance(found, Attribution):
-        with running(case.opened, room, silent, "comparing two classes"):
-            found = vitrail.detail(case.opened.loaded.model, case.sample.inputs, first, second)
-        room.curves.put(key, found)
-    each = [explaining.map_of(room, case, one, found.method, "recommended") for one in (first, second)]
-    return views.detail(case, [*each, found], (first, second), asked.look)
+def layers(explorer: Explorer, session: Session, ask: MethodAsk, job: Job) -> Steps:
+    """A method's own map for each layer and each head."""
+    case, target = yield from _situation(explorer, session, ask, job)
+    found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
+    yield {"method": ask.method, "signed": found.signed, **inside.parts_json(found)}
 
 
-def agreement(house: House, room: Room, asked: Asked) -> str:
-    """How much the chosen methods agree."""
-    return views.agreement(known_maps(house, room, asked)[2])
+def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job) -> Steps:
+    """Attention of every layer and head, from one token."""
+    case, target = yield from _situation(explorer, session, ask, job)
+    like = yield from _like(explorer, case, target, job)
+    yield workers.SLOW
+    yield inside.attention_json(inside.attention_of(explorer, case, target, job), ask.token, like)
 
 
-def download(house: House, room: Room, asked: Asked, form: str) -> dict[str, str]:
-    """A file of all that is shown: its name and its content."""
-    return downloads.file_of(form, *known_maps(house, room, asked))
+def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> Steps:
+    """How alike the maps rank the parts of the input, then how much faster than at random each lets it fall."""
+    case, target = yield from _situation(explorer, session, ask, job)
+    methods = explaining.check_methods(ask.methods, case.kind, explorer.limits)
+    fill = removing.check_fill(ask.fill, case.kind)
+    found: dict[str, Attribution] = {}
+    for step in maps_of(explorer, case, target, methods, ask.preset, job):
+        if not isinstance(step, tuple):
+            yield step
+        elif isinstance(step[1], Attribution):
+            found[step[0]] = step[1]
+    if not found:
+        raise OptionError("there is no map to compare: choose other methods.")
+    maps = {name: one.shown.detach().double().cpu() for name, one in found.items()}
+    yield {"names": list(found), "agreement": metrics.agreement(maps).matrix.tolist()}
+    yield workers.SLOW
+    base = removing.baselines(explorer, case, target, next(iter(found.values())), fill, job)
+    yield {"ends": base.ends, "start": float(case.probs[target])}
+    for name, one in found.items():
+        yield workers.SLOW
+        curve = removing.removal(explorer, case, target, one, fill, job).curve
+        yield {"trust": name, **asdict(removing.advantage(curve, base.random))}
+    yield {"done": True}
 
 
-def stop(house: House, room: Room, asked: Asked) -> str:
-    """End the visitor's jobs at the next pass of the model; the maps that are there, if any."""
-    room.halt(asked.kind)
-    case = room.cases.get((room.given[asked.kind].key, asked.model))
-    if case is None:
-        return ""
-    methods = explaining.check_methods(asked.methods, asked.kind, house.limits)
-    target = case.offered(asked.target)
-    keys = [explaining.key_of(case, target, name, asked.preset) for name in methods]
-    return views.maps(case, target, explaining.known(room, keys), asked.look, waiting="stopped")
+def classes(explorer: Explorer, session: Session, ask: ClassesAsk, job: Job) -> Steps:
+    """Classes whose name holds the words, the most probable first."""
+    case, _ = yield from _situation(explorer, session, ask, job)
+    yield workers.QUICK
+    words = ask.words.casefold().split()
+    names = case.opened.loaded.class_names or ()
+    order = case.probs.argsort(descending=True).tolist()
+    if words and not names:
+        order = [int(ask.words)] if ask.words.isdecimal() and int(ask.words) < len(order) else order[: FOUND * 25]
+    fitting = (i for i in order if all(w in f"{case.name(i)} {names[i] if names else i}".casefold() for w in words))
+    yield {"found": [class_json(case, i) for i, _ in zip(fitting, range(FOUND), strict=False)]}
+
+
+def download(explorer: Explorer, session: Session, ask: DownloadAsk, job: Job) -> Steps:
+    """All maps as a file."""
+    downloads.check_form(ask.form)
+    case, target = yield from _situation(explorer, session, ask, job)
+    methods = explaining.check_methods(ask.methods, case.kind, explorer.limits)
+    found = {}
+    for step in maps_of(explorer, case, target, methods, ask.preset, job):
+        if isinstance(step, tuple):
+            found[step[0]] = step[1]
+        else:
+            yield step
+    yield workers.DRAW
+    kind, data = downloads.file_of(ask.form, case, target, [found[name] for name in methods], ask.palette)
+    yield {"file": f"vitrail.{ask.form}", "type": kind, "base64": b64encode(data).decode()}
+
+
+Action = Callable[[Explorer, Session, Any, Job], Steps]
+ACTIONS: dict[str, Action] = {
+    name: cast(Action, action)
+    for name, action in {
+        "explain": explain,
+        "remove": remove,
+        "whatif": what_if,
+        "contrast": contrast,
+        "layers": layers,
+        "attention": attention,
+        "compare": compare,
+        "classes": classes,
+        "download": download,
+    }.items()
+}

@@ -1,68 +1,83 @@
-"""What is on the page as a file to keep: a picture, a page or the numbers, each with how it was made."""
+"""What is on the page as a file: a figure in the page's colours, a page that needs no server, or the numbers."""
 
 import json
-import threading
-from base64 import b64encode
 from collections.abc import Callable, Sequence
-from html import escape
+from typing import Any
 
-from vitrail.apps.web.rooms import Case
+from vitrail.apps.web.explaining import Case
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
 from vitrail.jsonable import json_text
-from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
-from vitrail.plots.document import document
-from vitrail.plots.page import origin, to_html
+from vitrail.plots.overlay import sample_map
+from vitrail.plots.page import origin
+from vitrail.plots.panels import Panel, panel_figure
+from vitrail.plots.picture import as_picture
+from vitrail.plots.sheet import comparison_sheet
 from vitrail.storage import WRITERS
 
-_drawing = threading.Lock()
-"""matplotlib's fonts are shared by all threads."""
+PALETTES = {
+    "Inferno": ("inferno", "RdBu_r"),
+    "Viridis": ("viridis", "PuOr_r"),
+    "Cividis": ("cividis", "BrBG_r"),
+    "Grey": ("gray", "RdBu_r"),
+}
+"""Matplotlib's names of the page's colours: for maps without and with a sign. Warm always means for the answer."""
 
 
-def _sheet(form: str, case: Case, target: int, found: Sequence[Attribution]) -> bytes:
-    about = {"Title": f"{case.name(target)}: {', '.join(one.label for one in found)}", "Runner": origin(found[0])}
-    with _drawing:
-        sheet = comparison_sheet([list(found)], case.sample.picture, row_titles=[case.name(target)])
-        return rendered(sheet, form, metadata=about)
-
-
-def _png(case: Case, target: int, found: Sequence[Attribution]) -> bytes:
-    return _sheet("png", case, target, found)
-
-
-def _pdf(case: Case, target: int, found: Sequence[Attribution]) -> bytes:
-    return _sheet("pdf", case, target, found)
-
-
-def _html(case: Case, target: int, found: Sequence[Attribution]) -> bytes:
+def figure(form: str, case: Case, target: int, found: Sequence[Attribution], palette: str) -> bytes:
+    """All maps side by side as PNG, SVG or PDF."""
+    if palette not in PALETTES:
+        raise OptionError(f"there are no colours {palette!r}. {suggest(palette, PALETTES)}")
     name = case.name(target)
-    with _drawing:
-        blocks = [to_html(one, case.sample.picture, index=0) for one in found]
-    return document(name, "\n".join([f"<h1>{escape(name)}</h1>", *blocks])).encode()
+    if case.kind == "text":
+        sheet = comparison_sheet([list(found)], row_titles=[name])
+    else:
+        picture = as_picture(case.sample.picture)
+        maps = [
+            Panel(one.label, sample_map(one, 0, picture), signed=one.signed, cmap=PALETTES[palette][one.signed])
+            for one in found
+        ]
+        sheet = panel_figure([[Panel("input", picture=picture), *maps]], picture, heading=name)
+    about = {"Title": f"{name}: {', '.join(one.label for one in found)}"}
+    if form == "png":
+        about["Source"] = origin(found[0])
+    return rendered(sheet, form, metadata=about)
 
 
-def _json(case: Case, target: int, found: Sequence[Attribution]) -> bytes:
+def numbers(form: str, case: Case, target: int, found: Sequence[Attribution], palette: str) -> bytes:
     """One attribution as `Attribution.load` reads it, several as a list of such."""
     each = [WRITERS[".json"](one) for one in found]
     return each[0] if len(each) == 1 else json_text([json.loads(one) for one in each]).encode()
 
 
-FORMS: dict[str, tuple[str, Callable[[Case, int, Sequence[Attribution]], bytes]]] = {
-    "png": ("image/png", _png),
-    "pdf": ("application/pdf", _pdf),
-    "html": ("text/html", _html),
-    "json": ("application/json", _json),
+def page(form: str, case: Case, target: int, found: Sequence[Attribution], palette: str) -> bytes:
+    """The page itself with these maps inside, for any browser, without a server."""
+    from vitrail.apps.web.standalone import case_page  # standalone reads the payload of this module's callers
+
+    return case_page(case, target, found, palette).encode()
+
+
+Make = Callable[[str, Case, int, Sequence[Attribution], str], bytes]
+FORMS: dict[str, tuple[str, Make]] = {
+    "png": ("image/png", figure),
+    "svg": ("image/svg+xml", figure),
+    "pdf": ("application/pdf", figure),
+    "html": ("text/html", page),
+    "json": ("application/json", numbers),
 }
 
 
-def file_of(form: str, case: Case, target: int, found: Sequence[Attribution | str]) -> dict[str, str]:
-    """A file's name and an address that holds all of it, so that nothing of a visitor's lies on the server's disk."""
-    if form not in FORMS:
-        raise OptionError(f"there is no form {form!r}. {suggest(form, FORMS)}")
-    kind, make = FORMS[form]
+def file_of(form: str, case: Case, target: int, found: Sequence[Any], palette: str) -> tuple[str, bytes]:
+    """The type and the bytes of a file; maps that failed are left out."""
     drawn = [one for one in found if isinstance(one, Attribution)]
     if not drawn:
-        raise OptionError("there is no map to download: choose another way to explain.")
-    data = b64encode(make(case, target, drawn)).decode()
-    return {"name": f"vitrail.{form}", "url": f"data:{kind};base64,{data}"}
+        raise OptionError("there is no map to download: choose another method.")
+    kind, make = FORMS[form]
+    return kind, make(form, case, target, drawn, palette)
+
+
+def check_form(form: str) -> None:
+    """Refuse a form that does not exist."""
+    if form not in FORMS:
+        raise OptionError(f"there is no form {form!r}. {suggest(form, FORMS)}")

@@ -1,46 +1,50 @@
-"""The examples that come with the package, and the first explanations, made before the first visitor comes."""
+"""The examples that come with the package; all visitors share their results."""
 
-from base64 import b64encode
-from collections.abc import Callable
-from functools import partial
-from importlib.resources import files
+from functools import cache
+from hashlib import sha256
+from importlib.resources import as_file, files
 from io import BytesIO
+from pathlib import Path
 
-from vitrail.apps.demo import PICTURES, SENTENCES
-from vitrail.apps.web.rooms import Given
+from vitrail.apps.web.sessions import Input
+
+PICTURES = {"golf_ball": "golf ball", "temple": "temple"}
+SENTENCES = (
+    "nothing here is original, yet i loved every minute",
+    "the plot is not bad, but the endless dialogue is unbearably dull",
+    "despite a clumsy start, this turns out to be a small miracle",
+)
+TEXTS = {f"sentence-{number + 1}": sentence for number, sentence in enumerate(SENTENCES)}
+SIDE = 160
 
 
-def _picture(name: str) -> Given:
-    return Given("image", files("vitrail.apps.demo").joinpath("pictures", name).read_bytes())
+def picture_path(name: str) -> Path:
+    """Where the picture of an example lies."""
+    with as_file(files("vitrail.apps").joinpath("demo", "pictures", f"{name}.jpg")) as path:
+        return path
 
 
-EXAMPLES: dict[str, dict[str, Callable[[], Given]]] = {
-    "image": {name: partial(_picture, name) for name in PICTURES},
-    "text": {sentence: partial(Given, "text", sentence) for sentence in SENTENCES},
+def _picture(name: str) -> Input:
+    path = picture_path(name)
+    return Input("image", "", sha256(path.read_bytes()).hexdigest(), path=path)
+
+
+def _text(sentence: str) -> Input:
+    return Input("text", "", sha256(sentence.encode()).hexdigest(), text=sentence)
+
+
+EXAMPLES: dict[str, Input] = {
+    **{name: _picture(name) for name in PICTURES},
+    **{name: _text(sentence) for name, sentence in TEXTS.items()},
 }
-SIDE = 88
-"""Pixels of a thumbnail."""
-FIRST = {kind: next(iter(examples)) for kind, examples in EXAMPLES.items()}
 
 
-def first_given() -> dict[str, Given]:
-    """What a new visitor finds on the page."""
-    return {kind: EXAMPLES[kind][name]() for kind, name in FIRST.items()}
-
-
-def thumbnails() -> str:
-    """A style sheet that shows each picture on its button, so that no file needs to be served."""
-    return "".join(
-        f"#example-{name.split('.')[0]}::before {{ background-image: url({_small(EXAMPLES['image'][name]())}) }}\n"
-        for name in EXAMPLES["image"]
-    )
-
-
-def _small(given: Given) -> str:
+@cache
+def thumbnail(name: str) -> bytes:
+    """The picture of an example, small, as JPEG."""
     from PIL import Image, ImageOps
 
-    assert isinstance(given.data, bytes)
     sink = BytesIO()
-    with Image.open(BytesIO(given.data)) as picture:
-        ImageOps.fit(picture, (SIDE, SIDE)).save(sink, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{b64encode(sink.getvalue()).decode()}"
+    with Image.open(picture_path(name)) as picture:
+        ImageOps.fit(picture, (SIDE, SIDE)).save(sink, "JPEG", quality=85)
+    return sink.getvalue()

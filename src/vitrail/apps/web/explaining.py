@@ -1,27 +1,160 @@
-"""A visitor's input as a case, and its maps: every quick method from one recording, slow ones when asked for."""
+"""An input before a model, and its maps: all quick methods from one recording, slow ones one by one."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+from cachetools import LRUCache
+from jaxtyping import Float
+from torch import Tensor
 
 import vitrail
 from vitrail import targets
-from vitrail.apps.web.jobs import Tell, running, silent
-from vitrail.apps.web.limits import Limits, read_picture, read_text
-from vitrail.apps.web.rooms import Case, Given, MapKey, Room
-from vitrail.apps.web.shelf import Opened, Shelf
+from vitrail.apps.web import workers
+from vitrail.apps.web.examples import EXAMPLES
+from vitrail.apps.web.limits import Limits
+from vitrail.apps.web.model_cache import ModelCache, OpenModel
+from vitrail.apps.web.passes import running
+from vitrail.apps.web.reading import read_picture, read_text
+from vitrail.apps.web.refusals import GoneError
+from vitrail.apps.web.sessions import Input, Session, Sessions
+from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.errors import OptionError, VitrailError
+from vitrail.errors import OptionError, TargetError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample
 from vitrail.relevance import Walk
 from vitrail.tools.looking import look
 
-TOP = 6
-"""Classes offered."""
-PRESETS = ("recommended", "paper", "official")
-CHOSEN = {"image": ("consensus", "gae", "complete_gradient"), "text": ("attcat", "consensus", "gae")}
-"""Shown at first."""
+SMALL = 2**12
+"""Bytes that every result is counted for at least."""
+
+
+class Results:
+    """Cases, maps and curves of all visitors under keys that hold the owner, within a number of bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._held: LRUCache[Any, Any] = LRUCache(most, size_of)
+        self._lock = threading.Lock()
+
+    def get(self, key: object) -> Any:  # noqa: ANN401
+        """What is kept under this key, or None."""
+        with self._lock:
+            return self._held.get(key)
+
+    def put(self, key: object, value: Any) -> Any:  # noqa: ANN401
+        """Keep the value if it is not larger than all room there is; give it back."""
+        with self._lock:
+            if size_of(value) <= self._held.maxsize:
+                self._held[key] = value
+        return value
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return int(self._held.currsize)
+
+
+def size_of(value: object) -> int:
+    """The bytes of an object, or of all tensors and arrays it holds, and a little for the object itself."""
+    parts = [value] if hasattr(value, "nbytes") or not hasattr(value, "__dict__") else vars(value).values()
+    return SMALL + sum(getattr(part, "nbytes", 0) for part in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """What all visitors share."""
+
+    models: ModelCache
+    sessions: Sessions
+    results: Results
+    limits: Limits
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One input before one model: what the model was shown, and what it said.
+
+    Args:
+        probs: the probability of every class.
+    """
+
+    key: tuple[tuple[str, str], str]
+    opened: OpenModel
+    sample: Sample
+    probs: Float[Tensor, " c"]
+
+    @property
+    def kind(self) -> str:
+        """`image` or `text`."""
+        return self.opened.loaded.kind
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        inputs = self.sample.inputs
+        held = [inputs] if isinstance(inputs, Tensor) else [x for x in inputs.values() if isinstance(x, Tensor)]
+        return sum(x.nbytes for x in (*held, self.probs))
+
+    @property
+    def best(self) -> int:
+        """The most probable class."""
+        return int(self.probs.argmax())
+
+    def name(self, index: int) -> str:
+        """What a class is called."""
+        return self.opened.loaded.class_name(index)
+
+    def target(self, wanted: int | None) -> int:
+        """The class that is asked for, else the most probable one."""
+        if wanted is not None and wanted >= len(self.probs):
+            raise TargetError(f"class {wanted} does not exist: this model has {len(self.probs)} classes, from 0 on.")
+        return self.best if wanted is None else wanted
+
+
+Steps = Iterator[Any]
+
+
+def input_of(session: Session, name: str) -> Input:
+    """The visitor's input of this id, or an example."""
+    if name.startswith("example:"):
+        return EXAMPLES.get(name.removeprefix("example:")) or session.get(name)
+    return session.get(name)
+
+
+def case_of(explorer: Explorer, given: Input, model: str, job: Job) -> Steps:
+    """The case, as the generator's return value; opening, decoding and the pass each run in their own queue."""
+    key = (given.key, model)
+    found = explorer.results.get(key)
+    if found is not None and explorer.models.is_open(model):
+        return found
+    if not explorer.models.is_open(model):
+        yield workers.LOAD
+        explorer.models.open(model, given.kind)
+    opened = explorer.models.open(model, given.kind)
+    yield workers.DECODE
+    if (found := explorer.results.get(key)) is not None:  # another request has come first
+        return found
+    sample = sample_of(given, opened, explorer.limits)
+    yield workers.QUICK
+    if (found := explorer.results.get(key)) is not None:
+        return found
+    with running(opened, job, "looking at the input"):
+        probs = look(opened.loaded.model, sample.inputs).logits[0].float().softmax(dim=0)
+    return explorer.results.put(key, Case(key, opened, sample, probs))
+
+
+def sample_of(given: Input, opened: OpenModel, limits: Limits) -> Sample:
+    """The input as the model takes it."""
+    if given.path is None:
+        return opened.loaded.text(read_text(given.text, limits))
+    try:
+        data = given.path.read_bytes()
+    except FileNotFoundError:
+        raise GoneError("this input is no longer kept on the server: hand it in again.") from None
+    return opened.loaded.image(read_picture(data, limits))
 
 
 def offered(kind: str) -> list[str]:
@@ -32,38 +165,9 @@ def offered(kind: str) -> list[str]:
 
 @cache
 def is_quick(name: str) -> bool:
-    """Whether it only walks over layers that were recorded once for all such methods."""
+    """Whether it only walks over layers that are recorded once for all such methods."""
     entry = METHODS[name]
     return isinstance(entry.build(**entry.resolve("recommended", {}, entry.inputs[0])), Walk)
-
-
-def preset_of(method: str, preset: str) -> str:
-    """The preset if the method has it, else the recommended one."""
-    if preset not in PRESETS:
-        raise OptionError(f"there is no preset {preset!r}. Known: {', '.join(PRESETS)}.")
-    return preset if preset in METHODS[method].presets else "recommended"
-
-
-def case_of(room: Room, shelf: Shelf, limits: Limits, kind: str, model: str) -> Case:
-    """The visitor's picture or text before a model, looked at once."""
-    given, opened = room.given[kind], shelf.open(model, kind)
-    key = (given.key, model)
-    found = room.cases.get(key)
-    return found if found is not None else room.cases.put(key, _look(key, given, opened, limits))
-
-
-def _look(key: tuple[str, str], given: Given, opened: Opened, limits: Limits) -> Case:
-    sample = _sample(given, opened, limits)
-    with opened.lock:
-        likely = look(opened.loaded.model, sample.inputs).logits[0].softmax(dim=0)
-    best = likely.topk(min(TOP, len(likely)))
-    return Case(key, opened, sample, tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-
-
-def _sample(given: Given, opened: Opened, limits: Limits) -> Sample:
-    if isinstance(given.data, bytes):
-        return opened.loaded.image(read_picture(given.data, limits))
-    return opened.loaded.text(read_text(given.data, limits))
 
 
 def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str]:
@@ -72,82 +176,87 @@ def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str
     wrong = [name for name in wanted if name not in known]
     if wrong:
         raise OptionError(f"there is no method {wrong[0]!r} for {kind} inputs.")
-    if not wanted:
-        raise OptionError("no method is chosen: choose at least one way to explain.")
     if len(wanted) > limits.methods:
         raise OptionError(f"{len(wanted)} methods are chosen, but at most {limits.methods} are shown at once.")
     return wanted
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A map that is still to come."""
-
-    method: str
+def preset_of(method: str, preset: str) -> str:
+    """The preset if the method has it, else the recommended one."""
+    return preset if preset in METHODS[method].presets else "recommended"
 
 
-Found = Attribution | str | Pending
-"""A map, why there is none, or that it is still to come."""
-
-
-def explain(
-    room: Room, case: Case, target: int, methods: Sequence[str], preset: str, tell: Tell = silent
-) -> Iterator[list[Found]]:
-    """The maps that are known so far, again after each slow one; at last all."""
-    keys = [key_of(case, target, name, preset) for name in methods]
-    if any(key not in room.maps and is_quick(key[2]) for key in keys):
-        _record(room, case, target, preset, tell)
-    for key in keys:
-        if key not in room.maps:
-            yield known(room, keys)
-            _compute(room, case, target, key, tell)
-    yield known(room, keys)
-
-
-def _compute(room: Room, case: Case, target: int, key: MapKey, tell: Tell) -> None:
-    """One slow map, unless another event of the same visitor has made it meanwhile."""
-    twin = case.opened.twin
-    with running(twin, room, tell, f"computing {key[2]}", twin.passes.get(key[2:])) as watch:
-        if key not in room.maps:
-            found = room.maps.put(key, _one(case, twin, target, key))
-            if isinstance(found, Attribution):
-                twin.passes[key[2:]] = watch.passes
-
-
-def key_of(case: Case, target: int, method: str, preset: str) -> MapKey:
+def key_of(case: Case, target: int, method: str, preset: str) -> tuple[object, ...]:
     """Under what a map is kept."""
     return (case.key, target, method, preset_of(method, preset))
 
 
-def known(room: Room, keys: Sequence[MapKey]) -> list[Found]:
-    """The maps of these keys that are there, and which are not."""
-    return [Pending(key[2]) if (found := room.maps.get(key)) is None else found for key in keys]
+Found = Attribution | str
+"""A map, or why there is none."""
 
 
-def _record(room: Room, case: Case, target: int, preset: str, tell: Tell) -> None:
+def maps_of(explorer: Explorer, case: Case, target: int, methods: Sequence[str], preset: str, job: Job) -> Steps:
+    """Yield `(method, map or reason)` as each becomes known, the quick ones first."""
+    kept = explorer.results
+    keys = {name: key_of(case, target, name, preset) for name in methods}
+    if any(kept.get(key) is None and is_quick(name) for name, key in keys.items()):
+        yield workers.QUICK
+        _record(explorer, case, target, preset, job)
+    waiting = []
+    for name, key in keys.items():
+        found = kept.get(key)
+        if found is None:
+            waiting.append(name)
+        else:
+            yield name, found
+    for name in waiting:
+        yield workers.SLOW
+        yield name, _slow(explorer, case, keys[name], job)
+
+
+def _slow(explorer: Explorer, case: Case, key: tuple[Any, ...], job: Job) -> Found:
+    """One slow map, unless another request of the same visitor has made it meanwhile."""
+    if (found := explorer.results.get(key)) is not None:
+        return found
+    twin, what = case.opened.twin, key[2:]
+    with running(twin, job, f"computing {key[2]}", twin.passes.get(what)) as watch:
+        made = _one(twin, case, key)
+    if isinstance(made, Attribution):
+        twin.passes[what] = watch.passes
+    return explorer.results.put(key, made)
+
+
+def _record(explorer: Explorer, case: Case, target: int, preset: str, job: Job) -> None:
     """Every quick method at once: they share the forward pass, and a backward pass for each scalar."""
-    quick = [name for name in offered(case.opened.loaded.kind) if is_quick(name)]
-    keys = [key for name in quick if (key := key_of(case, target, name, preset)) not in room.maps]
-    specs = [(method, {"preset": own}) for _, _, method, own in keys]
-    with running(case.opened, room, tell, "looking inside the model"):
+    quick = [name for name in offered(case.kind) if is_quick(name)]
+    keys: list[Any] = [key_of(case, target, name, preset) for name in quick]
+    keys = [key for key in keys if explorer.results.get(key) is None]
+    specs = [(key[2], {"preset": key[3]}) for key in keys]
+    with running(case.opened, job, "looking inside the model"):
         try:
             found = vitrail.compare(case.opened.loaded.model, case.sample.inputs, specs, targets.logit(target))
         except VitrailError:  # one of them does not fit this model: find out which
-            found = [_one(case, case.opened, target, key) for key in keys]
+            found = [_one(case.opened, case, key) for key in keys]
     for key, one in zip(keys, found, strict=True):
-        room.maps.put(key, one)
+        explorer.results.put(key, one)
 
 
-def _one(case: Case, opened: Opened, target: int, key: MapKey) -> Attribution | str:
+def _one(opened: OpenModel, case: Case, key: tuple[Any, ...]) -> Found:
     try:
-        return vitrail.explain(opened.loaded.model, case.sample.inputs, key[2], targets.logit(target), preset=key[3])
+        return vitrail.explain(opened.loaded.model, case.sample.inputs, key[2], targets.logit(key[1]), preset=key[3])
     except VitrailError as error:
-        return f"{key[2]} was left out: {error}"
+        return str(error)
 
 
-def map_of(room: Room, case: Case, target: int, method: str, preset: str, tell: Tell = silent) -> Attribution:
-    """One map, computed if it is not known."""
-    (found,) = list(explain(room, case, target, [method], preset, tell))[-1]
+def map_of(explorer: Explorer, case: Case, target: int, method: str, preset: str, job: Job) -> Steps:
+    """One map, as the generator's return value."""
+    check_methods([method], case.kind, explorer.limits)
+    found: Found = ""
+    for step in maps_of(explorer, case, target, [method], preset, job):
+        if isinstance(step, str):
+            yield step
+        else:
+            found = step[1]
     if not isinstance(found, Attribution):
-        raise OptionError(str(found))
+        raise OptionError(f"{method} has no map here: {found}")
     return found

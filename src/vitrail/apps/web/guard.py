@@ -1,83 +1,130 @@
-"""What stands between the page and the network: headers on every answer, and questions that are not passed on."""
+"""What every request passes: which host it names, which page it comes from, how large its body is; and the headers."""
 
-import json
-from typing import Any
+import asyncio
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitrail.apps.web.refusals import ForeignError, Refusal, SlowError, TooLargeError
+from vitrail.apps.web.server import LOOPBACK
 
 POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Nothing is loaded from any other host; Gradio's own scripts stand partly in the page itself."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=()",
 }
-REFUSED = b'{"error": "files are uploaded; this page fetches none from an address"}'
+SAME_SITE = ("same-origin", "none")
 
 
-class Guarded:
-    """Adds the headers to every answer, and answers for itself where Gradio would fetch a file from another host."""
+def host_of(header: str) -> str:
+    """The name or address in a Host header, without its port; empty where it is malformed."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").lower()
+    except ValueError:
+        return ""
 
-    def __init__(self, app: Any) -> None:  # noqa: ANN401
-        self.app = app
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
-        """One request, as ASGI hands it over."""
+def is_address(name: str) -> bool:
+    """Whether this is an IP address and no name."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
-        async def guarded(message: Any) -> None:  # noqa: ANN401
+
+def check_host(headers: Headers, bind: str, names: Collection[str]) -> None:
+    """Refuse a Host that this server does not go by.
+
+    A page of another host that points its own name here (DNS rebinding) sends that name. On loopback only loopback
+    names pass; on any other bind addresses pass too, since nobody can point an address elsewhere.
+    """
+    found = host_of(headers.get("host", ""))
+    known = found in {*LOOPBACK, *(name.lower() for name in names)}
+    if not (known or (bind not in LOOPBACK and (found == bind.lower() or is_address(found)))):
+        raise ForeignError("this server does not go by the name in the request: start it with --allow-host NAME.")
+
+
+def check_origin(headers: Headers) -> None:
+    """Refuse what the page of another host sends: its Origin or Sec-Fetch-Site says so."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        raise ForeignError("this request comes from a page of another host, and is not answered.")
+    if site is not None and site not in SAME_SITE:
+        raise ForeignError("this request comes from a page of another host, and is not answered.")
+
+
+class Guard:
+    """ASGI middleware: the checks before a request is handled, and the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, *, bind: str, names: Collection[str]) -> None:
+        self.app, self.bind, self.names = app, bind, tuple(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, as ASGI gives it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
             await send(message)
 
-        if not _is_question(scope):
-            await self.app(scope, receive, guarded)
+        if scope["type"] != "http":  # there are no websockets here
+            await send({"type": "websocket.close", "code": 1008})
             return
-        messages, whole = await _received(receive)
-        if fetches(whole):
-            kind = [(b"content-type", b"application/json")]
-            await guarded({"type": "http.response.start", "status": 400, "headers": kind})
-            await guarded({"type": "http.response.body", "body": REFUSED})
+        try:
+            headers = Headers(scope=scope)
+            check_host(headers, self.bind, self.names)
+            if scope["method"] not in ("GET", "HEAD"):
+                check_origin(headers)
+        except Refusal as refusal:
+            await refused(refusal)(scope, receive, with_headers)
             return
-
-        async def again() -> Any:  # noqa: ANN401
-            return messages.pop(0) if messages else await receive()
-
-        await self.app(scope, again, guarded)
+        await self.app(scope, receive, with_headers)
 
 
-def fetches(question: bytes) -> bool:
-    """Whether a question in JSON names a file by an address."""
+def refused(refusal: Refusal) -> JSONResponse:
+    """The answer that says why."""
+    more = {"retry-after": "2"} if refusal.status == 429 else {}
+    if refusal.status in (408, 413):
+        more["connection"] = "close"  # what is still on its way is not read
+    return JSONResponse({"error": str(refusal)}, refusal.status, more)
+
+
+async def read_body(request: Request, most: int, patience: float) -> bytes:
+    """The body, refused as soon as it is larger than `most` bytes or slower than `patience` seconds."""
+    sentence = f"the request is larger than {most / 2**20:.3g} MB, which is the limit. Make it smaller."
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdigit() and int(claimed) > most:
+        raise TooLargeError(sentence)
+    parts: list[bytes] = []
+    size = 0
     try:
-        return _names_address(json.loads(question))
-    except ValueError:
-        return False  # Gradio refuses what is no JSON
-
-
-def _names_address(x: object) -> bool:
-    if isinstance(x, dict):
-        path = x.get("path")
-        return (isinstance(path, str) and "://" in path) or any(map(_names_address, x.values()))
-    return isinstance(x, list) and any(map(_names_address, x))
-
-
-def _is_question(scope: Any) -> bool:  # noqa: ANN401
-    """Whether this is a request with a body that is no upload."""
-    if scope["type"] != "http" or scope["method"] != "POST":
-        return False
-    kind = next((value for name, value in scope["headers"] if name.lower() == b"content-type"), b"")
-    return not kind.lower().startswith(b"multipart/")
-
-
-async def _received(receive: Any) -> tuple[list[Any], bytes]:  # noqa: ANN401
-    """All messages of a request's body, and the body."""
-    messages, body, more = [], b"", True
-    while more:
-        message = await receive()
-        messages.append(message)
-        body += message.get("body", b"")
-        more = message["type"] == "http.request" and message.get("more_body", False)
-    return messages, body
+        async with asyncio.timeout(patience):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise TooLargeError(sentence)
+                parts.append(part)
+    except TimeoutError:
+        raise SlowError(f"the request did not arrive within {patience:g} seconds. Try again.") from None
+    except ClientDisconnect:
+        raise SlowError("the connection ended before the request was complete.") from None
+    return b"".join(parts)

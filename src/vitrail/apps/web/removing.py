@@ -1,81 +1,122 @@
-"""Take away what a map calls important and watch the probability: every step is computed once, then only looked up."""
+"""Remove parts of an input and watch the probability: in the order of a map, at random, from the centre, or by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
+from scipy.stats import t as student
 from torch import Tensor
 
-from vitrail.apps.web.jobs import Tell, running, silent
-from vitrail.apps.web.rooms import Case, Room
+from vitrail.apps.web.explaining import Case, Explorer
+from vitrail.apps.web.passes import running
+from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
 from vitrail.evaluate.metrics.perturbation import UNITS
 from vitrail.evaluate.metrics.texts import MODES
 from vitrail.tools.looking import look
 
-RANDOM = 2
-"""Random orders that a map is compared with; their mean is shown."""
-LEVELS = {"image": tuple(step / 20 for step in range(21)), "text": tuple(step / 10 for step in range(11))}
-BATCH = 7
-"""Pictures at once: small, so that progress is seen and a stop is heard."""
+RANDOM = 8
+"""Random orders that every map is compared with."""
+LEVELS = tuple(step / 10 for step in range(11))
+BATCH = 11
+"""Pictures at once: one order. Small, so that progress is seen and a stop takes effect soon."""
+CERTAIN = 0.975
+Curve = Float[np.ndarray, " l"]
+
+
+@dataclass(frozen=True, eq=False)
+class Baselines:
+    """What the curves of all maps of one class are compared with.
+
+    Args:
+        random: one curve for each random order.
+        centre: parts nearest to the middle first; for text, first to last.
+        ends: for pictures, the probability when everything is removed, by each fill.
+    """
+
+    random: Float[np.ndarray, "r l"]
+    centre: Curve
+    ends: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """The probability of the class at every level, in the order of the map and in random order.
+    """The probability of the class at every level, in the order of one map.
 
     Args:
-        fill: what removed patches turn into; empty for text, where tokens are cut out.
-        removed: for each level, which patches `[y, x]` or tokens `[t]` are gone.
+        removed_at: for each patch, pixel or token the number of the level at which it is gone; 255 for never.
+        shape: rows and columns of `removed_at`, for pictures.
     """
 
-    levels: tuple[float, ...]
-    by_map: Float[np.ndarray, " l"]
-    by_chance: Float[np.ndarray, " l"]
-    fill: str
-    removed: tuple[Bool[np.ndarray, "..."], ...]
-
-    def at(self, percent: float) -> int:
-        """The number of the level that lies closest to so many percent."""
-        return int(np.abs(np.array(self.levels) - percent / 100).argmin())
+    curve: Curve
+    removed_at: UInt8[np.ndarray, " n"]
+    shape: tuple[int, int] | None
 
 
-def removal(
-    room: Room, case: Case, target: int, attribution: Attribution, fill: str = "black", tell: Tell = silent
-) -> Removal:
-    """The curves of one map, and those of random orders, which all maps of the same class share."""
+@dataclass(frozen=True)
+class Advantage:
+    """How much smaller the area under a map's curve is than that of random orders, with a 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def advantage(curve: Curve, random: Float[np.ndarray, "r l"]) -> Advantage:
+    """The mean difference to random orders, and where the difference to one more random order lies (95 %)."""
+    gains = random.mean(axis=1) - curve.mean()
+    middle = float(gains.mean())
+    reach = float(student.ppf(CERTAIN, len(gains) - 1) * gains.std(ddof=1) * np.sqrt(1 + 1 / len(gains)))
+    return Advantage(middle, middle - reach, middle + reach)
+
+
+def check_fill(fill: str, kind: str) -> str:
+    """The fill for pictures; text has none, its tokens are cut out."""
+    if kind == "text":
+        return ""
     if fill not in FILLS:
         raise OptionError(f"there is no fill {fill!r}. {suggest(fill, FILLS)}")
-    kind = attribution.kind
-    fill = fill if kind == "image" else ""
-    key = (case.key, target, attribution.method, attribution.preset, fill)
-    if isinstance(found := room.curves.get(key), Removal):
+    return fill
+
+
+def baselines(explorer: Explorer, case: Case, target: int, like: Attribution, fill: str, job: Job) -> Baselines:
+    """The curves of random orders and of the order from the centre, computed once for each class and fill."""
+    key = ("baselines", case.key, target, fill)
+    if (found := explorer.results.get(key)) is not None:
         return found
-    chance = room.curves.get(shared := (case.key, target, fill))
-    randoms = [] if chance is not None else [torch.rand(attribution.scores.shape[1], generator=_seeded(i)).double()
-                                             for i in range(RANDOM)]  # fmt: skip
-    orders = torch.stack([attribution.shown[0].detach().double().cpu(), *randoms])
-    total = -(-len(orders) * len(LEVELS[kind]) // BATCH)
-    with running(case.opened.twin, room, tell, "removing piece by piece", total):
-        curves, removed = MEASURES[kind](case, target, attribution, orders, fill)
-    if chance is None:
-        chance = room.curves.put(shared, curves[1:].mean(axis=0))
-    assert isinstance(chance, np.ndarray)
-    made = Removal(LEVELS[kind], curves[0], chance, fill, removed)
-    room.curves.put(key, made)
-    return made
+    n = like.scores.shape[1]
+    random = [torch.rand(n, generator=torch.Generator().manual_seed(seed)).double() for seed in range(RANDOM)]
+    orders = torch.stack([*random, CENTRES[case.kind](like)])
+    with running(case.opened.twin, job, "removing parts at random", len(orders)):
+        curves = MEASURES[case.kind](case, target, like, orders, fill)
+        ends = _ends(case, target) if case.kind == "image" else {}
+    return explorer.results.put(key, Baselines(curves[:-1], curves[-1], ends))
 
 
-def _seeded(number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(number)
+def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fill: str, job: Job) -> Removal:
+    """The curve of one map, computed once."""
+    key = ("removal", case.key, target, found.method, found.preset, fill)
+    if (known := explorer.results.get(key)) is not None:
+        return known
+    order = found.shown[:1].detach().double().cpu()
+    with running(case.opened.twin, job, f"removing parts in the order of {found.method}", 1):
+        (curve,) = MEASURES[case.kind](case, target, found, order, fill)
+    return explorer.results.put(key, Removal(curve, *REMOVED[case.kind](case, found, order)))
 
 
-Measured = tuple[Float[np.ndarray, "o l"], tuple[Bool[np.ndarray, "..."], ...]]
+def _from_centre(like: Attribution) -> Float[Tensor, " n"]:
+    assert like.grid is not None
+    rows, columns = (torch.arange(count).double() - (count - 1) / 2 for count in like.grid)
+    return -(rows[:, None] ** 2 + columns[None] ** 2).flatten()
+
+
+def _first_to_last(like: Attribution) -> Float[Tensor, " n"]:
+    return -torch.arange(like.scores.shape[1]).double()
 
 
 def pixels_of(case: Case) -> Float[Tensor, "1 3 h w"]:
@@ -83,53 +124,74 @@ def pixels_of(case: Case) -> Float[Tensor, "1 3 h w"]:
     return torch.from_numpy(np.array(case.sample.picture)).permute(2, 0, 1)[None].float() / 255
 
 
-def unit_of(attribution: Attribution) -> str:
+def unit_of(like: Attribution) -> str:
     """Patches where they divide the picture, else pixels."""
-    assert attribution.grid is not None
-    assert attribution.size is not None
-    even = all(side % count == 0 for side, count in zip(attribution.size, attribution.grid, strict=True))
+    assert like.grid is not None
+    assert like.size is not None
+    even = all(side % count == 0 for side, count in zip(like.size, like.grid, strict=True))
     return "patches" if even else "pixels"
 
 
-def _image(case: Case, target: int, attribution: Attribution, orders: Tensor, fill: str) -> Measured:
-    image, unit, levels = pixels_of(case), unit_of(attribution), LEVELS["image"]
-    assert attribution.grid is not None
-    maps = orders.reshape(len(orders), *attribution.grid)
-    many = image.expand(len(orders), -1, -1, -1)
-    curve = metrics.perturbation_curve(
-        case.opened.twin.logits, many, maps, [target] * len(orders), levels=levels, fill=fill, units=unit, batch=BATCH
-    )
-    masks = UNITS[unit](maps[:1], (image.shape[2], image.shape[3]), levels)(slice(0, 1), slice(0, len(levels)))
-    return curve.probability.T, tuple(mask[0].numpy() for mask in masks)
+def _image(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
+    assert like.grid is not None
+    found = metrics.perturbation_curve(
+        case.opened.twin.logits, pixels_of(case).expand(len(orders), -1, -1, -1),
+        orders.reshape(len(orders), *like.grid), [target] * len(orders),
+        levels=LEVELS, fill=fill, units=unit_of(like), batch=BATCH,
+    )  # fmt: skip
+    return found.probability.T
 
 
-def picture_at(case: Case, removed: Removal, level: int) -> Float[np.ndarray, "h w 3"]:
-    """What is left of the picture at a level, in 0..1."""
-    image = pixels_of(case)
-    mask = torch.from_numpy(removed.removed[level])
-    return torch.where(mask, filled(image, removed.fill), image)[0].permute(1, 2, 0).numpy()
+def _ends(case: Case, target: int) -> dict[str, float]:
+    """The probability when the whole picture is replaced, by each fill."""
+    whole = pixels_of(case)
+    gone = torch.cat([filled(whole, fill) for fill in FILLS])
+    with torch.no_grad():
+        likely = case.opened.twin.logits(gone).float().softmax(dim=1)[:, target]
+    return dict(zip(FILLS, likely.tolist(), strict=True))
 
 
-def _text(case: Case, target: int, attribution: Attribution, orders: Tensor, fill: str) -> Measured:
-    loaded = case.opened.twin.loaded
+def _removed_pixels(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8[np.ndarray, " n"], tuple[int, int]]:
+    assert like.grid is not None
+    size, unit = pixels_of(case).shape[2:], unit_of(like)
+    shape = like.grid if unit == "patches" else (size[0], size[1])
+    masks = UNITS[unit](order.reshape(1, *like.grid), shape, LEVELS)(slice(0, 1), slice(0, len(LEVELS)))
+    return _levels(masks[:, 0].flatten(1).numpy()), shape
+
+
+def _levels(gone: Bool[np.ndarray, "l n"]) -> UInt8[np.ndarray, " n"]:
+    """The first level at which each part is gone."""
+    return np.where(gone.any(axis=0), gone.argmax(axis=0), 255).astype(np.uint8)
+
+
+def _ids(case: Case) -> tuple[np.ndarray, Bool[np.ndarray, " t"]]:
+    """The token ids, and which of them are no special tokens."""
     ids = torch.as_tensor(case.sample.inputs["input_ids"])[0].cpu().numpy()  # pyright: ignore[reportCallIssue, reportArgumentType]
-    tokenizer = loaded.tokenizer
-    special = set(tokenizer.all_special_ids)
-    ordinary = ~np.isin(ids, list(special))
-    blanks = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, 0)
-    curve = metrics.text_curve(
-        _scorer(loaded.model),
-        [ids] * len(orders),
-        [order.numpy() for order in orders],
-        [target] * len(orders),
-        special=special,
+    return ids, ~np.isin(ids, list(set(case.opened.loaded.tokenizer.all_special_ids)))
+
+
+def _blank(case: Case) -> int:
+    tokenizer = case.opened.loaded.tokenizer
+    known = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, 0)
+    return next(blank for blank in known if blank is not None)
+
+
+def _text(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
+    ids, ordinary = _ids(case)
+    found = metrics.text_curve(
+        _scorer(case.opened.twin.loaded.model), [ids] * len(orders), [order.numpy() for order in orders],
+        [target] * len(orders), special=set(case.opened.loaded.tokenizer.all_special_ids), pad=_blank(case),
         how="pad" if ordinary.all() else "delete",  # without special tokens nothing would be left at the end
-        pad=next(blank for blank in blanks if blank is not None),
-    )
-    ranking = np.argsort(-orders[0].numpy(), kind="stable")
-    candidates, counts = MODES["paper"](ranking, ordinary)
-    gone = tuple(np.isin(np.arange(len(ids)), candidates[:count]) for count in counts)
-    return curve.p_k, gone
+        batch=BATCH,
+    )  # fmt: skip
+    return found.p_k
+
+
+def _removed_tokens(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8[np.ndarray, " n"], None]:
+    ids, ordinary = _ids(case)
+    candidates, counts = MODES["paper"](np.argsort(-order[0].numpy(), kind="stable"), ordinary)
+    places = np.arange(len(ids))
+    return _levels(np.stack([np.isin(places, candidates[:count]) for count in counts])), None
 
 
 def _scorer(model: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -137,7 +199,37 @@ def _scorer(model: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda ids, mask: look(model, {"input_ids": ids.to(device), "attention_mask": mask.to(device)}).logits
 
 
-MEASURES: dict[str, Callable[[Case, int, Attribution, Tensor, str], Measured]] = {
+CENTRES = {"image": _from_centre, "text": _first_to_last}
+MEASURES: dict[str, Callable[[Case, int, Attribution, Tensor, str], Float[np.ndarray, "o l"]]] = {
     "image": _image,
     "text": _text,
 }
+REMOVED = {"image": _removed_pixels, "text": _removed_tokens}
+
+
+def without(case: Case, cells: Sequence[int], grid: tuple[int, int] | None, fill: str, job: Job) -> Float[Tensor, " c"]:
+    """The probabilities of all classes without these patches or tokens."""
+    with running(case.opened, job, "asking again without them"):
+        wanted = sorted(set(cells))
+        return _without_tokens(case, wanted) if grid is None else _without_patches(case, wanted, grid, fill)
+
+
+def _without_patches(case: Case, cells: list[int], grid: tuple[int, int], fill: str) -> Float[Tensor, " c"]:
+    image = pixels_of(case)
+    if cells and cells[-1] >= grid[0] * grid[1]:
+        raise InputError(f"patch {cells[-1]} does not exist: the picture has {grid[0]} x {grid[1]} patches, from 0 on.")
+    chosen = torch.zeros(grid[0] * grid[1])
+    chosen[cells] = 1
+    mask = torch.nn.functional.interpolate(chosen.reshape(1, 1, *grid), size=image.shape[2:], mode="nearest") > 0
+    with torch.no_grad():
+        return case.opened.logits(torch.where(mask, filled(image, fill), image))[0].float().softmax(dim=0)
+
+
+def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, " c"]:
+    ids, ordinary = _ids(case)
+    if cells and cells[-1] >= len(ids):
+        raise InputError(f"token {cells[-1]} does not exist: the text has {len(ids)} tokens, from 0 on.")
+    gone = np.isin(np.arange(len(ids)), cells) & (ordinary | ordinary.all())
+    left = np.where(gone, _blank(case), ids) if ordinary.all() else ids[~gone]
+    together = torch.from_numpy(left)[None]
+    return _scorer(case.opened.loaded.model)(together, torch.ones_like(together))[0].float().softmax(dim=0)

@@ -1,28 +1,27 @@
-"""Serve the page: on this machine only unless asked otherwise, with headers that keep browsers from asking others."""
+"""Serve the page: on this machine only unless asked otherwise, visible at once, with the models loading behind it."""
 
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitrail.apps.web.guard import Guarded
 from vitrail.apps.web.limits import Limits
 from vitrail.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
     import uvicorn
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
 HOST, PORT, TRIES = "127.0.0.1", 7860, 20
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the person who starts the page allows.
+    """What the person who starts the server allows.
 
     Args:
+        names: host names the server goes by, beside loopback names and addresses.
         allowed: models that visitors may open beside the embedded ones.
         any_model: let them open any.
         pickles: also open models whose weights are pickled.
@@ -33,63 +32,44 @@ class Settings:
     allowed: Sequence[str] = ()
     any_model: bool = False
     pickles: bool = False
+    names: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
 
 
-def require_gradio() -> None:
-    """Raise an error that says what to install where Gradio is absent."""
+def require_extra() -> None:
+    """Raise an error that says what to install where the server's packages are absent."""
     try:
-        import gradio  # noqa: F401
+        import cachetools  # noqa: F401
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("the page is served by Gradio: pip install 'vitrail[app]'") from error
+        raise MissingExtraError("the page needs starlette, uvicorn and more: pip install 'vitrail[app]'") from error
 
 
-def application(settings: Settings) -> "FastAPI":
+def application(settings: Settings) -> "Starlette":
     """The page as an application for any ASGI server."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
-    require_gradio()
-    import gradio as gr
-    from fastapi import FastAPI
-    from gradio.themes import Default
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    require_extra()
+    from vitrail.apps.web.routes import build
 
-    from vitrail.apps.web.actions import House
-    from vitrail.apps.web.examples import first_given, thumbnails
-    from vitrail.apps.web.page import build
-    from vitrail.apps.web.rooms import Room, Rooms
-    from vitrail.apps.web.shelf import Shelf
-    from vitrail.apps.web.styles import CSS, FONTS, MONO
-
-    shelf = Shelf(settings.allowed, any_model=settings.any_model, pickles=settings.pickles)
-    page = build(House(shelf, Rooms(Room(first_given())), settings.limits))
-    page.queue(default_concurrency_limit=None)
-    page.has_launched = True  # only then does Gradio refuse paths of files that nobody uploaded; mounting leaves it out
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guarded)
-    if settings.host in LOOPBACK:  # a page elsewhere must not reach this one under a name of its own
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
-    theme = Default(font=FONTS, font_mono=MONO, primary_hue="orange", neutral_hue="slate")
-    more: dict[str, Any] = {"run_history": False, "footer_links": [], "enable_monitoring": False, "ssr_mode": False}
-    return gr.mount_gradio_app(
-        app,
-        page,
-        "/",
-        theme=theme,
-        css=CSS + thumbnails(),
-        show_error=False,
-        max_file_size=settings.limits.upload,
-        **more,
-    )
+    return build(settings)
 
 
 def server(settings: Settings) -> tuple["uvicorn.Server", socket.socket]:
-    """A server that is ready to run, and the socket it listens on, taken before the models are loaded."""
-    require_gradio()
+    """A server that is ready to run, and the socket it listens on."""
+    require_extra()
     import uvicorn
 
     listening = _listen(settings.host, settings.port)
-    # Open pages keep a connection; at the end they are cut, which uvicorn would report as an error for each.
-    config = uvicorn.Config(application(settings), log_level="critical", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        application(settings),
+        log_level="critical",  # its other levels write addresses and errors with a visitor's input
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        limit_concurrency=512,
+        ws="none",
+        server_header=False,
+    )
     return uvicorn.Server(config), listening
 
 
@@ -102,7 +82,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
-            found.listen()  # two may bind one address, but only one can listen there
+            found.listen(128)  # two may bind one address, but only one can listen there
         except OSError as error:
             found.close()
             reason = error

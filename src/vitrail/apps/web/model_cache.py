@@ -1,0 +1,110 @@
+"""Models a visitor may open: the embedded ones, those that were allowed, or any; a few stay loaded."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from vitrail.apps.cli.opening import silent
+from vitrail.errors import ModelError
+from vitrail.evaluate.bench.opened import affine
+from vitrail.models.loading import EMBEDDED, Loaded, load
+
+KEPT = 3
+"""Models that stay loaded beside the embedded ones."""
+KIND_OF = {"photo": "image", "sentiment": "text"}
+READS = {"image": "pictures", "text": "text"}
+
+
+@dataclass(frozen=True, eq=False)
+class OpenModel:
+    """A model that one job at a time uses, and how pictures in 0..1 become its inputs.
+
+    Args:
+        passes: how often the model ran for each method and preset when that was last computed.
+    """
+
+    loaded: Loaded
+    scaling: tuple[Tensor, Tensor] | None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    passes: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @cached_property
+    def twin(self) -> "OpenModel":
+        """The same weights in modules of their own, for slow jobs, so that no quick job waits for them."""
+        model = self.loaded.model
+        shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
+        return OpenModel(replace(self.loaded, model=deepcopy(model, shared)), self.scaling)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The logits of pictures in 0..1."""
+        assert self.scaling is not None
+        shift, scale = (x.to(images) for x in self.scaling)
+        found = self.loaded.model(shift + scale * images)
+        return found if isinstance(found, Tensor) else found.logits
+
+
+class ModelCache:
+    """Models by name, loaded when first asked for.
+
+    One model is loaded at a time, since the libraries that load them change settings of the whole process meanwhile.
+    """
+
+    def __init__(self, allowed: Sequence[str] = (), *, any_model: bool = False, pickles: bool = False) -> None:
+        self.allowed, self.any_model, self.pickles = tuple(allowed), any_model, pickles
+        self._open: OrderedDict[str, OpenModel] = OrderedDict()
+        self._table = threading.Lock()
+        self._loading = threading.Lock()
+
+    def names(self, kind: str) -> list[str]:
+        """The models offered for pictures or text; what an allowed one reads is known only once it is open."""
+        own = [name for name in EMBEDDED if KIND_OF[name] == kind]
+        with self._table:
+            known = {name: opened.loaded.kind for name, opened in self._open.items()}
+        return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]
+
+    def is_open(self, name: str) -> bool:
+        """Whether it can be used at once."""
+        with self._table:
+            return name in self._open
+
+    def open(self, name: str, kind: str) -> OpenModel:
+        """The model of this name, if the server may open it and it reads this kind of input."""
+        if name not in (*EMBEDDED, *self.allowed) and not self.any_model:
+            raise ModelError(
+                f"this server may not open {name!r}. Whoever starts it can allow that: vitrail app --allow {name}"
+            )
+        opened = self._find(name) or self._loaded(name)
+        if opened.loaded.kind != kind:
+            raise ModelError(f"{name} reads {READS[opened.loaded.kind]}, not {READS[kind]}. Choose another model.")
+        return opened
+
+    def _find(self, name: str) -> OpenModel | None:
+        """The model if it is loaded; it then counts as used last."""
+        with self._table:
+            if name in self._open:
+                self._open.move_to_end(name)
+            return self._open.get(name)
+
+    def _loaded(self, name: str) -> OpenModel:
+        """The model, loaded now; a second visitor who asks for it waits for the first one's load."""
+        with self._loading:
+            opened = self._find(name) or self._load(name)
+            with self._table:
+                self._open[name] = opened
+                self._open.move_to_end(name)
+                for other in [one for one in self._open if one not in EMBEDDED][:-KEPT]:
+                    del self._open[other]
+        return opened
+
+    def _load(self, name: str) -> OpenModel:
+        with silent():
+            loaded = load(name, pickles=self.pickles)
+        if loaded.task == "question":
+            raise ModelError(f"{name} answers questions, which this page does not show: use vitrail explain.")
+        loaded.model.requires_grad_(requires_grad=False)
+        return OpenModel(loaded, affine(loaded) if loaded.kind == "image" else None)

@@ -1,0 +1,290 @@
+"""The routes: static files from memory, JSON in, one JSON object per line out; torch is imported behind them."""
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from vitrail.apps.web import bundle, examples
+from vitrail.apps.web.guard import Guard, read_body, refused
+from vitrail.apps.web.refusals import BusyError, MalformedError, Refusal
+from vitrail.apps.web.schema import ASKS, Ask, Cancel, Text, parse
+from vitrail.apps.web.server import Settings
+from vitrail.apps.web.sessions import Session, Sessions
+from vitrail.apps.web.workers import LOAD, Event, Job, Steps, Workers, said
+from vitrail.errors import VitrailError
+
+SESSION = "x-vitrail-session"
+UPLOADS = 12
+"""Bodies of pictures that may arrive at a time, of all visitors."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A static file, as it is and compressed."""
+
+    kind: str
+    data: bytes
+
+    def answer(self, request: Request) -> Response:
+        """The file, or that the browser has it already."""
+        tag = f'"{sha256(self.data).hexdigest()[:20]}"'
+        headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        small = "gzip" in request.headers.get("accept-encoding", "")
+        more = {"content-encoding": "gzip"} if small else {}
+        data = gzip.compress(self.data, 9, mtime=0) if small else self.data
+        return Response(data, media_type=self.kind, headers={**headers, **more})
+
+
+class Served:
+    """The state of one server: sessions, workers, and the part that needs torch once it is there."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.limits = settings, settings.limits
+        self.sessions = Sessions(self.limits)
+        self.workers = Workers(self.limits.waiting, self.limits.all_requests)
+        self.loading: Future[tuple[Any, Any, dict[str, Any]]] | None = None
+        self.begun = time.monotonic()
+        self.running = self.uploads = 0
+        self.files = {
+            "/": File("text/html; charset=utf-8", bundle.read("index.html").encode()),
+            "/app.js": File("text/javascript; charset=utf-8", bundle.script().encode()),
+            "/app.css": File("text/css; charset=utf-8", bundle.style().encode()),
+            "/icon.svg": File("image/svg+xml", bundle.read("icon.svg").encode()),
+        }
+
+    def start(self) -> None:
+        """Import torch and open the embedded models on the loading thread, while the page is served."""
+        self.loading = self.workers.submit(LOAD, Job(""), self._load)
+
+    def _load(self) -> tuple[Any, Any, dict[str, Any]]:
+        # Imported here: torch and transformers take seconds, in which the page is already shown.
+        actions = import_module("vitrail.apps.web.actions")
+        explaining = import_module("vitrail.apps.web.explaining")
+        cache = import_module("vitrail.apps.web.model_cache").ModelCache
+        given = self.settings
+        models = cache(given.allowed, any_model=given.any_model, pickles=given.pickles)
+        results = explaining.Results(self.limits.results)
+        explorer = explaining.Explorer(models, self.sessions, results, self.limits)
+        return actions, explorer, actions.start(explorer)
+
+    def steps(self, name: str, session: Session, ask: Any, job: Job) -> Steps:  # noqa: ANN401
+        """An action, once torch is there."""
+        assert self.loading is not None
+        if not self.loading.done():
+            yield LOAD
+        actions, explorer, _ = self.loading.result()
+        yield from actions.ACTIONS[name](explorer, session, ask, job)
+
+    def taking(self, session: Session, data: bytes | str) -> Steps:
+        """Keep a picture or a text, once torch is there."""
+        assert self.loading is not None
+        if not self.loading.done():
+            yield LOAD
+        actions, explorer, _ = self.loading.result()
+        yield from (actions.take_text if isinstance(data, str) else actions.take_picture)(explorer, session, data)
+
+    def close(self) -> None:
+        """End the workers and delete the folder."""
+        self.workers.close()
+        self.sessions.close()
+
+
+def _of(request: Request) -> Served:
+    return request.app.state.served
+
+
+def _session(request: Request) -> Session:
+    return _of(request).sessions.get(request.headers.get(SESSION))
+
+
+def _json_only(request: Request) -> None:
+    if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        raise MalformedError("this route takes JSON: send content-type: application/json.")
+
+
+async def static(request: Request) -> Response:
+    """One of the page's own files."""
+    return _of(request).files[request.url.path].answer(request)
+
+
+async def health(request: Request) -> Response:
+    """Whether the models are there, and how busy the server is."""
+    served = _of(request)
+    loading = served.loading
+    ready = loading is not None and loading.done() and loading.exception() is None
+    return JSONResponse(
+        {
+            "ready": ready,
+            "requests": served.running,
+            "sessions": len(served.sessions),
+            "stored": served.sessions.stored,
+            "seconds": round(time.monotonic() - served.begun, 1),
+        }
+    )
+
+
+async def session(request: Request) -> Response:
+    """A new session, and the limits the page should know."""
+    limits = _of(request).limits
+    shown = {name: getattr(limits, name) for name in ("upload", "pixels", "letters", "methods")}
+    return JSONResponse({"session": _of(request).sessions.new().id, "limits": shown})
+
+
+async def list_examples(request: Request) -> Response:
+    """The examples by name."""
+    return JSONResponse({"image": examples.PICTURES, "text": examples.TEXTS})
+
+
+async def example_picture(request: Request) -> Response:
+    """The picture of an example, small."""
+    name = request.path_params["name"]
+    if name not in examples.PICTURES:
+        raise HTTPException(404)
+    return Response(examples.thumbnail(name), media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
+
+
+async def models(request: Request) -> Response:
+    """Models, methods and fills; answered as soon as torch is there."""
+    loading = _of(request).loading
+    assert loading is not None
+    _, explorer, about = await asyncio.shield(asyncio.wrap_future(loading))
+    names = {kind: explorer.models.names(kind) for kind in ("image", "text")}
+    return JSONResponse({**about, "models": names})
+
+
+async def inputs(request: Request) -> Response:
+    """Keep a picture (any other content type than JSON) or a text (JSON)."""
+    served, owner = _of(request), _session(request)
+    is_text = request.headers.get("content-type", "").startswith("application/json")
+    if served.uploads >= UPLOADS:
+        raise BusyError("too many files arrive at the moment. Try again in a few seconds.")
+    served.uploads += 1
+    try:
+        most = served.limits.body if is_text else served.limits.upload
+        body = await read_body(request, most, served.limits.patience)
+        text = parse(Text, body) if is_text else None
+        job = Job(owner.id, time.monotonic() + served.limits.seconds)
+        taking = served.taking(owner, text.text if isinstance(text, Text) else body)
+        async with aclosing(served.workers.run(job, taking)) as events:
+            async for event in events:
+                if "error" in event:
+                    return JSONResponse(event, 429 if event.get("busy") else 422)
+                if "input" in event:
+                    return JSONResponse(event)
+    finally:
+        served.uploads -= 1
+    raise BusyError("the server ended before the input was read.")
+
+
+async def act(request: Request) -> Response:
+    """One of the actions that compute, as a stream of events."""
+    served, owner = _of(request), _session(request)
+    _json_only(request)
+    name = request.path_params["action"]
+    if name not in ASKS:
+        raise HTTPException(404)
+    body = await read_body(request, served.limits.body, served.limits.patience)
+    ask = parse(ASKS[name], body)
+    assert isinstance(ask, Ask)
+    if len(owner.jobs) >= served.limits.requests or served.running >= served.limits.all_requests:
+        raise BusyError("too many requests are under way. Wait for one of them to end.")
+    if ask.id in owner.jobs:
+        raise MalformedError("id: a request with this id is under way. Choose another.")
+    job = Job(owner.id, time.monotonic() + served.limits.seconds)
+    owner.jobs[ask.id] = job
+    served.running += 1
+    events = _answered(served, owner, ask.id, job, served.steps(name, owner, ask, job), request)
+    return StreamingResponse(events, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
+
+
+async def _answered(
+    served: Served, owner: Session, name: str, job: Job, steps: Steps, request: Request
+) -> AsyncIterator[bytes]:
+    """The events of a job as lines; the job is stopped as soon as the visitor has left."""
+    leaving = asyncio.create_task(_left(request, job))
+    try:
+        async with aclosing(served.workers.run(job, steps)) as events:
+            async for event in events:
+                yield _line(event, name)
+    finally:
+        job.stop.set()
+        leaving.cancel()
+        owner.jobs.pop(name, None)
+        served.running -= 1
+
+
+async def _left(request: Request, job: Job) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.stop.set()
+
+
+def _line(event: Event, name: str) -> bytes:
+    return json.dumps({"id": name, **event}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+async def cancel(request: Request) -> Response:
+    """Stop a request of the same session."""
+    served, owner = _of(request), _session(request)
+    _json_only(request)
+    ask = parse(Cancel, await read_body(request, served.limits.body, served.limits.patience))
+    assert isinstance(ask, Cancel)
+    return JSONResponse({"stopped": owner.cancel(ask.id)})
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    return refused(error) if isinstance(error, Refusal) else JSONResponse({"error": said(error)}, 422)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return JSONResponse({"error": "there is no such route." if status == 404 else "this is not answered."}, status)
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": said(error)}, 500)
+
+
+def build(settings: Settings) -> Starlette:
+    """The application."""
+    served = Served(settings)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        served.start()
+        yield
+        served.close()
+
+    routes = [
+        *(Route(path, static) for path in served.files),
+        Route("/api/health", health),
+        Route("/api/session", session, methods=["POST"]),
+        Route("/api/models", models),
+        Route("/api/examples", list_examples),
+        Route("/api/examples/{name}.jpg", example_picture),
+        Route("/api/inputs", inputs, methods=["POST"]),
+        Route("/api/cancel", cancel, methods=["POST"]),
+        Route("/api/{action}", act, methods=["POST"]),
+    ]
+    handlers: Any = {VitrailError: _on_refusal, HTTPException: _on_http_error, Exception: _on_failure}
+    guard = Middleware(Guard, bind=settings.host, names=settings.names)
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=life)
+    app.state.served = served
+    return app

@@ -1,0 +1,162 @@
+"""Sessions: what each visitor has handed in, apart from all others, and pictures in one folder with a quota."""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vitrail.apps.web.limits import MEGABYTE, Limits
+from vitrail.apps.web.refusals import BusyError, GoneError, TooLargeError, UnknownSessionError
+from vitrail.apps.web.workers import Job
+
+
+@dataclass(frozen=True)
+class Input:
+    """A picture's file or a text, as the visitor gave it.
+
+    Args:
+        owner: the session it belongs to; empty for examples, whose results all visitors share.
+        digest: what tells two inputs apart.
+    """
+
+    kind: str
+    owner: str
+    digest: str
+    text: str = field(default="", repr=False)
+    path: Path | None = field(default=None, repr=False)
+    size: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Under what its results are kept."""
+        return (self.owner, self.digest)
+
+
+@dataclass(eq=False)
+class Session:
+    """One visitor's inputs by id, the oldest first, and requests that are under way."""
+
+    id: str
+    used: float = field(default_factory=time.monotonic)
+    inputs: OrderedDict[str, Input] = field(default_factory=OrderedDict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of its pictures."""
+        return sum(one.size for one in self.inputs.values())
+
+    def get(self, name: str) -> Input:
+        """The input of this id."""
+        if name not in self.inputs:
+            raise GoneError("this input is no longer kept on the server: hand it in again.")
+        self.inputs.move_to_end(name)
+        return self.inputs[name]
+
+    def cancel(self, request: str) -> bool:
+        """Stop a request of this session; whether it was under way."""
+        job = self.jobs.get(request)
+        if job is not None:
+            job.stop.set()
+        return job is not None
+
+
+class Sessions:
+    """All sessions, the longest unused first, and the folder of their pictures."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._folder = TemporaryDirectory(prefix="vitrail-app-", ignore_cleanup_errors=True)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def folder(self) -> Path:
+        """Where pictures are kept."""
+        return Path(self._folder.name)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all pictures."""
+        return sum(session.stored for session in self._sessions.values())
+
+    def __len__(self) -> int:
+        """How many visitors are remembered."""
+        return len(self._sessions)
+
+    def new(self) -> Session:
+        """A session with an id that nobody can guess; the longest unused goes where there are too many."""
+        with self._lock:
+            self._forget_idle()
+            while len(self._sessions) >= self.limits.sessions:
+                unused = next((one for one in self._sessions.values() if not one.jobs), None)
+                if unused is None:
+                    raise BusyError("too many visitors use this server at the moment. Try again later.")
+                self._forget(unused)
+            made = Session(secrets.token_urlsafe(18))
+            self._sessions[made.id] = made
+            return made
+
+    def get(self, name: str | None) -> Session:
+        """The session of this id."""
+        with self._lock:
+            found = self._sessions.get(name or "")
+            if found is None:
+                raise UnknownSessionError("this session is not known, or was not used for long: load the page again.")
+            found.used = time.monotonic()
+            self._sessions.move_to_end(found.id)
+            return found
+
+    def add_text(self, session: Session, text: str) -> str:
+        """Keep a text; its id."""
+        return self._add(session, Input("text", session.id, sha256(text.encode()).hexdigest(), text=text), b"")
+
+    def add_picture(self, session: Session, data: bytes) -> str:
+        """Keep a picture's file; its id. Older ones go where a quota would be passed."""
+        if len(data) > min(self.limits.visitor_store, self.limits.store):
+            most = min(self.limits.visitor_store, self.limits.store) / MEGABYTE
+            raise TooLargeError(f"the file is larger than the {most:.0f} MB that one visitor may keep here.")
+        path = self.folder / secrets.token_hex(12)
+        return self._add(session, Input("image", session.id, sha256(data).hexdigest(), path=path, size=len(data)), data)
+
+    def _add(self, session: Session, one: Input, data: bytes) -> str:
+        with self._lock:
+            for name, known in session.inputs.items():
+                if known.digest == one.digest and known.kind == one.kind:
+                    session.inputs.move_to_end(name)
+                    return name
+            while session.inputs and (
+                len(session.inputs) >= self.limits.inputs or session.stored + one.size > self.limits.visitor_store
+            ):
+                self._drop(session, next(iter(session.inputs)))
+            for other in list(self._sessions.values()):
+                while other.inputs and self.stored + one.size > self.limits.store:
+                    self._drop(other, next(iter(other.inputs)))
+            if one.path is not None:
+                one.path.write_bytes(data)
+            name = secrets.token_urlsafe(9)
+            session.inputs[name] = one
+            return name
+
+    def _drop(self, session: Session, name: str) -> None:
+        gone = session.inputs.pop(name)
+        if gone.path is not None:
+            gone.path.unlink(missing_ok=True)
+
+    def _forget(self, session: Session) -> None:
+        for name in list(session.inputs):
+            self._drop(session, name)
+        del self._sessions[session.id]
+
+    def _forget_idle(self) -> None:
+        oldest = time.monotonic() - self.limits.idle
+        for session in [one for one in self._sessions.values() if one.used < oldest and not one.jobs]:
+            self._forget(session)
+
+    def close(self) -> None:
+        """Delete the folder."""
+        self._folder.cleanup()

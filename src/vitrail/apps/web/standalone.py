@@ -1,0 +1,61 @@
+"""A page that needs no server: the same front end with results inside, for files and notebooks."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from vitrail.apps.web import bundle
+from vitrail.apps.web.explaining import Case
+from vitrail.apps.web.inside import parts_json
+from vitrail.apps.web.payload import case_json, map_json, token_json
+from vitrail.apps.web.reading import data_url
+from vitrail.apps.web.words import PLAIN
+from vitrail.attribution import Attribution
+from vitrail.plots.document import document
+from vitrail.plots.picture import as_picture
+
+
+def case_page(case: Case, target: int, found: Sequence[Attribution], palette: str) -> str:
+    """The page with the maps of one input inside."""
+    return page_of(case_json(case, target), found, palette=palette)
+
+
+def attribution_page(attributions: Sequence[Attribution], image: Any = None, *, index: int = 0) -> str:  # noqa: ANN401
+    """The page with one sample of attributions inside; the picture should show what the model saw."""
+    from PIL import Image
+
+    first = attributions[0]
+    picture = None
+    if image is not None:
+        picture = Image.fromarray((as_picture(image, index) * 255).round().clip(0, 255).astype("uint8"))
+    size = first.size if picture is None else (picture.height, picture.width)
+    about = {
+        "kind": first.kind,
+        "model": str(first.provenance.get("model", "")),
+        "target": {"index": -1, "name": str(first.target), "probability": None},
+        "classes": [],
+        "count": 0,
+        "picture": None if picture is None else data_url(picture),
+        "size": size,
+    }
+    return page_of(about, attributions, index=index)
+
+
+def page_of(about: dict[str, Any], found: Sequence[Attribution], *, palette: str = "Inferno", index: int = 0) -> str:
+    """The document: front end, style and data in one file, with a policy that lets it fetch nothing."""
+    data = {
+        "case": {
+            **about,
+            "grid": found[0].grid,
+            "tokens": token_json(found[0], index=index),
+            "cautions": [],
+            "card": None,
+        },
+        "maps": [map_json(one, index=index) for one in found],
+        "parts": {one.method: parts_json(one) for one in found if one.layers is not None or one.heads is not None},
+        "plain": {one.method: PLAIN.get(one.method, "") for one in found},
+        "palette": palette,
+    }
+    inside = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    body = f'<div id="app"></div><script type="application/json" id="data">{inside}</script>'
+    return document(f"Vitrail: {about['target']['name']}", body, style=bundle.style(), script=bundle.script())

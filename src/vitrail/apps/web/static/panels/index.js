@@ -1,0 +1,12 @@
+// The panels, in the order of their tabs. A panel is one object: `id`, `title`, `offline` (whether it works without a
+// server, from the results in the page alone) and `View`, a component that gets the store. Adding one: its file, and a line here.
+import {whatIf} from "./whatif.js";
+import {remove} from "./remove.js";
+import {trust} from "./trust.js";
+import {compare} from "./compare.js";
+import {contrast} from "./contrast.js";
+import {layers} from "./layers.js";
+import {attention} from "./attention.js";
+import {share} from "./share.js";
+
+export const PANELS = [whatIf, remove, trust, compare, contrast, layers, attention, share];
