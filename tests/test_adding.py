@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.affine import at_zero, matrix
+from vitrail.capture.additions import at_zero, matrix
 from vitrail.errors import MissingTensorError
 from vitrail.methods import bi, tokentm
 
@@ -593,7 +593,7 @@ def test_tokens_side_by_side_are_told_apart(before, anatomy, embedding):
 
 
 def test_packed_tokens_are_refused():
-    from vitrail.capture.layering import stream_around
+    from vitrail.capture.layers import stream_around
     from vitrail.errors import SeamError
 
     with pytest.raises(SeamError, match="packed side by side"):

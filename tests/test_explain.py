@@ -207,7 +207,7 @@ def test_what_every_result_carries():
 
 
 def test_the_fingerprint_follows_the_weights():
-    from vitrail.provenance import fingerprint
+    from vitrail.attribution import fingerprint
 
     model = MODELS[BERT].build()
     before = fingerprint(model)

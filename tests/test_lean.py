@@ -9,12 +9,12 @@ from tiny_models import MODELS, tiny
 from torch.overrides import TorchFunctionMode
 
 import vitrail
+from vitrail.api import read_request, wanted_by
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.passes import Settings
 from vitrail.capture.seams.intercept import _Listen
 from vitrail.models.anatomy import parts
 from vitrail.models.inputs import read_inputs
-from vitrail.requests import read_request, wanted_by
 from vitrail.targets import as_target
 
 

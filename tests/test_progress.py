@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from vitrail import progress
+from vitrail.methods import progress
 
 pytest.importorskip("rich")
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.attribution import fingerprint, unread
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
-from vitrail.provenance import fingerprint, unread
 
 INPUTS = MODELS["hf_bert"].inputs(dtype=torch.float32)
 SOME = ["gae", "attn_lrp", "auto"]

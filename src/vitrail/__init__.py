@@ -15,10 +15,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitrail import plots, targets
     from vitrail.api import compare, explain
-    from vitrail.attribution import Attribution
+    from vitrail.attribution import Attribution, Comparison
     from vitrail.capture.forward import record
     from vitrail.capture.recording import Layer, Recording
-    from vitrail.comparison import Comparison
     from vitrail.errors import VitrailError
     from vitrail.evaluate import bench, data, metrics
     from vitrail.methods import METHODS
@@ -35,7 +34,7 @@ else:
         "METHODS": "vitrail.methods",
         "Anatomy": "vitrail.models.anatomy",
         "Attribution": "vitrail.attribution",
-        "Comparison": "vitrail.comparison",
+        "Comparison": "vitrail.attribution",
         "Layer": "vitrail.capture.recording",
         "Recording": "vitrail.capture.recording",
         "TextTower": "vitrail.models.anatomy",

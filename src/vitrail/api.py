@@ -1,32 +1,234 @@
-"""The border: check what the user gave, run the model, hand layers to methods, label what comes back."""
+"""`explain` and `compare`: check what the user gave, run the model, hand layers to methods, label what comes back."""
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.attribution import Attribution
+from vitrail.attribution import Attribution, Comparison, fingerprint, provenance
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.passes import Settings
-from vitrail.capture.runner import RerunMethod, Runner
+from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
-from vitrail.comparison import Comparison
-from vitrail.defaults import DEFAULT_METHOD, instead, read_spec, settled
-from vitrail.errors import MethodError, OptionError, RuleError, suggest
-from vitrail.labelling import attribution_of
-from vitrail.methods import METHODS
+from vitrail.errors import InputError, MethodError, OptionError, RuleError, TargetError, VitrailError, suggest
+from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Method
 from vitrail.models.anatomy import Anatomy, Body
-from vitrail.models.inputs import read_inputs
+from vitrail.models.grids import patch_sums
+from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import check_target
-from vitrail.provenance import fingerprint, provenance
 from vitrail.relevance import Result, Walk
+from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import Walker
-from vitrail.requests import MethodSpec, Request, by_target, check_scalar, wanted_by
-from vitrail.targets import AnyTarget, as_target
+from vitrail.targets import AnyTarget, Target, as_target, with_scalar
+
+MethodSpec = str | tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One method with all its options, on inputs prepared for it.
+
+    Args:
+        otherwise: what stands in for it where it does not apply; None where the user asked for it by name.
+        reason: why it stands in for another one, if it does.
+    """
+
+    entry: Method
+    preset: str
+    options: Mapping[str, Any]
+    plan: Walk | RerunMethod
+    inputs: Inputs
+    target: Target | Callable[[Tensor], Tensor]
+    scalar_given: bool = False
+    otherwise: "Request | None" = None
+    reason: str | None = None
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the method reads any gradient."""
+        return any(name.endswith("_grad") for name in self.plan.needs)
+
+
+def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
+    """A method by name, or by name and options, made ready to run."""
+    name, given = (spec, {}) if isinstance(spec, str) else spec
+    if not isinstance(name, str) or name not in METHODS:
+        raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
+    entry, given = METHODS[name], dict(given)
+    preset = given.pop("preset", preset)
+    options = entry.resolve(preset, given, inputs.kind)
+    if inputs.kind not in entry.inputs:
+        raise MethodError(f"{name} explains {' and '.join(entry.inputs)} inputs, but these are {inputs.kind}.")
+    plan = entry.build(**options)
+    return Request(
+        entry=entry,
+        preset=preset,
+        options=options,
+        plan=plan,
+        inputs=entry.prepare(inputs, options),
+        target=with_scalar(target, plan.scalar, explicit="scalar" in given),
+        scalar_given="scalar" in given,
+    )
+
+
+def check_scalar(request: Request, answered: Target) -> None:
+    """Refuse a scalar that was asked for where the model answers with a span, which is explained by its logits."""
+    if request.scalar_given and answered.name == "answer_span":
+        raise TargetError(
+            "the option scalar applies to a plain class or next token, but this model answers with a span."
+        )
+
+
+def wanted_by(requests: Sequence[Request]) -> Wanted:
+    """All that these requests read."""
+    needs = frozenset[str]().union(*(request.plan.needs for request in requests))
+    last_only = [isinstance(r.plan, Walk) and r.plan.last_only for r in requests if r.differentiates]
+    early = [r.plan.early if isinstance(r.plan, Walk) else None for r in requests]
+    # A gradient is taken at the state itself, which has to be there then.
+    late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
+        *(r.plan.needs - (frozenset() if e is None else e.needs) for r, e in zip(requests, early, strict=True))
+    )
+    wanted = Wanted.of(needs, last_only=bool(last_only) and all(last_only))
+    return replace(wanted, early=tuple(e for e in early if e is not None), passing=wanted.states - late)
+
+
+def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:
+    """Requests that share a scalar share a backward pass; those without gradients join the first."""
+    groups: list[tuple[AnyTarget, list[Request]]] = []
+    # Sorting is stable: those that differentiate come first, in their order.
+    for request in sorted(requests, key=lambda r: not r.differentiates):
+        fitting = (group for target, group in groups if target == request.target or not request.differentiates)
+        group = next(fitting, None)
+        if group is None:
+            groups.append((request.target, [request]))
+        else:
+            group.append(request)
+    return groups
+
+
+logger = logging.getLogger("vitrail")
+
+
+def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
+    """A method made ready to run; for the default, the best one and what stands in where it does not apply."""
+    name, given = (spec, {}) if isinstance(spec, str) else spec
+    if name != DEFAULT_METHOD:
+        return read_request(spec, preset, inputs, target)
+    (best, second), asked = PREFERRED, given.get("preset", preset)
+    known = {name: asked in {"recommended", *METHODS[name].presets} for name in PREFERRED}
+    if known[second] and not known[best]:
+        return _told(read_request((second, given), preset, inputs, target), f"{best} has no preset {asked!r}.")
+    # Options are those of the best method: where they are given, no other can stand in.
+    alone = bool(set(given) - {"preset"}) or not known[second]
+    otherwise = None if alone else read_request((second, given), preset, inputs, target)
+    return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise)
+
+
+def settled(request: Request, model: nn.Module, body: Body) -> Request:
+    """The request, or what stands in for it, if its method does not apply to the model and the inputs."""
+    if not isinstance(request.plan, RerunMethod):
+        return request
+    try:
+        request.plan.check(model, body, request.inputs)
+    except VitrailError as error:
+        return instead(request, error)
+    return request
+
+
+def instead(request: Request, error: VitrailError) -> Request:
+    """What stands in for a request that cannot be done, or the reason as an error."""
+    if request.otherwise is None:
+        raise error
+    return _told(request.otherwise, str(error))
+
+
+def _told(request: Request, reason: str) -> Request:
+    logger.warning("no method was named, and %s explains: %s", request.entry.name, reason)
+    return replace(request, reason=reason)
+
+
+def attribution_of(
+    request: Request, results: list[tuple[Scalar, Result]], run: Pass, dtype: torch.dtype | None = None
+) -> Attribution:
+    """The results of all parts of the target, added, cut to the content and labelled.
+
+    Args:
+        dtype: what the numbers are given in, if not in that of the pass.
+    """
+    inputs, target = run.inputs, results[0][0].target
+
+    def joined(name: str) -> Tensor | None:
+        found = [getattr(result, name) for _, result in results]
+        if found[0] is None:
+            return None
+        total = reduce(torch.add, [x.abs() if target.absolute else x for x in found])
+        return total if dtype is None else total.to(dtype)
+
+    def content(name: str) -> Tensor | None:
+        total = joined(name)
+        return None if total is None else _content(total, run)
+
+    pixels, residual = joined("pixels"), joined("residual")
+    grid = run.origin.grid
+    scores = content("scores") if pixels is None or grid is None else patch_sums(pixels, grid, run.origin.patch)
+    assert scores is not None
+    if not bool(torch.isfinite(scores).all()):
+        raise InputError(
+            f"{request.entry.name} gave scores that are not finite for the target {target}. Ratios and relative "
+            "differences break down where a logit is near zero: use targets.difference."
+        )
+    return Attribution(
+        scores=scores,
+        method=request.entry.name,
+        target=target,
+        kind=inputs.kind,
+        signed=request.entry.is_signed(request.options),
+        preset=request.preset,
+        options={name: _said(value) for name, value in request.options.items()},
+        grid=grid,
+        size=inputs.size,
+        tokens=inputs.tokens if inputs.kind == "text" else None,
+        valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
+        own=content("own"),
+        readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
+        pixels=pixels,
+        layers=content("layers"),
+        heads=content("heads"),
+        provenance={
+            "backend": run.worked,
+            **({} if residual is None else {"residual": residual.tolist()}),
+            **({} if request.reason is None else {"default": request.reason}),
+            **({} if not (assumed := run.assumed) else {"assumed": list(assumed)}),
+            **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
+            **_parts_of([result for _, result in results]),
+        },
+    )
+
+
+def _parts_of(results: list[Result]) -> dict[str, Any]:
+    """Which parts a method added up, and how little they agree in each sample; nothing where it has none."""
+    apart = [result.disagreement for result in results if result.disagreement is not None]
+    return {
+        **({"parts": list(results[0].parts)} if results[0].parts else {}),
+        **({"disagreement": torch.stack(apart).mean(dim=0).tolist()} if apart else {}),
+    }
+
+
+def _said(value: object) -> object:
+    """An option's value as a result keeps it: arrays by their shape."""
+    shape = getattr(value, "shape", None)
+    return value if shape is None else f"array of {' x '.join(map(str, shape))}"
+
+
+def _content(x: Any, run: Pass) -> Tensor:  # noqa: ANN401
+    """Scores of the patches or words of the input in their order, padding zero."""
+    return run.patches(x * run.valid.view(x.shape[0], *[1] * (x.ndim - 2), -1))
 
 
 def explain(

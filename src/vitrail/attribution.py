@@ -1,20 +1,120 @@
-"""The result of a method: scores, what they belong to, and how they were made."""
+"""The result of a method: scores, what they belong to, how they were made; several results together."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, MethodError, suggest
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+SAMPLES = 256
+READABLE = (torch.strided, torch.sparse_coo)
+PACKAGES = ("vitrail", "torch", "transformers", "timm")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the names, shapes and dtypes of all weights and of 256 evenly spaced values of each.
+
+    Cheap enough for every call and on any device: fine-tuning changes it, moving the model does not. It is no
+    proof against someone who alters single weights on purpose. Of weights whose values are not there (offloaded to the
+    CPU or a disk) only names, shapes and dtypes count; `unread` says how many they are.
+    """
+    state = list(_state(model))
+    digest = hashlib.sha256("".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode())
+    samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        for _, x in state:
+            for plain in _plain_parts(x):
+                samples.setdefault((plain.device, plain.dtype), []).append(_spaced(plain))
+        for some in samples.values():  # one copy from a device, not one for each tensor
+            digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def unread(model: nn.Module) -> int:
+    """How many weights have no values that can be read, so that the fingerprint knows their shapes alone."""
+    return sum(not _plain_parts(x) for _, x in _state(model))
+
+
+def _plain_parts(x: Tensor) -> list[Tensor]:
+    """The plain tensors that a weight is made of: itself, or the parts of a quantized one; none if it has no values."""
+    if x.device.type == "meta":
+        return []
+    if x.is_quantized:
+        return [x.int_repr()]
+    if type(x) in (Tensor, nn.Parameter):
+        return [x if x.layout is torch.strided else x.coalesce().values()] if x.layout in READABLE else []
+    if hasattr(x, "__tensor_flatten__"):  # tensors of other libraries, such as torchao
+        names, _ = cast(Any, x).__tensor_flatten__()
+        return [part for name in names for part in _plain_parts(getattr(x, name))]
+    # Parameters of other classes that still are tensors of numbers, such as those of bitsandbytes.
+    return [x.data.as_subclass(Tensor)] if x.layout is torch.strided else []
+
+
+def _state(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `module.state_dict()` in their order, many times faster."""
+    transient = module._non_persistent_buffers_set
+    for name, x in (*module._parameters.items(), *module._buffers.items()):
+        if x is not None and name not in transient:
+            yield prefix + name, x
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _state(child, f"{prefix}{name}.")
+
+
+def _spaced(x: Tensor) -> Tensor:
+    """At most 256 values of a tensor at equal distances."""
+    step = max(1, x.numel() // SAMPLES)
+    if not x.is_contiguous():
+        return x.reshape(-1)[::step][:SAMPLES]
+    return x.as_strided((min(SAMPLES, -(-x.numel() // step)),), (step,))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """The versions of the libraries a result depends on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def provenance(
+    model: nn.Module, *, seconds: float, backend: str, samples: int, identity: str | None = None
+) -> dict[str, Any]:
+    """What every result carries beside method, preset, options and target.
+
+    Args:
+        identity: the model's fingerprint, if it was taken before.
+    """
+    huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
+    timm = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
+    name = huggingface or timm or type(model).__name__
+    return {
+        "model": name,
+        "model_class": type(model).__name__,
+        "model_hash": identity or fingerprint(model),
+        **({"model_hash_lacks": f"the values of {lacking} weights"} if (lacking := unread(model)) else {}),
+        "versions": dict(versions()),
+        "backend": backend,
+        "samples": samples,
+        "seconds": seconds,
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,3 +256,44 @@ def _same(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
     return a == b
+
+
+class Comparison(Sequence[Attribution]):
+    """Attributions of the same inputs by several methods, by position or by label."""
+
+    def __init__(self, attributions: Sequence[Attribution]) -> None:
+        self.attributions = tuple(attributions)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The methods with the options that differ from their defaults."""
+        return tuple(a.label for a in self.attributions)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Attribution: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Attribution]: ...
+    def __getitem__(self, key: int | str | slice) -> Attribution | Sequence[Attribution]:
+        """By position, by label, or by a method that was run once: `comparison["gae"]`."""
+        return self._named(key) if isinstance(key, str) else self.attributions[key]
+
+    def _named(self, name: str) -> Attribution:
+        """The attribution of this label; where there is none, the only one of this method."""
+        labelled = [a for a, label in zip(self.attributions, self.labels, strict=True) if label == name]
+        found = labelled or [a for a in self.attributions if a.method == name]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise MethodError(f"{name!r} is not in this comparison. {suggest(name, self.labels)}")
+        labels = ", ".join(a.label for a in found)
+        raise MethodError(f"{name!r} names {len(found)} results of this comparison: {labels}. Use a label or a number.")
+
+    def __len__(self) -> int:
+        """How many methods were compared."""
+        return len(self.attributions)
+
+    def plot(self, image: Any = None, *, index: int = 0) -> Any:  # noqa: ANN401
+        """All methods side by side for one sample."""
+        from vitrail.plots import comparison_sheet
+
+        return comparison_sheet([list(self.attributions)], image, index=index)

@@ -1,11 +1,14 @@
-"""Attributions and figures on disk: `.json` and `.npz` come back exactly as they were, pictures do not come back."""
+"""Attributions and figures on disk: `.json` and `.npz` are read back exactly as they were, pictures are not.
+
+A file is checked before it is written and after it was read: the fields of an attribution have to fit each other.
+"""
 
 import json
 import math
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from io import BytesIO
@@ -19,15 +22,188 @@ import torch
 from torch import Tensor
 
 from vitrail.attribution import Attribution
-from vitrail.consistency import check
 from vitrail.errors import OutputError
-from vitrail.jsonable import decode, encode, json_text
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import origin, to_page
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def encode(value: object) -> Any:  # noqa: ANN401
+    """The value as JSON holds it; tuples, infinite numbers and mappings with other keys than text marked as such."""
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(x) for key, x in value.items()}
+        return {"$mapping": [[encode(key), encode(x)] for key, x in value.items()]}
+    if isinstance(value, (list, tuple)):
+        found = [encode(x) for x in value]
+        return {"$tuple": found} if isinstance(value, tuple) else found
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise OutputError(
+        f"an option or a line of the provenance is {value!r}, a {type(value).__name__}, which a file cannot hold. Use "
+        "text, numbers, booleans, None, and lists, tuples or mappings of them."
+    )
+
+
+def decode(value: Any) -> Any:  # noqa: ANN401
+    """What `encode` was given."""
+    if isinstance(value, list):
+        return [decode(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    if "$float" in value:
+        return float(value["$float"])
+    if "$tuple" in value:
+        return tuple(decode(x) for x in value["$tuple"])
+    if "$mapping" in value:
+        return {decode(key): decode(x) for key, x in value["$mapping"]}
+    return {key: decode(x) for key, x in value.items()}
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401
+    """The value with null in place of NaN and infinity, which JSON has no words for."""
+    if isinstance(value, Mapping):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_finite(value: Any) -> bool:  # noqa: ANN401
+    """Whether no number inside is NaN or infinite."""
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def json_text(value: Any) -> str:  # noqa: ANN401
+    """The value as JSON that every reader takes: NaN and infinity are null."""
+    return json.dumps(finite(value), allow_nan=False)
+
+
+Fields = Any
+"""An attribution, or any object with its fields: what was read from a file is checked before it becomes one."""
+INPUT_KINDS = ("image", "text")
+
+
+def check_fields(fields: Fields) -> None:
+    """Raise ValueError with the first contradiction between the fields of an attribution."""
+    _check_words(fields)
+    _check_scores(fields.scores)
+    for name, axes in SHAPES.items():
+        _check_shape(fields, name, axes)
+    _check_grid(fields)
+    _check_tokens(fields)
+    _check_readout(fields)
+    _check_target(fields)
+
+
+def _check_words(fields: Fields) -> None:
+    for name in ("method", "preset"):
+        value = getattr(fields, name)
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"its {name} is {value!r}, not a name")
+    if fields.kind not in INPUT_KINDS:
+        raise ValueError(f"its kind is {fields.kind!r}, which is none of {', '.join(INPUT_KINDS)}")
+    if not isinstance(fields.signed, bool):
+        raise ValueError(f"signed is {fields.signed!r}, neither true nor false")
+    for name in ("options", "provenance"):
+        if not isinstance(getattr(fields, name), Mapping):
+            raise ValueError(f"its {name} are no table of names and values")
+
+
+def _check_scores(scores: Any) -> None:  # noqa: ANN401
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
+        raise ValueError("its scores are no real numbers [samples, patches or tokens]")
+    if 0 in scores.shape:
+        raise ValueError(f"its scores have shape {list(scores.shape)}: there are none")
+
+
+REAL: Callable[[Tensor], bool] = Tensor.is_floating_point
+SHAPES: dict[str, tuple[str, Callable[[Tensor], bool], str]] = {
+    "scores": ("bn", REAL, "real numbers"),
+    "valid": ("bn", lambda x: x.dtype is torch.bool, "true or false"),
+    "own": ("bn", REAL, "real numbers"),
+    "readout": ("b", lambda x: not x.is_floating_point() and x.dtype is not torch.bool, "whole numbers"),
+    "pixels": ("bhw", REAL, "real numbers"),
+    "layers": ("bln", REAL, "real numbers"),
+    "heads": ("bln", REAL, "real numbers"),
+}
+"""By field: its axes, what its values have to be, and how that is called. `b` and `n` are those of the scores."""
+
+
+def _check_shape(fields: Fields, name: str, wanted: tuple[str, Callable[[Tensor], bool], str]) -> None:
+    x = getattr(fields, name)
+    axes, fits, meaning = wanted
+    if x is None:
+        return
+    if not isinstance(x, Tensor) or not fits(x):
+        raise ValueError(f"its {name} are not {meaning}")
+    known = dict(zip("bn", fields.scores.shape, strict=True))
+    if x.ndim != len(axes) or any(known.get(a, n) != n or n == 0 for a, n in zip(axes, x.shape, strict=True)):
+        said = ", ".join(str(known.get(axis, "any")) for axis in axes)
+        raise ValueError(f"its {name} have shape {list(x.shape)}, but its scores ask for [{said}]")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise ValueError(f"its {name} hold {int((~torch.isfinite(x)).sum())} NaN or infinite values of {x.numel()}")
+
+
+def _check_grid(fields: Fields) -> None:
+    for name in ("grid", "size"):
+        pair = getattr(fields, name)
+        if pair is None:
+            continue
+        if not isinstance(pair, tuple) or len(pair) != 2 or not all(_is_whole(x) and x > 0 for x in pair):
+            raise ValueError(f"its {name} is {pair!r}, not two whole numbers above zero")
+    grid, count = fields.grid, fields.scores.shape[1]
+    if grid is not None and grid[0] * grid[1] != count:
+        raise ValueError(f"it has {count} scores for a grid of {grid[0]} x {grid[1]}")
+    if fields.pixels is not None and fields.size not in (None, tuple(fields.pixels.shape[1:])):
+        raise ValueError(f"its pixels are {list(fields.pixels.shape[1:])}, its image {list(fields.size or ())}")
+
+
+def _check_tokens(fields: Fields) -> None:
+    tokens, (batch, count) = fields.tokens, fields.scores.shape
+    if tokens is None:
+        return
+    if not isinstance(tokens, tuple) or len(tokens) != batch or not all(isinstance(row, tuple) for row in tokens):
+        raise ValueError(f"its tokens are not those of {batch} samples")
+    for row in tokens:
+        if len(row) != count or not all(isinstance(token, str) for token in row):
+            raise ValueError(f"it has {len(row)} tokens for {count} scores, or some that are no text")
+
+
+def _check_readout(fields: Fields) -> None:
+    if fields.readout is None:
+        return
+    low, high, count = int(fields.readout.min()), int(fields.readout.max()), fields.scores.shape[1]
+    if fields.kind == "text" and not -1 <= low <= high < count:
+        raise ValueError(f"it is read at token {low if low < -1 else high}, but has {count} tokens")
+
+
+def _check_target(fields: Fields) -> None:
+    target, batch = fields.target, fields.scores.shape[0]
+    if not isinstance(target.name, str) or not isinstance(target.absolute, bool):
+        raise ValueError(f"its target is {target.name!r}, which is no name")
+    if target.position is not None and not _is_whole(target.position):
+        raise ValueError(f"its target has the position {target.position!r}, not a whole number")
+    for classes in (target.first, target.second):
+        each = classes if isinstance(classes, tuple) else (classes,) * batch
+        if len(each) != batch or not all(c is None or _is_whole(c) for c in each):
+            raise ValueError(f"its target names {classes!r}, not one class for each of {batch} samples")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
 
 FORMAT, VERSION = "vitrail.attribution", 1
 HEADER = "header"
@@ -62,7 +238,7 @@ def save(attribution: Attribution, path: str | Path) -> Path:
 def _check_sound(attribution: Attribution, path: Path) -> None:
     """Refuse to write what `load` would refuse to read."""
     try:
-        check(attribution)
+        check_fields(attribution)
     except ValueError as error:
         raise OutputError(f"this attribution cannot be saved as {path}, since {error}.") from error
 
@@ -126,7 +302,7 @@ def _picture(form: str) -> Callable[[Attribution], bytes]:
     """A function that draws the first sample and keeps in the file how it was made."""
 
     def draw(attribution: Attribution) -> bytes:
-        about = {"Title": f"{attribution.label}: {attribution.target}", "Runner": origin(attribution)}
+        about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
         return rendered(attribution.plot(), form, metadata=about)
 
     return draw
@@ -163,7 +339,9 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
     known |= {name: decode(header[name]) for name in ("options", "provenance")}
     target = {name: _tupled(value) for name, value in header["target"].items()}
     usual = {field.name: field.default for field in fields(Target)}
-    check(SimpleNamespace(**{**dict.fromkeys(TENSORS), **known, "target": SimpleNamespace(**{**usual, **target})}))
+    check_fields(
+        SimpleNamespace(**{**dict.fromkeys(TENSORS), **known, "target": SimpleNamespace(**{**usual, **target})})
+    )
     return Attribution(**known, target=Target(**target))
 
 

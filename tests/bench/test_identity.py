@@ -14,12 +14,12 @@ from saved_models import save_vit
 from transformers import ViTForImageClassification
 
 from vitrail.apps.cli.bench_own import tell_older
+from vitrail.attribution import fingerprint
 from vitrail.errors import EngineError
 from vitrail.evaluate import bench, data
 from vitrail.evaluate.bench.identity import example_hash, hash_of, set_hash, weights_hash
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.data.examples import Answer, Box, ImageExample, QuestionExample, Span, TextExample
-from vitrail.provenance import fingerprint
 
 ONE = {"trials": (bench.Trial("gae"),)}
 

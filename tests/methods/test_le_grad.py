@@ -5,10 +5,10 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.head_on_block import behind, leaving, standing_in
 from vitrail.capture.shadow import autograd
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods import le_grad
+from vitrail.relevance.runner import behind, leaving, standing_in
 
 every_kind = pytest.mark.parametrize(
     "name", ["hf_vit", "hf_bert", "hf_dinov2", "hf_gpt2", "hf_llama_classifier", "timm_siglip", "torchvision_vit",

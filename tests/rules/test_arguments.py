@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.captured import Capture
-from vitrail.capture.seams.arguments import positional
+from vitrail.capture.hooks import Capture
+from vitrail.capture.seams.call import positional
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
 from vitrail.models.anatomy.parts import Anatomy, Body

@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail.capture.outputs import Output, Scalar
-from vitrail.capture.readout import dtype_of
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import InputError, TargetError
 from vitrail.models.inputs import Inputs
+from vitrail.models.readouts import dtype_of
 from vitrail.targets import Classes, Target
 
 NO_HEAD = (

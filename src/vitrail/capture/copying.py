@@ -11,13 +11,12 @@ and stop at locks and streams. Here each kind of object has its own treatment:
 
 import copy
 import functools
-import gc
 import io
 import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -27,6 +26,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from vitrail.capture.references import (
+    ATOMS,
+    PROXIES,
+    compiled_methods,
+    is_ordinary,
+    known_to,
+    methods,
+    reachable,
+    referents,
+    slots,
+    uncompiled,
+)
 from vitrail.errors import AnatomyError, InputError
 
 CHECKPOINTING = ("grad_checkpointing", "gradient_checkpointing")
@@ -34,11 +45,6 @@ COMPILED, PARALLEL = "OptimizedModule", "DistributedDataParallel"
 WRAPPERS = {COMPILED: "_orig_mod", PARALLEL: "module", "DataParallel": "module"}
 """Modules that only pass a call on, by the name of what they wrap."""
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
-ATOMS = frozenset(
-    {str, bytes, int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented), range, slice}
-    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, types.CodeType}
-)
-"""Types whose objects cannot change."""
 SHARED = (
     type, types.ModuleType, Enum, types.BuiltinFunctionType, types.GeneratorType, io.IOBase, torch.Stream, torch.Event,
     torch.ScriptObject, torch.fx.Graph, type(threading.Lock()), type(threading.RLock()), threading.Condition,
@@ -48,15 +54,8 @@ SHARED = (
 SHARED_BY_NAME = frozenset(
     {"PreTrainedTokenizerBase", "ProcessorMixin", "ImageProcessingMixin", "FeatureExtractionMixin", "Tokenizer"}
 )
-LIBRARIES = frozenset({"torch", "torchvision", "transformers", "timm", "builtins", "collections", "peft"})
-"""Packages whose classes refer to no module of one model in their code."""
 TABLES = frozenset(vars(nn.Module()))
 """What torch keeps in every module."""
-PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-HEAP_TYPE = 1 << 9
-"""Python's flag for classes that are made at run time."""
-LARGEST_SEARCH = 500_000
-"""Objects looked at for modules that hide in plain attributes."""
 LARGEST_BUFFER = 4 * 2**20
 """Bytes up to which a tensor that is no parameter is copied, so that nothing the model writes there is the user's."""
 LARGEST_INDEX = 65_536
@@ -193,7 +192,7 @@ class _Copier:
                 continue
             self.where = f"{kind.__name__}.{name}"
             own[name] = self._hooks(value) if name.endswith("_hooks") else self(value)
-        for name, value in _slots(module):
+        for name, value in slots(module):
             self.where = f"{kind.__name__}.{name}"
             object.__setattr__(twin, name, self(value))
         self._quiet(twin)
@@ -210,7 +209,7 @@ class _Copier:
         if isinstance(twin, nn.DataParallel):
             own["device_ids"] = []  # then it calls its module as it is
         if kind not in self.classes:
-            self.classes[kind] = list(_compiled_methods(kind))
+            self.classes[kind] = list(compiled_methods(kind))
         for name, plain in self.classes[kind]:
             own.setdefault(name, types.MethodType(plain, twin))
 
@@ -222,7 +221,7 @@ class _Copier:
         self._keep(table, made)
         for key, hook in table.items():
             self.signature.append(_code_of(hook))
-            knows = any(isinstance(x, nn.Module) for x in _reachable([hook]))
+            knows = any(isinstance(x, nn.Module) for x in reachable([hook]))
             made[key] = self(hook) if knows else hook
         return made
 
@@ -311,12 +310,12 @@ class _Copier:
 
     def _function(self, function: types.FunctionType) -> Any:  # noqa: ANN401
         """The function, or one like it over the copies of the modules it knows."""
-        plain = _uncompiled(function)
+        plain = uncompiled(function)
         if plain is not function:
             return self(plain)
         self.signature.append(function.__code__)
         held = (function.__closure__, function.__defaults__, function.__kwdefaults__, function.__dict__)
-        if not any(held) or not any(isinstance(x, nn.Module) for x in _reachable(_referents(function))):
+        if not any(held) or not any(isinstance(x, nn.Module) for x in reachable(referents(function))):
             return function
         cells = tuple(self.memo.get(id(cell)) or types.CellType() for cell in function.__closure__ or ())
         made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
@@ -336,7 +335,7 @@ class _Copier:
             content = old.cell_contents
         except ValueError:  # an empty cell
             return
-        knows = any(isinstance(x, nn.Module) for x in _reachable([content]))
+        knows = any(isinstance(x, nn.Module) for x in reachable([content]))
         new.cell_contents = self(content) if knows else content
 
     def _object(self, x: Any) -> Any:  # noqa: ANN401
@@ -345,14 +344,14 @@ class _Copier:
         self.signature.append(kind)
         if isinstance(x, SHARED) or any(base.__name__ in SHARED_BY_NAME for base in kind.__mro__):
             return x
-        if not _is_ordinary(kind):
+        if not is_ordinary(kind):
             return self._by_own_code(x)
         made = object.__new__(kind)
         self._keep(x, made)
         for name, value in list(vars(x).items()) if hasattr(x, "__dict__") else ():
             self.signature.append(name)
             vars(made)[name] = self(value)
-        for name, value in _slots(x):
+        for name, value in slots(x):
             object.__setattr__(made, name, self(value))
         return made
 
@@ -362,7 +361,7 @@ class _Copier:
             self.opaque.append((self.where, x))
             return x
         self.pending.add(id(x))
-        inside = [y for y in _reachable([x], through_modules=False) if y is not x]
+        inside = [y for y in reachable([x], through_modules=False) if y is not x]
         for y in inside:
             if isinstance(y, (Tensor, nn.Module, *REFERRING, *SHARED)):
                 self(y)
@@ -394,12 +393,12 @@ class _Copier:
     def _refuse_leaks(self, model: nn.Module) -> None:
         """Refuse a copy that still leads to modules of the model itself: they would run instead of their copies."""
         for where, x in self.opaque:
-            leak = next((y for y in _reachable([x]) if id(y) in self.modules and isinstance(y, nn.Module)), None)
+            leak = next((y for y in reachable([x]) if id(y) in self.modules and isinstance(y, nn.Module)), None)
             if leak is not None:
                 raise _leak(f"{where} of {type(model).__name__}", leak)
         for kind in self.classes:
-            for name, function in _methods(kind):
-                leak = next((y for y in _known_to(function) if id(y) in self.modules), None)
+            for name, function in methods(kind):
+                leak = next((y for y in known_to(function) if id(y) in self.modules), None)
                 if leak is not None:
                     raise _leak(f"{name} of the class {kind.__name__}", leak)
 
@@ -484,26 +483,6 @@ def _hooked(module: nn.Module) -> bool:
     return any(table for name, table in vars(module).items() if name.endswith("_hooks") and isinstance(table, dict))
 
 
-def _slots(x: object) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object that are not in its dictionary."""
-    for kind in type(x).__mro__:
-        for slot in vars(kind).values() if "__slots__" in vars(kind) else ():
-            if isinstance(slot, types.MemberDescriptorType):  # by its descriptor: private names are mangled
-                try:
-                    yield slot.__name__, slot.__get__(x)
-                except AttributeError:  # never set
-                    continue
-
-
-def _is_ordinary(kind: type) -> bool:
-    """Whether all that an object holds is in its attributes, and no code of its own is needed to copy it."""
-    own = ("__deepcopy__", "__copy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__getinitargs__")
-    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    state = kind.__getstate__ is object.__getstate__
-    made = all(base is object or base.__flags__ & HEAP_TYPE for base in kind.__mro__)  # written in Python
-    return plain and state and made and not any(hasattr(kind, name) for name in own)
-
-
 def _index_of(x: Tensor) -> object:
     """What may be an order of tokens, as a value; of other tensors, nothing."""
     if x.is_floating_point() or x.is_complex():
@@ -517,64 +496,3 @@ def _code_of(hook: object) -> object:
     """What a hook does, as far as a structure is concerned: its code, or its class."""
     function = getattr(hook, "__func__", hook)
     return getattr(function, "__code__", type(hook))
-
-
-def _compiled_methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The methods of a class that torch.compile has compiled, as they were written."""
-    for name, method in _methods(kind, every=True):
-        if (plain := _uncompiled(method)) is not method:
-            yield name, plain
-
-
-def _methods(kind: type, *, every: bool = False) -> Iterator[tuple[str, types.FunctionType]]:
-    """The functions of a class and its parents; those of libraries only if asked for."""
-    for base in kind.__mro__:
-        if base not in (nn.Module, object) and (every or base.__module__.split(".")[0] not in LIBRARIES):
-            for name, value in list(vars(base).items()):
-                if isinstance(value, types.FunctionType):
-                    yield name, value
-
-
-def _known_to(function: types.FunctionType) -> Iterator[object]:
-    """Modules that a function of a class leads to by its closure or by a global name."""
-    names = [function.__globals__.get(name) for name in function.__code__.co_names]
-    yield from (x for x in names if isinstance(x, nn.Module))
-    if function.__closure__:
-        yield from (x for x in _reachable(_referents(function)) if isinstance(x, nn.Module))
-
-
-def _uncompiled(value: Any) -> Any:  # noqa: ANN401
-    """The function that torch.compile was given, if this is what it made of it."""
-    plain = getattr(value, "_torchdynamo_orig_callable", None)
-    if plain is None or getattr(value, "_torchdynamo_disable", False):
-        return value
-    return plain
-
-
-def _reachable(roots: Iterable[object], *, through_modules: bool = True) -> Iterator[object]:
-    """Every object that can be reached from these, each once; tensors and modules among them."""
-    waiting, seen = list(roots), set[int]()
-    while waiting and len(seen) < LARGEST_SEARCH:
-        x = waiting.pop()
-        if type(x) in ATOMS or isinstance(x, (type, types.ModuleType)) or id(x) in seen:
-            continue
-        seen.add(id(x))
-        yield x
-        if through_modules or not isinstance(x, nn.Module):
-            waiting += _referents(x)
-
-
-def _referents(x: Any) -> list[Any]:  # noqa: ANN401
-    """What an object refers to: of a tensor nothing, of a function its closure, of a module its attributes."""
-    kind = type(x)
-    if isinstance(x, (Tensor, torch.fx.Graph)):
-        return []
-    if kind is weakref.ReferenceType:
-        return [x()]
-    if kind in PROXIES:
-        return [x.__repr__.__self__]
-    if isinstance(x, nn.Module):
-        return list(vars(x).values())
-    if isinstance(x, types.FunctionType):
-        return [*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__, x.__dict__]
-    return gc.get_referents(x)

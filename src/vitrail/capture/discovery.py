@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.block_parts import PartNames, find_parts
 from vitrail.capture.executions import Execution, Executions, Node, SeenCall, executions, node_of, reached
-from vitrail.capture.reading import call_shape
+from vitrail.capture.layers import call_shape
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.inputs import Inputs
 

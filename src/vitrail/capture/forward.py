@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from vitrail.capture.captured import Capture
 from vitrail.capture.found_body import found_body
-from vitrail.capture.hooks import listening
+from vitrail.capture.hooks import Capture, listening
 from vitrail.capture.measure import used_body
 from vitrail.capture.outputs import Output, check_answers, read_output
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import check_implementation
-from vitrail.capture.saving import keep_saved
-from vitrail.capture.shadow import autograd, every_module, in_precision, shadow
+from vitrail.capture.shadow import autograd, every_module, in_precision, keep_saved, shadow
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs

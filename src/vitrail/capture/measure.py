@@ -7,12 +7,9 @@ Two questions are asked of every model and every form of input, once:
 * Does row i of every attention call belong to token i of its block? Windows, packing and shuffled tokens look alike
   from outside.
 
-Both are answered by gradients. Every row is multiplied by a code, a power of two, before it is differentiated. A place
-that feeds one row alone has its gradient multiplied by that row's code, exactly, in any floating dtype. A place that
-feeds several rows has not.
+Both are answered by coded gradients.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,56 +19,32 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.coded_gradients import NOWHERE, numbered, sources, with_heads
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
-from vitrail.capture.layering import batch_first
+from vitrail.capture.layers import batch_first
+from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output
-from vitrail.capture.reading import unequal
 from vitrail.capture.refusals import no_graph, why_no_gradient
-from vitrail.capture.saving import keep_saved, saving_hooks
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved, saving_hooks
+from vitrail.capture.token_order import (
+    AT_THE_INPUTS,
+    MeasuredBlock,
+    check_operands,
+    check_results,
+    compare_rows,
+    unreadable,
+)
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 
-BASE = 64
-"""Codes are powers of two below 2 ** BASE; a row's number is written in digits of this base."""
-SHIFT = 2.0**-20
-"""Codes start here, so that gradients neither overflow nor vanish."""
-NOWHERE, MIXED = -1, -2
-"""Feeds no row; feeds several."""
 CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
 """Arguments that change from input to input and set no order of tokens."""
 MOST_FORMS = 256
 """How many forms of input are remembered for one model."""
-SAMPLES_DIFFER = "the tokens of different samples come from different places, or are mixed"
 SAMPLES = 2
 """How many samples are looked at: enough to see that samples are kept apart."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the tokens of the blocks come from.
-
-    Args:
-        tokens: how many the blocks work on.
-        index: the token of each patch, row by row, or of each word of the text.
-        grid: how many patches there are from top to bottom and from left to right.
-        patch: the pixels of a patch from top to bottom and from left to right, where no two share any.
-        measured: whether this was measured, or only counted.
-    """
-
-    tokens: int
-    index: tuple[int, ...]
-    grid: tuple[int, int] | None = None
-    patch: tuple[int, int] | None = None
-    measured: bool = True
-
-    @property
-    def prefix(self) -> int | None:
-        """How many tokens stand before the content, if all others come after it in order."""
-        first = self.tokens - len(self.index)
-        return first if self.index == tuple(range(first, self.tokens)) else None
 
 
 @dataclass(frozen=True)
@@ -85,20 +58,10 @@ class Structure:
 
 
 @dataclass
-class _Block:
-    """One block of the pass that is measured, cut off from the others."""
-
-    arriving: Tensor | None = None  # with the graph that leads to what other blocks gave
-    entering: Tensor | None = None  # the same, with no graph below it
-    leaving: Tensor | None = None
-    calls: list[AttentionCall] = field(default_factory=list)
-
-
-@dataclass
 class _Seen:
     """What was kept of the pass that is measured."""
 
-    blocks: list[_Block]
+    blocks: list[MeasuredBlock]
     arriving: Tensor | None = None  # the tokens that enter the first block (or attention), with the graph below them
     source: Tensor | None = None  # the picture or the word embeddings they come from
     cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] between the two
@@ -162,7 +125,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
     # Half precision has too few exponents for the codes.
     dtype = torch.float32 if any(p.dtype is torch.float16 for p in model.parameters()) else None
     some = some if dtype is None else some.cast(dtype)
-    seen = _Seen([_Block() for _ in body.blocks], saving=saving_hooks())
+    seen = _Seen([MeasuredBlock() for _ in body.blocks], saving=saving_hooks())
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = _with_source(some, seen)
         with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
@@ -181,7 +144,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
 
 def _entering(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Inputs, _Seen]:
     """What is seen of a pass that ends where the first block begins."""
-    seen = _Seen([_Block() for _ in body.blocks], saving=saving_hooks(), shallow=True)
+    seen = _Seen([MeasuredBlock() for _ in body.blocks], saving=saving_hooks(), shallow=True)
     inputs = _with_source(inputs, seen)
     with _watching(model, inputs, body, seen), suppress(_Enough):
         model(*inputs.args, **inputs.kwargs)
@@ -210,27 +173,12 @@ def _counted(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Or
 
 def _unmoved(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
     """The origin, if tokens of another input come from the same places: an order of their own would be no structure."""
-    other, seen = _entering(model, _other(inputs), body)
+    other, seen = _entering(model, other_input(inputs), body)
     found = _origin(other, body, seen)
     moved = isinstance(found, Origin) and (found.index, found.grid) != (origin.index, origin.grid)
     if moved or found == SAMPLES_DIFFER:
         return "the order of the tokens changes with the content of the input, or from call to call"
     return origin
-
-
-def _other(inputs: Inputs) -> Inputs:
-    """An input of the same form: noise for a picture, the same words in another order for a text."""
-    x = inputs.shown.detach()
-    generator = torch.Generator().manual_seed(1)
-    if inputs.kind == "image":
-        noise = torch.randn(x.shape, generator=generator).to(x)
-        return inputs.showing(noise * x.std() + x.mean())
-    real = torch.ones(x.shape[:2]) if inputs.attention_mask is None else inputs.attention_mask
-    moved = x.clone()
-    for row, places in enumerate(real.to(x.device).bool()):  # padding stays where it is
-        words = x[row, places]
-        moved[row, places] = words[torch.randperm(len(words), generator=generator).to(x.device)]
-    return replace(inputs.showing(moved), ids=None if inputs.ids is None else moved)
 
 
 class _Enough(Exception):
@@ -269,7 +217,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
         if not torch.is_grad_enabled() and (seen.here is not None or not body.blocks):
             raise no_graph(f"attention layer {seen.here or 0}", why_no_gradient())
         if not body.blocks and seen.arriving is None and call.value is not None:
-            seen.arriving = _with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
+            seen.arriving = with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
         (seen.outside if seen.here is None else seen.blocks[seen.here].calls).append(call)
 
     with hooks(handles), attention_calls(emit, safe=True):
@@ -344,7 +292,7 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
         read = _read_places(body, seen)
         used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
         refusal = _outside(body, seen) or _check_sequence(inputs, body, seen, read[1:]) or _check_read(read[: used + 1])
-    for check in (_check_rows, _check_results):
+    for check in (check_operands, check_results):
         refusal = refusal or check(seen.blocks, inputs.batch, body, assumed)
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used)
 
@@ -403,7 +351,7 @@ def _check_sequence(inputs: Inputs, body: Body, seen: _Seen, read: list[Tensor])
     counts = [x.shape[1] for x in streams]
     if len(set(counts)) > 1:
         return f"the blocks work on {counts} tokens: a model that changes their number is not walked. {AT_THE_INPUTS}"
-    rows = [(x, _numbered(x)) for x in streams[1:]]
+    rows = [(x, numbered(x)) for x in streams[1:]]
     places = [block.leaving for block in seen.blocks[:-1] if block.leaving is not None]
     real = inputs.attention_mask
     for index, found in enumerate(sources(rows, places, channels=2)):
@@ -412,182 +360,13 @@ def _check_sequence(inputs: Inputs, body: Body, seen: _Seen, read: list[Tensor])
                 return f"no later block reads what block {index} gives, but the answer does. {AT_THE_INPUTS}"
             continue
         found = found if body.blocks[index].batch_first else found.T
-        if (refusal := _compare(found, "the tokens behind it", index)) is not None:
+        if (refusal := compare_rows(found, "the tokens behind it", index)) is not None:
             return refusal
         lost = found == NOWHERE
         lost = lost & real.bool().to(lost.device) if real is not None and real.shape == lost.shape else lost
         if bool(lost.any()):
-            return _words_of(index, f"{int(lost.sum())} of {lost.numel()} tokens behind it are replaced by others")
+            return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens behind it are replaced by others")
     return None
-
-
-Rows = list[tuple[Tensor, Tensor]]
-"""Tensors with a graph, each with the number of the row that each of its entries belongs to."""
-
-
-def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor | None]:
-    """For every position of every place, the number of the one row it feeds, or `NOWHERE`, or `MIXED`.
-
-    None stands for a place that no row depends on.
-
-    Args:
-        places: where the gradient is taken.
-        channels: the axis of a place that one position has along.
-    """
-    rows = [(x, number.expand_as(x)) for x, number in rows if x.requires_grad]
-    if not rows:
-        return [None] * len(places)
-    if not all(place.requires_grad for place in places):
-        found = iter(sources(rows, [place for place in places if place.requires_grad], channels=channels))
-        return [next(found) if place.requires_grad else None for place in places]
-    if not places:
-        return []
-    count = 1 + max(int(number.max()) for _, number in rows)
-    generator = torch.Generator().manual_seed(0)
-    seeds = [torch.randn(x.shape, generator=generator).to(x) * SHIFT for x, _ in rows]
-    plain = _pulled(rows, seeds, places, channels)
-    found = [None if g is None else torch.zeros(g.shape[:-1], dtype=torch.long, device=g.device) for g in plain]
-    for digit in range(max(1, math.ceil(math.log(count, BASE) - 1e-9))):
-        codes = [torch.exp2((number // BASE**digit % BASE).double()).to(x.dtype) for x, number in rows]
-        coded = _pulled(rows, [seed * code for seed, code in zip(seeds, codes, strict=True)], places, channels)
-        found = [_read(digit, so_far, *pair) for so_far, *pair in zip(found, plain, coded, strict=True)]
-    return found
-
-
-def _read(digit: int, so_far: Tensor | None, plain: Tensor | None, coded: Tensor | None) -> Tensor | None:
-    """The numbers found so far, and one digit more, read off a gradient and the same gradient with codes."""
-    if so_far is None or plain is None or coded is None:
-        return None
-    largest = plain.abs().argmax(dim=-1, keepdim=True)
-    ratio = (coded.gather(-1, largest) / plain.gather(-1, largest)).double()
-    power = torch.log2(ratio.clamp(min=2.0**-BASE)).round().nan_to_num(0, 0, 0)
-    off = (coded.double() - plain.double() * torch.exp2(power)).abs().amax(dim=-1)
-    power = power[..., 0]
-    exact = off <= _slack(plain) * (plain.double().abs().amax(dim=-1) * torch.exp2(power))
-    found = torch.where(exact & (so_far != MIXED), so_far + power.clamp(0, BASE - 1).long() * BASE**digit, MIXED)
-    return torch.where((plain != 0).any(dim=-1), found, NOWHERE)
-
-
-def _slack(x: Tensor) -> float:
-    """How far from exact a gradient may be: not at all, but where a GPU adds up in an order of its own."""
-    if x.device.type == "cpu":
-        return 0.0
-    return 2e-2 if x.dtype is torch.bfloat16 else 1e-4
-
-
-def _pulled(rows: Rows, seeds: list[Tensor], places: list[Tensor], channels: int) -> list[Tensor | None]:
-    found = torch.autograd.grad([x for x, _ in rows], places, seeds, retain_graph=True, allow_unused=True)
-    return [None if g is None else g.movedim(channels, -1) for g in found]
-
-
-def _numbered(x: Tensor) -> Tensor:
-    """The number of the token that every row of `[b, ..., t, d]` stands for."""
-    batch, tokens = x.shape[0], x.shape[-2]
-    numbers = torch.arange(batch * tokens, device=x.device).view(batch, *[1] * (x.ndim - 3), tokens, 1)
-    return numbers.expand_as(x)
-
-
-def _with_heads(x: Tensor, batch: int) -> Tensor | None:
-    """An operand as `[b, h, t, d]` with its graph; None where samples and heads cannot be told apart."""
-    if x.ndim == 3 and x.shape[0] % batch == 0:
-        x = x.view(batch, -1, *x.shape[1:])
-    return x if x.ndim == 4 and x.shape[0] == batch else None
-
-
-def _check_rows(blocks: list[_Block], batch: int, body: Body, assumed: list[str]) -> str | None:
-    """Why the rows of the blocks' attention calls are not their tokens; None if they are."""
-    rows: Rows = []
-    for index, block in enumerate(blocks):
-        shaped = _operands(index, block, batch, body)
-        if isinstance(shaped, str):
-            return shaped
-        rows += [(x, _numbered(x)) for x in shaped]
-    found = sources(rows, [block.entering for block in blocks if block.entering is not None], channels=2)
-    for index, (one, part) in enumerate(zip(found, body.blocks, strict=True)):
-        if one is None:
-            assumed.append("the operands of attention are those of the tokens in order")
-        elif (refusal := _compare(one if part.batch_first else one.T, "what it reads", index)) is not None:
-            return refusal
-    return None
-
-
-def _operands(index: int, block: _Block, batch: int, body: Body) -> list[Tensor] | str:
-    """The operands of a block's attention call as `[b, h, t, d]`, or why they are not one row for each token."""
-    (call,) = block.calls
-    assert block.entering is not None
-    tokens = batch_first(body.blocks[index], block.entering).shape[1]
-    shaped = []
-    for name, x in {"queries": call.query, "keys": call.key, "values": call.value}.items():
-        if x is None:
-            continue
-        heads = _with_heads(x, batch)
-        if heads is None or heads.shape[2] != tokens:
-            if heads is not None and name != "queries":
-                return unequal(index, tokens, heads.shape[2])
-            seen = f"its {name} have shape {tuple(x.shape)} where the block has {batch} x {tokens} tokens"
-            return _words_of(index, seen)
-        shaped.append(heads)
-    return shaped
-
-
-def _check_results(blocks: list[_Block], batch: int, body: Body, assumed: list[str]) -> str | None:
-    """Why what attention gives is not added to the tokens in order; None if it is."""
-    rows: Rows = []
-    places: dict[int, Tensor] = {}
-    for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
-        (call,) = block.calls
-        result = call.output if call.output is not None else call.weights
-        if block.leaving is None or result is None or not result.requires_grad:
-            assumed.append("what attention gives is added to the tokens in order")
-            continue
-        out, shown = batch_first(part, block.leaving), _with_heads(result.detach(), batch)
-        if out.ndim != 3 or out.shape[0] != batch or shown is None or shown.shape[2] != out.shape[1]:
-            return _words_of(index, f"it gives rows of shape {tuple(result.shape)} to {tuple(out.shape)} tokens")
-        rows.append((out, _numbered(out)))
-        places[index] = result
-    for (index, result), found in zip(places.items(), _by_rank(rows, list(places.values())), strict=True):
-        if found is None:
-            assumed.append("what attention gives is added to the tokens in order")
-            continue
-        refusal = _compare(found.reshape(batch, -1, result.shape[-2]), "what it gives", index)
-        if refusal is not None:
-            return refusal
-    return None
-
-
-def _by_rank(rows: Rows, places: list[Tensor]) -> list[Tensor | None]:
-    """`sources` at the last axis of places of any rank."""
-    ranks = {x.ndim for x in places}
-    if len(ranks) != 1:
-        return [found for row, place in zip(rows, places, strict=True) for found in _by_rank([row], [place])]
-    return sources(rows, places, channels=ranks.pop() - 1)
-
-
-def _compare(found: Tensor, what: str, index: int) -> str | None:
-    """Why measured rows are not the tokens in order; places that feed nothing say nothing."""
-    batch, tokens = found.shape[0], found.shape[-1]
-    expected = torch.arange(batch * tokens, device=found.device).view(batch, *[1] * (found.ndim - 2), tokens)
-    wrong = (found != NOWHERE) & (found != expected)
-    if not bool(wrong.any()):
-        return None
-    mixed = int((found == MIXED).sum())
-    if mixed:
-        return _words_of(index, f"{what} mix tokens: {mixed} of {found.numel()} places feed more than one row")
-    first = wrong.nonzero()[0]
-    token, row = int(first[-1]), int(found[tuple(first)]) % tokens
-    return _words_of(index, f"{what} are in another order than the tokens: token {token} is row {row}")
-
-
-AT_THE_INPUTS = (
-    "Methods that read the gradient at the inputs need no attention: integrated_gradients, input_x_gradient."
-)
-
-
-def _words_of(index: int, seen: str) -> str:
-    return (
-        f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
-        f"tokens and convolutions in a block or behind it are such cases. {AT_THE_INPUTS}"
-    )
 
 
 def _outside(body: Body, seen: _Seen) -> str | None:
@@ -624,80 +403,9 @@ def _matters(call: AttentionCall, ends: list[Tensor]) -> bool:
 
 
 def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:
-    """Where the tokens of the first layer come from, or why that cannot be told."""
+    """Where the tokens of the first layer come from, or why that is not known."""
     stream = seen.arriving if not body.blocks or seen.arriving is None else batch_first(body.blocks[0], seen.arriving)
-    if stream is None:
-        return "no attention call was found"
-    if stream.ndim not in (3, 4) or stream.shape[0] != inputs.batch:
-        return f"the first block works on tokens of shape {tuple(stream.shape)} for {inputs.batch} samples"
-    return _patches(stream, seen) if inputs.kind == "image" else _text(stream, inputs, seen)
-
-
-def _text(stream: Tensor, inputs: Inputs, seen: _Seen) -> Origin | str:
-    """The token of every word: measured where the table of word embeddings is found."""
-    tokens, words = stream.shape[-2], inputs.shown.shape[1]
-    numbers = [(stream, _numbered(stream))]
-    found = None if seen.source is None else sources(numbers, [seen.source], channels=2)[0]
-    if found is None:
-        if tokens != words:
-            return f"the blocks work on {tokens} tokens where the text has {words}"
-        return Origin(tokens, tuple(range(tokens)), measured=False)
-    return _in_samples(found, tokens, None)
-
-
-def _in_samples(found: Tensor, tokens: int, grid: tuple[int, int] | None) -> Origin | str:
-    """The origin, if every sample says the same and each place feeds one token of its own sample."""
-    samples = torch.arange(found.shape[0], device=found.device)[:, None]
-    local = torch.where(found >= 0, found - samples * tokens, found)
-    if bool((found == MIXED).any()):
-        return f"{int((found == MIXED).sum())} of {found.numel()} places of the input feed more than one token"
-    if bool((found == NOWHERE).any()):
-        return f"{int((found == NOWHERE).sum())} of {found.numel()} places of the input feed no token"
-    if not bool((local == local[:1]).all()) or not bool(((local >= 0) & (local < tokens)).all()):
-        return SAMPLES_DIFFER
-    index = tuple(local[0].tolist())
-    if len(set(index)) != len(index):
-        return "several places of the input feed one token"
-    return Origin(tokens, index, grid)
-
-
-def _patches(stream: Tensor, seen: _Seen) -> Origin | str:
-    """The token of every patch: by the pixels where each feeds one token, else by the last feature map."""
-    numbers = [(stream, _numbered(stream))]
-    tokens = stream.shape[-2]
-    if seen.source is not None and (pixels := sources(numbers, [seen.source], channels=1)[0]) is not None:
-        boxes = _boxes(pixels, tokens)
-        if boxes is not None:
-            return boxes
-    for cells in reversed(seen.cells):
-        found = sources(numbers, [cells], channels=1)[0] if cells.requires_grad else None
-        if found is not None and not bool((found == MIXED).any()):
-            return _in_samples(found.flatten(1), tokens, (found.shape[1], found.shape[2]))
-    return "pixels feed several tokens, and no feature map before the blocks has one place for each token"
-
-
-def _boxes(pixels: Tensor, tokens: int) -> Origin | None:
-    """The origin where tokens are rectangles of one size, in rows and columns without gaps; None where they are not."""
-    if bool((pixels == MIXED).any()) or not bool((pixels >= 0).any()):
-        return None
-    samples = torch.arange(pixels.shape[0], device=pixels.device)[:, None, None]
-    local = torch.where(pixels >= 0, pixels - samples * tokens, NOWHERE)
-    if not bool((local == local[:1]).all()):
-        return None
-    picture = local[0].cpu()
-    used = picture >= 0
-    height, width = int(used.any(dim=1).sum()), int(used.any(dim=0).sum())
-    inside = picture[:height, :width]
-    if not bool((inside >= 0).all()):
-        return None
-    first = inside == inside[0, 0]
-    tall, wide = int(first[:, 0].sum()), int(first[0].sum())
-    grid = inside[::tall, ::wide]
-    whole = grid.repeat_interleave(tall, dim=0)[:height].repeat_interleave(wide, dim=1)[:, :width]
-    index = tuple(grid.flatten().tolist())
-    if not torch.equal(whole, inside) or len(set(index)) != len(index):
-        return None
-    return Origin(tokens, index, (grid.shape[0], grid.shape[1]), (tall, wide))
+    return origin_of(inputs, stream, seen.source, seen.cells)
 
 
 def check_origin(structure: Structure) -> Origin:

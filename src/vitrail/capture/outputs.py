@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.capture.readout import last_position
 from vitrail.capture.recording import widen
 from vitrail.errors import InputError, TargetError
+from vitrail.models.readouts import last_position
 from vitrail.targets import NEXT_TOKEN, Target, answer_span
 
 

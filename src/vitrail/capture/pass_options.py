@@ -1,4 +1,4 @@
-"""How a model runs: where its gradient ends, in which precision, and what is changed on the way."""
+"""How one pass is run: where its gradient ends, in which precision, what is changed on the way, what is kept."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.seams.override import Override
+from vitrail.capture.seams.intercept import Override
 
 if TYPE_CHECKING:
-    from vitrail.capture.captured import Capture
-
-    pass
+    from vitrail.capture.hooks import Capture
 
 LEVELS = ("embedding_output", "inputs_embeds", "pixels")
 """Where the gradient can end: at the first block's input, at the word embeddings, at the picture."""

@@ -7,28 +7,33 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vitrail.capture.captured import STATES, Capture
 from vitrail.capture.continuations import continued
-from vitrail.capture.layering import (
+from vitrail.capture.hooks import STATES, Capture
+from vitrail.capture.layers import (
     as_heads,
     batch_first,
     behind_prefix,
+    call_dtype,
+    call_shape,
+    entries,
+    fused_refusal,
     gradient_as_heads,
     gradient_of_map,
     operands_of,
+    real_tokens,
     stream_around,
+    unequal,
     weights_of,
     with_added,
 )
 from vitrail.capture.measure import Structure, check_origin
 from vitrail.capture.outputs import Output, Scalar, parts
-from vitrail.capture.reading import call_dtype, call_shape, entries, fused_refusal, real_tokens, unequal
-from vitrail.capture.readout import READOUTS, agreed, by_norm, mean_all, position, with_gradient
 from vitrail.capture.recording import Early, Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import AnatomyError, OptionError, SeamError, TargetError, suggest
 from vitrail.models.anatomy import Block
 from vitrail.models.inputs import Inputs
+from vitrail.models.readouts import READOUTS, agreed, by_norm, mean_all, position, with_gradient
 from vitrail.relevance.backends import check_backend, choose_backend
 from vitrail.targets import AnyTarget, Target, as_target
 

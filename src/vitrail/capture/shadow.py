@@ -8,20 +8,147 @@ so another thread may infer with it meanwhile.
 A shadow is filled anew for every call, so it always is a copy of the model as it is now. Its root stays the same object
 from call to call as long as the structure of the model stays the same: what was measured of a structure can be kept by
 it. Two calls at once get two shadows.
+
+A region under `torch.utils.checkpoint` saves nothing in the forward pass and runs again in the backward pass, when the
+hooks and modes of an explanation are gone: rules and replaced results would be lost there. `keep_saved` lets every
+operation of a shadow save what it needs for its own gradient, as if nothing were checkpointed.
+
+Caches of keys and values among the arguments of a model are the caller's: the shadow fills a copy.
 """
 
+import copy
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.caches import copy_caches
 from vitrail.capture.copying import Copied, copied
+from vitrail.errors import InputError
 from vitrail.models.taking import taken
+
+NAMES = frozenset({"past_key_values", "past_key_value", "past", "mems"})
+"""Keywords under which models take what they computed of earlier tokens."""
+
+
+def copy_caches(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    """A hook before a model runs: it fills a copy of an empty cache; one that holds tokens is refused."""
+    caches = {name: x for name, x in kwargs.items() if _is_cache(name, x)}
+    if not caches:
+        return None
+    for name, cache in caches.items():
+        if (held := _tokens_in(cache)) > 0:
+            raise InputError(
+                f"{name} holds {held} earlier tokens, which an explanation of the tokens after them would leave out. "
+                "Pass the whole text as input_ids, and no cache."
+            )
+    # One that is made in advance has more places than the text has tokens; the model works as well without it.
+    own = {name: None if getattr(x, "is_compileable", False) else copy.deepcopy(x) for name, x in caches.items()}
+    return args, {**kwargs, **own}
+
+
+def _is_cache(name: str, x: object) -> bool:
+    return callable(getattr(x, "get_seq_length", None)) or (name in NAMES and x is not None)
+
+
+def _tokens_in(cache: object) -> int:
+    """How many tokens a cache holds: as it says, or by the size of the first tensor in it."""
+    length = cast(Callable[[], Any] | None, getattr(cache, "get_seq_length", None))
+    if callable(length):
+        return int(length())
+    waiting: list[object] = [cache]
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, Tensor) and x.ndim > 1 and x.numel() > 0:
+            return x.shape[-2]
+        waiting += list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else []
+    return 0
+
+
+_autograd = cast(Any, torch._C)._autograd
+
+
+def saving_hooks() -> object:
+    """The hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
+    return _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003  (torch takes it by position)
+
+
+def keep_saved(own: nn.Module) -> None:
+    """Let a shadow run without recomputing anything from now on."""
+    forward, regions = own.forward, _Regions()
+    for module in own.modules():
+        if module is not own:
+            module.register_forward_pre_hook(regions.enter, prepend=True)
+            module.register_forward_hook(regions.leave, always_call=True)
+
+    def kept(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        outside = saving_hooks()
+        regions.start(outside)
+        try:
+            with _KeepSaved(outside):
+                return forward(*args, **kwargs)
+        finally:
+            regions.close()  # torch calls no hook after a KeyboardInterrupt
+
+    vars(own)["forward"] = kept
+
+
+def _undone() -> saved_tensors_hooks:
+    """Saves tensors as they are; detached, because a result that saved itself would never be freed."""
+    return saved_tensors_hooks(Tensor.detach, lambda x: x)
+
+
+class _KeepSaved(TorchFunctionMode):
+    """Undo what a checkpointed region does to each torch function in it."""
+
+    def __init__(self, outside: object) -> None:
+        super().__init__()
+        self.outside = outside
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # noqa: ANN401
+        """Run the function; save its tensors as they are if it is in a checkpointed region."""
+        if saving_hooks() == self.outside:
+            return func(*args, **(kwargs or {}))
+        with _undone():
+            return func(*args, **(kwargs or {}))
+
+
+class _Regions:
+    """Undo what a checkpointed region does to whole modules in it: rules may replace them by functions of their own."""
+
+    def __init__(self) -> None:
+        self.outside: object = None
+        self.entered: list[saved_tensors_hooks | None] = []
+
+    def start(self, outside: object) -> None:
+        """Take note of how operations save their tensors outside of all regions."""
+        self.outside = outside
+        self.entered.clear()
+
+    def enter(self, *_: object) -> None:
+        """A module begins."""
+        undone = None if saving_hooks() == self.outside else _undone()
+        self.entered.append(undone)
+        if undone is not None:
+            undone.__enter__()
+
+    def leave(self, *_: object) -> None:
+        """A module ends."""
+        undone = self.entered.pop() if self.entered else None
+        if undone is not None:
+            undone.__exit__()
+
+    def close(self) -> None:
+        """Leave all modules."""
+        while self.entered:
+            self.leave()
 
 
 @contextmanager

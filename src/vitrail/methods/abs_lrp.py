@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import TargetError
 from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.absolute import PLAIN, absolute_rules
+from vitrail.relevance.runner import RerunMethod, Runner
 
 _MIXED = "its relevance is divided by each sample's absolute sum, and there samples share an axis"
 REFUSED = {

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
-from vitrail.capture.runner import RerunMethod, Runner
-from vitrail.capture.seams.override import BLIND
+from vitrail.capture.seams.intercept import BLIND
 from vitrail.methods.checks import check_blocks
 from vitrail.relevance import Result, Walk, pull
+from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import plain
 
 

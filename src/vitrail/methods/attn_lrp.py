@@ -15,10 +15,10 @@ and of v times 1/2: no map is computed, and the pass runs in the model's precisi
 
 from torch import Tensor
 
-from vitrail.capture.runner import RerunMethod
 from vitrail.methods.conservative_lrp import gradient_times_input
 from vitrail.relevance.lrp import Operation, RuleSet
 from vitrail.relevance.lrp.conservative import GRADIENT, NORMS, attention, identity_gradient
+from vitrail.relevance.runner import RerunMethod
 
 SHARES = (0.25, 0.25, 0.5)
 

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer, widen
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import AnatomyError, MissingTensorError
 from vitrail.methods.last_gradient import (
     LAST,
@@ -31,6 +30,7 @@ from vitrail.methods.paths import check_counts
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention, gradient, tiles
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Rows = Float[Tensor, "b r q"]
 Step = Callable[[Rows, Layer], Float[Tensor, "b r t"]]

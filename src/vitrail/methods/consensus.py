@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vitrail.capture.recording import own_dtypes
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import MethodError, OptionError, VitrailError
 from vitrail.methods.consensus_agreement import disagreement
 from vitrail.methods.consensus_grid import off_grid, on_grid, smoothed_grid
@@ -26,6 +25,7 @@ from vitrail.methods.options import check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Scores = Float[Tensor, "b t"]
 Parts = Float[Tensor, "b p t"]

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.capture.readout import last_position
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError
 from vitrail.methods.consensus_agreement import disagreement
 from vitrail.methods.special_tokens import special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
+from vitrail.models.readouts import last_position
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 COPIES = 3
 Tokens = Bool[Tensor, "b t"]

@@ -5,8 +5,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.runner import Runner
 from vitrail.methods.consensus_smooth import bell
+from vitrail.relevance.runner import Runner
 
 Parts = Float[Tensor, "b p t"]
 Grid = Float[Tensor, "b p y x"]

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods import agcam, attention_gradients, attn_lrp, gae, le_grad, tokentm
 from vitrail.methods.consensus_blanked import on_copies
 from vitrail.methods.integrated_gradients import attributed
 from vitrail.methods.levels import check_level
 from vitrail.methods.paths import copies_summed, midpoints, path_sum, scaled
 from vitrail.relevance import Result, Walk
+from vitrail.relevance.runner import RerunMethod, Runner
 
 WORDS, STEPS = "inputs_embeds", 3
 

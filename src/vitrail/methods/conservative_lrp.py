@@ -6,13 +6,13 @@ Ali et al., "XAI for Transformers: Better Explanations through Conservative Prop
 from functools import partial
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError
 from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.lrp.conservative import CONSERVATIVE, CONSERVATIVE_LXT, CONSERVATIVE_MEAN
+from vitrail.relevance.runner import RerunMethod, Runner
 
 RULES: dict[tuple[str, bool], RuleSet] = {
     ("paper", False): CONSERVATIVE,

@@ -13,12 +13,12 @@ from torch import Tensor
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.passes import Wanted
 from vitrail.capture.recording import Layer, Probs
-from vitrail.capture.runner import RerunMethod, Runner
-from vitrail.capture.seams.override import Override, in_place_of
+from vitrail.capture.seams.intercept import Override, in_place_of
 from vitrail.errors import OptionError
 from vitrail.methods.checks import check_blocks
 from vitrail.methods.options import check_choice
 from vitrail.relevance import Result, positive, tiles
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Maps = list[Float[Tensor, "..."]]  # each `[b, q, k]`; a pooling query has one row
 NEEDS = frozenset({"output_grad"})

@@ -17,16 +17,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.capture.affine import matrix
+from vitrail.capture.additions import matrix
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
-from vitrail.capture.runner import RerunMethod, Runner
-from vitrail.capture.seams.override import Override
+from vitrail.capture.seams.intercept import Override
 from vitrail.errors import MethodError, MissingTensorError, OptionError
 from vitrail.methods.grad_cam import normalise
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, gradient, pull
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Row = Float[Tensor, "b t"]
 Project = Callable[[Float[Tensor, "b t c"]], Float[Tensor, "b t m"]]

@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import at_level, check_level, tokens_first
 from vitrail.methods.paths import check_counts, copies_summed, midpoints, path_sum, sample_axis, scaled
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 
 def attributed(x: Float[Tensor, " *shape"], gradients: Float[Tensor, " *shape"], steps: int) -> Tensor:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recording import Layer
-from vitrail.capture.runner import Runner
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods.paths import copies_summed, path_sum, sample_axis, scaled, with_both_ends
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import gradient, tiles
 from vitrail.relevance.dense import Weigh
+from vitrail.relevance.runner import Runner
 
 LAST = frozenset({"output_grad"})
 

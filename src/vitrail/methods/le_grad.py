@@ -12,16 +12,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.capture.head_on_block import Tokens, behind, leaving
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError, suggest
 from vitrail.methods.checks import check_blocks
 from vitrail.methods.options import ROWS, check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, positive_gradient, pull
+from vitrail.relevance.runner import RerunMethod, Runner, Tokens, behind, leaving
 from vitrail.relevance.walk import plain
 
 NEEDS = frozenset({"output_grad"})

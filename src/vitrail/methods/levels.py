@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from vitrail.capture.pass_options import LEVELS
-from vitrail.capture.runner import Runner
 from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
+from vitrail.relevance.runner import Runner
 
 ONLY = {"pixels": "image", "inputs_embeds": "text"}
 """Levels that only one kind of input has."""

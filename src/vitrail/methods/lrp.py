@@ -6,12 +6,12 @@ Bach et al., PLoS ONE 2015; in the form that Chefer, Gur and Wolf, CVPR 2021, ar
 from functools import partial
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import at_level, check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
+from vitrail.relevance.runner import RerunMethod, Runner
 
 RULES: dict[str, RuleSet] = {"orig": ORIG, "conserving": CONSERVING}
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.levels import check_rules
 from vitrail.methods.lrp import RULES
 from vitrail.methods.options import PRECISIONS, check_choice, without_readout
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.deep_taylor import tell_maps
+from vitrail.relevance.runner import RerunMethod, Runner
 
 LEVEL = "embedding_output"
 

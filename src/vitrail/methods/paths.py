@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitrail.capture.runner import Runner
 from vitrail.errors import OptionError
+from vitrail.relevance.runner import Runner
 
 
 def check_counts(*, steps: int, batch: int) -> None:

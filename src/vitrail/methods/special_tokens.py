@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from vitrail.capture.readout import last_position
 from vitrail.errors import InputError
 from vitrail.models.inputs import Inputs
+from vitrail.models.readouts import last_position
 
 
 def special_tokens(inputs: Inputs) -> Bool[Tensor, "b t"]:

@@ -8,9 +8,9 @@ from vitrail.errors import OptionError, suggest
 from vitrail.methods.declared import declared, load, types_of
 
 if TYPE_CHECKING:  # these import torch, and the table is read without it
-    from vitrail.capture.runner import RerunMethod
     from vitrail.models.inputs import Inputs
     from vitrail.relevance import Walk
+    from vitrail.relevance.runner import RerunMethod
 
 PACKAGE = "vitrail.methods"
 

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.last_gradient import (
     LAST,
     carried,
@@ -24,6 +23,7 @@ from vitrail.methods.paths import check_counts
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention
+from vitrail.relevance.runner import RerunMethod, Runner
 
 START = {"image": 4, "text": 4}
 """The first layer of the released code, counted from zero."""

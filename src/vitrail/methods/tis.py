@@ -14,14 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods.options import check_choice, check_count
+from vitrail.methods.progress import watched
 from vitrail.models.anatomy import Body
 from vitrail.models.anatomy.parts import find
 from vitrail.models.inputs import Inputs
-from vitrail.progress import watched
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.targets import SCALARS
 
 ROUNDS = 100

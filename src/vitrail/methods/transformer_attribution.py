@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError
 from vitrail.methods.levels import check_rules
 from vitrail.methods.options import PRECISIONS, check_choice
@@ -22,6 +21,7 @@ from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, tell_maps
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Row = Float[Tensor, "b t"]
 LEVEL = "embedding_output"

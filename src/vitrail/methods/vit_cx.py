@@ -13,14 +13,14 @@ from jaxtyping import Float, Int
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor, nn
 
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods.grad_cam import normalise
 from vitrail.methods.options import check_count
+from vitrail.methods.progress import watched
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.progress import watched
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Maps = Float[Tensor, "n h w"]
 

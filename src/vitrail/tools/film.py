@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError, suggest
-from vitrail.jsonable import finite, json_text
+from vitrail.storage import finite, json_text
 from vitrail.targets import Target
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.passes import Pass, Settings, Wanted
-from vitrail.capture.readout import last_position
 from vitrail.capture.shadow import shadow
 from vitrail.errors import TargetError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.readouts import last_position
 
 
 @dataclass(frozen=True, eq=False)

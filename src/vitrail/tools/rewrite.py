@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vitrail.attribution import provenance
 from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.methods.options import check_count
-from vitrail.provenance import provenance
 from vitrail.tools.budget import Budget
 from vitrail.tools.lens import Lens, Levels, View, focus, sight_of
 from vitrail.tools.rewriting import NOTICE, Rewriting

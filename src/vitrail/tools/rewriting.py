@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import OutputError
-from vitrail.jsonable import finite, json_text
+from vitrail.storage import finite, json_text
 from vitrail.tools.lens import to_array, to_image
 from vitrail.tools.likeness import psnr, ssim
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, OutputError, suggest
-from vitrail.jsonable import finite, json_text
+from vitrail.storage import finite, json_text
 from vitrail.tools.budget import Budget
 from vitrail.tools.lens import Lens, Levels, View, focus, sight_of
 from vitrail.tools.rewrite import PROBABILITY, Way, rewrite_levels, strongest

@@ -16,24 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.attribution import Attribution
+from vitrail.api import Request, attribution_of, read_request
+from vitrail.attribution import Attribution, provenance
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.recording import widen
-from vitrail.capture.seams.override import Override, in_place_of, on_top_of
+from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, TargetError
-from vitrail.labelling import attribution_of
 from vitrail.methods.checks import check_blocks
 from vitrail.methods.options import check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
-from vitrail.provenance import provenance
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import Walker
-from vitrail.requests import Request, read_request
 from vitrail.targets import AnyTarget, Target, as_target
 from vitrail.tools.film import Transfer
 

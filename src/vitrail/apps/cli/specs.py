@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vitrail.defaults import DEFAULT_METHOD, PREFERRED
+from vitrail.api import DEFAULT_METHOD, PREFERRED
 from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.methods import METHODS
 from vitrail.methods.option_text import parse_call, read_options

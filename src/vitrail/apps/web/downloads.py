@@ -7,14 +7,13 @@ from typing import Any
 from vitrail.apps.web.explaining import Case
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
-from vitrail.jsonable import json_text
 from vitrail.plots.canvas import rendered
 from vitrail.plots.overlay import sample_map
 from vitrail.plots.page import origin
 from vitrail.plots.panels import Panel, panel_figure
 from vitrail.plots.picture import as_picture
 from vitrail.plots.sheet import comparison_sheet
-from vitrail.storage import WRITERS
+from vitrail.storage import WRITERS, json_text
 
 PALETTES = {
     "Inferno": ("inferno", "RdBu_r"),

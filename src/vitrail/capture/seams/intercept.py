@@ -1,23 +1,146 @@
-"""The one mode that hears attention."""
+"""The function mode that intercepts attention, and what changes an attention map on its way to the values.
 
+`F.multi_head_attention_forward` hands itself to the active mode and then runs with the mode switched off, so that the
+fused call inside is not intercepted; entering the mode again would only make it hand itself over again. A copy of the
+same code object runs instead, with globals in which no function has an override.
+
+The fused call cannot take a map, so an overridden call is computed in two steps, the map and its product with the
+values.
+"""
+
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.seams.arguments import positional
-from vitrail.capture.seams.call import AttentionCall, read_sdpa
+from vitrail.capture.seams.call import AttentionCall, allowed_keys, positional, read_sdpa
 from vitrail.capture.seams.eager import MULTIPLYING, SOFTMAX, Follower, is_attention, with_values
 from vitrail.capture.seams.einsum import is_plain
-from vitrail.capture.seams.multihead import transparent_multihead
-from vitrail.capture.seams.override import Override, bent_call
 from vitrail.capture.shadow import hooks
 from vitrail.errors import SeamError
+
+
+@dataclass(frozen=True)
+class Override:
+    """What becomes of the scores, the map and the values of the attention in each block, all `[b, h, t, ...]`.
+
+    Args:
+        weights: takes the block's index and its map after the softmax, gives the map that is used instead.
+        values: the same for the values; None leaves them as they are.
+        scores: the same for the scores before the softmax, scaled and masked.
+        exact: take the output of the model's own kernel where a map turns out to be unchanged, bit for bit.
+    """
+
+    weights: Callable[[int, Tensor], Tensor] = lambda block, weights: weights
+    values: Callable[[int, Tensor], Tensor] | None = None
+    scores: Callable[[int, Tensor], Tensor] | None = None
+    exact: bool = False
+
+
+class _InPlace(torch.autograd.Function):
+    """One tensor in the place of another, through which no gradient passes."""
+
+    @staticmethod
+    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:
+        return new.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def in_place_of(old: Tensor, new: Tensor) -> Tensor:
+    """The new tensor where the graph had the old one: its gradient is known, but goes no further."""
+    return cast(Tensor, _InPlace.apply(old, new.to(old.dtype).reshape_as(old)))
+
+
+class _OnTop(torch.autograd.Function):
+    """One tensor's values in the place of another, to which the gradient goes on."""
+
+    @staticmethod
+    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:
+        return new.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def on_top_of(old: Tensor, new: Tensor) -> Tensor:
+    """The new tensor where the graph had the old one: its gradient goes on to whatever made the old."""
+    return cast(Tensor, _OnTop.apply(old, new.detach().to(old.dtype).reshape_as(old)))
+
+
+BLIND = Override(
+    weights=lambda block, weights: in_place_of(weights, weights), values=lambda block, values: values.detach()
+)
+"""Attention as it is, that passes no gradient on to the tokens it read."""
+
+
+def bent_call(call: AttentionCall, override: Override, block: int, fused: Callable[[], Tensor]) -> AttentionCall:
+    """The fused call again, with its map changed.
+
+    Args:
+        fused: the call as the model made it.
+    """
+    assert call.query is not None
+    assert call.key is not None
+    assert call.value is not None
+    groups = call.query.shape[-3] // call.key.shape[-3]
+    key, value = (x.repeat_interleave(groups, dim=-3) if groups > 1 else x for x in (call.key, call.value))
+    change = None if override.scores is None else partial(override.scores, block)
+    own = softmax(call, key, change)
+    weights = override.weights(block, own)
+    value = value if override.values is None else override.values(block, value)
+    output = weights @ value
+    if override.exact and override.values is None and change is None and torch.equal(weights, own):
+        output = on_top_of(output, fused())
+    return replace(call, key=key, value=value, weights=weights, output=output)
+
+
+def softmax(call: AttentionCall, key: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The map of a fused call, in the call's own dtype; rows that may see nothing are zero.
+
+    Args:
+        change: what becomes of the scores before the softmax.
+    """
+    assert call.query is not None
+    scores = (call.query * call.scale) @ key.transpose(-1, -2)
+    shape = {"queries": scores.shape[-2], "keys": scores.shape[-1], "device": scores.device}
+    allowed = allowed_keys(call.mask, causal=call.causal, **shape)
+    if call.mask is not None and call.mask.is_floating_point():
+        scores = scores + call.mask
+    scores = scores if change is None else change(scores)
+    if allowed is None:
+        return scores.softmax(dim=-1)
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
+    return weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+
+
+def _nobody_overrides(*_: object) -> bool:
+    return False
+
+
+def _transparent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a python function that never hands itself to a torch function mode."""
+    assert isinstance(function, types.FunctionType)
+    namespace = dict(function.__globals__, has_torch_function=_nobody_overrides)
+    copy = types.FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+transparent_multihead: Callable[..., tuple[Tensor, Tensor | None]] = _transparent(F.multi_head_attention_forward)
+
 
 HEARD = SOFTMAX | MULTIPLYING | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 

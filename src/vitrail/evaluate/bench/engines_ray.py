@@ -16,12 +16,12 @@ from typing import Any
 import ray
 from ray import exceptions
 
+from vitrail.attribution import versions
 from vitrail.errors import EngineError, VitrailError
 from vitrail.evaluate.bench.engines import HERE, Cluster, Work
 from vitrail.evaluate.bench.ray_cluster import connected, reason_of
 from vitrail.evaluate.bench.units import Finished, Unit
 from vitrail.evaluate.bench.worker import Worker
-from vitrail.provenance import versions
 
 ATTEMPTS = 3
 PATIENCE = 300.0

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.attribution import versions
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import Dataset, Example, ImageExample
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.models.loading import Loaded
-from vitrail.provenance import versions
 
 CHUNK = 1 << 22
 """So many values of a tensor are copied from its device at a time."""

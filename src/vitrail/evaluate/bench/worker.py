@@ -22,7 +22,7 @@ from vitrail.evaluate.bench.shown import Shown
 from vitrail.evaluate.bench.stitched import beside_guide, shown_beside
 from vitrail.evaluate.bench.units import Finished, Job, Row, Unit
 from vitrail.evaluate.data.examples import Dataset
-from vitrail.jsonable import is_finite
+from vitrail.storage import is_finite
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vitrail.api import DEFAULT_METHOD
+from vitrail.api import DEFAULT_METHOD, MethodSpec
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MethodError, VitrailError
 from vitrail.models.loading import Loaded, Sample, load
@@ -13,7 +13,6 @@ from vitrail.plots.report.entries import Entry, Report
 from vitrail.plots.report.perturbing import measure_of
 from vitrail.plots.report.reading import items_of
 from vitrail.plots.report.rows import Plan, one_line, row_of
-from vitrail.requests import MethodSpec
 from vitrail.targets import AnyTarget, probability
 from vitrail.tools.looking import look
 

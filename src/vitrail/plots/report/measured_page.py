@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from vitrail.attribution import versions
 from vitrail.evaluate.bench.bootstrap import Estimate
 from vitrail.evaluate.bench.forms import close, count, number
 from vitrail.evaluate.bench.plot import PANELS, Panels
@@ -14,7 +15,6 @@ from vitrail.plots.report.charts import Line, chart, look_of
 from vitrail.plots.report.look import SCRIPT, style
 from vitrail.plots.report.markup import Cell, Content, Html, pairs, plain, section, table
 from vitrail.plots.report.measured import Measured
-from vitrail.provenance import versions
 
 LEGEND = "Bold is the best of its column, ~ what cannot be told from it; in brackets 95 % intervals."
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.api import compare
+from vitrail.api import MethodSpec, compare
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MethodError, VitrailError
 from vitrail.evaluate.metrics import agreement
@@ -15,7 +15,6 @@ from vitrail.models.loading import Loaded, Sample
 from vitrail.plots.report.drawing import drawn
 from vitrail.plots.report.entries import Curve, Map, Row
 from vitrail.plots.report.perturbing import Measure
-from vitrail.requests import MethodSpec
 from vitrail.targets import AnyTarget, only, probability
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from vitrail.capture.seams.call import read_sdpa
-from vitrail.capture.seams.override import softmax
+from vitrail.capture.seams.intercept import softmax
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.conservative import CONSERVATIVE_MEAN
 from vitrail.relevance.lrp.mode import RuleSet

@@ -15,7 +15,7 @@ from torch.nn.grad import conv2d_input
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass
 from vitrail.capture.seams.call import read_sdpa
-from vitrail.capture.seams.override import softmax
+from vitrail.capture.seams.intercept import softmax
 from vitrail.relevance.lrp.mode import RuleSet
 from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, linear_parts
 

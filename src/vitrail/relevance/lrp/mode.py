@@ -19,11 +19,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vitrail.capture.captured import Capture
-from vitrail.capture.hooks import replaced_stream
-from vitrail.capture.seams.arguments import positional
-from vitrail.capture.seams.multihead import transparent_multihead
-from vitrail.capture.seams.override import on_top_of
+from vitrail.capture.hooks import Capture, replaced_stream
+from vitrail.capture.seams.call import positional
+from vitrail.capture.seams.intercept import on_top_of, transparent_multihead
 from vitrail.capture.shadow import hooks
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.kinds import (

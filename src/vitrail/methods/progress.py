@@ -1,4 +1,4 @@
-"""A bar that moves while a long run is under way; it is looked at, nothing is computed from it."""
+"""A progress bar on the terminal for methods that run the model many times."""
 
 import sys
 import time

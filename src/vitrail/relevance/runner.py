@@ -1,7 +1,7 @@
-"""A model with one input and one scalar, for methods that run it more than once or bend its backward pass."""
+"""A model with one input and one scalar, for methods that run it more than once or change its backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitrail.capture.forward import forward
-from vitrail.capture.hooks import replaced_stream
+from vitrail.capture.hooks import replaced_stream, with_stream_of
+from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import Scalar, read_output
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import Pass, Settings, Wanted
@@ -154,3 +155,37 @@ class RerunMethod:
 
 def _layers(run: Pass, part: Scalar, wanted: Wanted, *, again: bool) -> list[Layer]:
     return list(run.layers(part, wanted, again=again))[::-1]
+
+
+Tokens = Float[Tensor, "b t d"]
+
+
+def leaving(runner: Runner, index: int) -> Tokens:
+    """What a block gave in the pass that has been made, with its graph."""
+    return batch_first(runner.body.blocks[index], runner.run.trace.blocks[index].states["leaving"])
+
+
+def behind(runner: Runner, tokens: Tokens) -> Float[Tensor, " b"]:
+    """The scalar, had the last block given these tokens. The blocks are not run again, all else is."""
+    blocks, given = runner.body.blocks, [captured.returned for captured in runner.run.trace.blocks]
+    given[-1] = with_stream_of(given[-1], batch_first(blocks[-1], tokens))
+    with ExitStack() as stack:
+        stack.enter_context(autograd(gradients=True))
+        for block, out in zip(blocks, given, strict=True):
+            stack.enter_context(standing_in(block.module, out))
+        inputs = runner.run.inputs
+        output = read_output(runner.model(*inputs.args, **inputs.kwargs), span=runner.body.anatomy.span)
+    return runner.part.read(output.wide, runner.rows)
+
+
+@contextmanager
+def standing_in(module: nn.Module, out: object) -> Iterator[None]:
+    """Let the module of a shadow give this instead of what it would compute."""
+    own = vars(module).get("forward")
+    vars(module)["forward"] = lambda *args, **kwargs: out  # the module's own attribute hides its class's
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if own is not None:
+            vars(module)["forward"] = own

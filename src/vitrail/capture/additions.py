@@ -7,6 +7,9 @@ explained by them, by a named layer scale or by one factor for each channel is r
 
 A norm is not linear. Its statistics are those of the pass: with them fixed, it multiplies each token's row by a number
 (one over the deviation or root mean square of what the projection gave there) and then by one matrix for all tokens.
+
+A projection may be a plain `nn.Linear`, but also carry LoRA adapters, hold integers that it dequantises, or make its
+weight anew in every pass. Its matrix is what it does: `f(x) - f(0)`, measured by calling it.
 """
 
 from collections.abc import Callable
@@ -17,13 +20,66 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.affine import is_plain, matrix
 from vitrail.capture.recording import widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import every_module
 from vitrail.models.anatomy import Block
+
+PLAIN_LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)
+PROBE = 64.0
+"""The length of a probe. In half precision a weight that is added to a larger bias is rounded as the bias is."""
+ROWS = 1024
+"""Probes in one call."""
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is torch's own linear layer, or Hugging Face's `Conv1D`, with a weight of its own."""
+    weight, kind = module._parameters.get("weight"), type(module)
+    known = kind in PLAIN_LINEAR or (kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils")
+    stored = type(weight) in (nn.Parameter, Tensor) and weight is not None and weight.is_floating_point()
+    return known and stored and "forward" not in vars(module)
+
+
+def matrix(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The weight `[out, in]` and the bias of an affine module.
+
+    Args:
+        width: how many channels it reads.
+        like: a tensor of the device and, where the module stores no floating-point weight, of the dtype it reads.
+    """
+    if is_plain(module):
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, Tensor)
+        weight = (
+            weight.detach() if type(module) in PLAIN_LINEAR else weight.detach().T
+        )  # GPT-2 stores it the other way round
+        return weight, bias.detach() if isinstance(bias, Tensor) else None
+    nothing = at_zero(module, width, like)
+    eye = PROBE * torch.eye(width, dtype=_dtype_of(module, like), device=like.device)
+    columns = [widen(_call_rows(module, some)) - nothing for some in eye.split(ROWS)]
+    return torch.cat(columns).T / PROBE, nothing
+
+
+def at_zero(module: nn.Module, width: int, like: Tensor) -> Tensor:
+    """What an affine module adds: its value at zero."""
+    return widen(_call_rows(module, torch.zeros(1, width, dtype=_dtype_of(module, like), device=like.device)))[0]
+
+
+def _call_rows(module: nn.Module, rows: Tensor) -> Tensor:
+    """The module on rows of channels, each a sequence of its own; without hooks, whose users expect real inputs."""
+    # Weights may be tensors of a class of their own, which have to hear of torch functions also where nobody else does.
+    with torch.no_grad(), torch._C._EnableTorchFunction():
+        out = module.forward(rows[:, None])
+    return (out[0] if isinstance(out, (tuple, list)) else out)[:, 0]
+
+
+def _dtype_of(module: nn.Module, like: Tensor) -> torch.dtype:
+    weight = getattr(module, "weight", None)
+    return weight.dtype if isinstance(weight, Tensor) and weight.is_floating_point() else like.dtype
+
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 QUANTISED = 5e-2

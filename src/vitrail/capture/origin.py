@@ -1,0 +1,136 @@
+"""Which part of the input each token of the blocks comes from: which patch, which word, or none.
+
+Class tokens, registers and soft prompts come from no part of the input.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, numbered, sources
+from vitrail.models.inputs import Inputs
+
+SAMPLES_DIFFER = "the tokens of different samples come from different places, or are mixed"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the tokens of the blocks come from.
+
+    Args:
+        tokens: how many the blocks work on.
+        index: the token of each patch, row by row, or of each word of the text.
+        grid: how many patches there are from top to bottom and from left to right.
+        patch: the pixels of a patch from top to bottom and from left to right, where no two share any.
+        measured: whether this was measured, or only counted.
+    """
+
+    tokens: int
+    index: tuple[int, ...]
+    grid: tuple[int, int] | None = None
+    patch: tuple[int, int] | None = None
+    measured: bool = True
+
+    @property
+    def prefix(self) -> int | None:
+        """How many tokens stand before the content, if all others come after it in order."""
+        first = self.tokens - len(self.index)
+        return first if self.index == tuple(range(first, self.tokens)) else None
+
+
+def other_input(inputs: Inputs) -> Inputs:
+    """An input of the same form: noise for a picture, the same words in another order for a text."""
+    x = inputs.shown.detach()
+    generator = torch.Generator().manual_seed(1)
+    if inputs.kind == "image":
+        noise = torch.randn(x.shape, generator=generator).to(x)
+        return inputs.showing(noise * x.std() + x.mean())
+    real = torch.ones(x.shape[:2]) if inputs.attention_mask is None else inputs.attention_mask
+    moved = x.clone()
+    for row, places in enumerate(real.to(x.device).bool()):  # padding stays where it is
+        words = x[row, places]
+        moved[row, places] = words[torch.randperm(len(words), generator=generator).to(x.device)]
+    return replace(inputs.showing(moved), ids=None if inputs.ids is None else moved)
+
+
+def origin_of(inputs: Inputs, stream: Tensor | None, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
+    """Where the tokens of the first layer come from, or why that is not known.
+
+    Args:
+        stream: the tokens that enter the first block, batch first, with the graph below them.
+        source: the picture or the word embeddings they come from.
+        cells: feature maps `[b, c, y, x]` between the two.
+    """
+    if stream is None:
+        return "no attention call was found"
+    if stream.ndim not in (3, 4) or stream.shape[0] != inputs.batch:
+        return f"the first block works on tokens of shape {tuple(stream.shape)} for {inputs.batch} samples"
+    return _patches(stream, source, cells) if inputs.kind == "image" else _text(stream, inputs, source)
+
+
+def _text(stream: Tensor, inputs: Inputs, source: Tensor | None) -> Origin | str:
+    """The token of every word: measured where the table of word embeddings is found."""
+    tokens, words = stream.shape[-2], inputs.shown.shape[1]
+    numbers = [(stream, numbered(stream))]
+    found = None if source is None else sources(numbers, [source], channels=2)[0]
+    if found is None:
+        if tokens != words:
+            return f"the blocks work on {tokens} tokens where the text has {words}"
+        return Origin(tokens, tuple(range(tokens)), measured=False)
+    return _in_samples(found, tokens, None)
+
+
+def _in_samples(found: Tensor, tokens: int, grid: tuple[int, int] | None) -> Origin | str:
+    """The origin, if every sample says the same and each place feeds one token of its own sample."""
+    samples = torch.arange(found.shape[0], device=found.device)[:, None]
+    local = torch.where(found >= 0, found - samples * tokens, found)
+    if bool((found == MIXED).any()):
+        return f"{int((found == MIXED).sum())} of {found.numel()} places of the input feed more than one token"
+    if bool((found == NOWHERE).any()):
+        return f"{int((found == NOWHERE).sum())} of {found.numel()} places of the input feed no token"
+    if not bool((local == local[:1]).all()) or not bool(((local >= 0) & (local < tokens)).all()):
+        return SAMPLES_DIFFER
+    index = tuple(local[0].tolist())
+    if len(set(index)) != len(index):
+        return "several places of the input feed one token"
+    return Origin(tokens, index, grid)
+
+
+def _patches(stream: Tensor, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
+    """The token of every patch: by the pixels where each feeds one token, else by the last feature map."""
+    numbers = [(stream, numbered(stream))]
+    tokens = stream.shape[-2]
+    if source is not None and (pixels := sources(numbers, [source], channels=1)[0]) is not None:
+        boxes = _boxes(pixels, tokens)
+        if boxes is not None:
+            return boxes
+    for cell in reversed(cells):
+        found = sources(numbers, [cell], channels=1)[0] if cell.requires_grad else None
+        if found is not None and not bool((found == MIXED).any()):
+            return _in_samples(found.flatten(1), tokens, (found.shape[1], found.shape[2]))
+    return "pixels feed several tokens, and no feature map before the blocks has one place for each token"
+
+
+def _boxes(pixels: Tensor, tokens: int) -> Origin | None:
+    """The origin where tokens are rectangles of one size, in rows and columns without gaps; None where they are not."""
+    if bool((pixels == MIXED).any()) or not bool((pixels >= 0).any()):
+        return None
+    samples = torch.arange(pixels.shape[0], device=pixels.device)[:, None, None]
+    local = torch.where(pixels >= 0, pixels - samples * tokens, NOWHERE)
+    if not bool((local == local[:1]).all()):
+        return None
+    picture = local[0].cpu()
+    used = picture >= 0
+    height, width = int(used.any(dim=1).sum()), int(used.any(dim=0).sum())
+    inside = picture[:height, :width]
+    if not bool((inside >= 0).all()):
+        return None
+    first = inside == inside[0, 0]
+    tall, wide = int(first[:, 0].sum()), int(first[0].sum())
+    grid = inside[::tall, ::wide]
+    whole = grid.repeat_interleave(tall, dim=0)[:height].repeat_interleave(wide, dim=1)[:, :width]
+    index = tuple(grid.flatten().tolist())
+    if not torch.equal(whole, inside) or len(set(index)) != len(index):
+        return None
+    return Origin(tokens, index, (grid.shape[0], grid.shape[1]), (tall, wide))

@@ -1,0 +1,122 @@
+"""Whether row i of every attention call belongs to token i of its block.
+
+Windows, packed sequences and shuffled tokens have the same shapes as tokens in order. Coded gradients show the
+difference.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, numbered, sources, with_heads
+from vitrail.capture.layers import batch_first, unequal
+from vitrail.capture.seams import AttentionCall
+from vitrail.models.anatomy import Body
+
+
+@dataclass
+class MeasuredBlock:
+    """One block of the pass that is measured, cut off from the others."""
+
+    arriving: Tensor | None = None  # with the graph that leads to what other blocks gave
+    entering: Tensor | None = None  # the same, with no graph below it
+    leaving: Tensor | None = None
+    calls: list[AttentionCall] = field(default_factory=list)
+
+
+def check_operands(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: list[str]) -> str | None:
+    """Why the rows of the blocks' attention calls are not their tokens; None if they are."""
+    rows: Rows = []
+    for index, block in enumerate(blocks):
+        shaped = _shaped_operands(index, block, batch, body)
+        if isinstance(shaped, str):
+            return shaped
+        rows += [(x, numbered(x)) for x in shaped]
+    found = sources(rows, [block.entering for block in blocks if block.entering is not None], channels=2)
+    for index, (one, part) in enumerate(zip(found, body.blocks, strict=True)):
+        if one is None:
+            assumed.append("the operands of attention are those of the tokens in order")
+        elif (refusal := compare_rows(one if part.batch_first else one.T, "what it reads", index)) is not None:
+            return refusal
+    return None
+
+
+def _shaped_operands(index: int, block: MeasuredBlock, batch: int, body: Body) -> list[Tensor] | str:
+    """The operands of a block's attention call as `[b, h, t, d]`, or why they are not one row for each token."""
+    (call,) = block.calls
+    assert block.entering is not None
+    tokens = batch_first(body.blocks[index], block.entering).shape[1]
+    shaped = []
+    for name, x in {"queries": call.query, "keys": call.key, "values": call.value}.items():
+        if x is None:
+            continue
+        heads = with_heads(x, batch)
+        if heads is None or heads.shape[2] != tokens:
+            if heads is not None and name != "queries":
+                return unequal(index, tokens, heads.shape[2])
+            seen = f"its {name} have shape {tuple(x.shape)} where the block has {batch} x {tokens} tokens"
+            return unreadable(index, seen)
+        shaped.append(heads)
+    return shaped
+
+
+def check_results(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: list[str]) -> str | None:
+    """Why what attention gives is not added to the tokens in order; None if it is."""
+    rows: Rows = []
+    places: dict[int, Tensor] = {}
+    for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
+        (call,) = block.calls
+        result = call.output if call.output is not None else call.weights
+        if block.leaving is None or result is None or not result.requires_grad:
+            assumed.append("what attention gives is added to the tokens in order")
+            continue
+        out, shown = batch_first(part, block.leaving), with_heads(result.detach(), batch)
+        if out.ndim != 3 or out.shape[0] != batch or shown is None or shown.shape[2] != out.shape[1]:
+            return unreadable(index, f"it gives rows of shape {tuple(result.shape)} to {tuple(out.shape)} tokens")
+        rows.append((out, numbered(out)))
+        places[index] = result
+    for (index, result), found in zip(places.items(), _by_rank(rows, list(places.values())), strict=True):
+        if found is None:
+            assumed.append("what attention gives is added to the tokens in order")
+            continue
+        refusal = compare_rows(found.reshape(batch, -1, result.shape[-2]), "what it gives", index)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def _by_rank(rows: Rows, places: list[Tensor]) -> list[Tensor | None]:
+    """`sources` at the last axis of places of any rank."""
+    ranks = {x.ndim for x in places}
+    if len(ranks) != 1:
+        return [found for row, place in zip(rows, places, strict=True) for found in _by_rank([row], [place])]
+    return sources(rows, places, channels=ranks.pop() - 1)
+
+
+def compare_rows(found: Tensor, what: str, index: int) -> str | None:
+    """Why measured rows are not the tokens in order; places that feed nothing say nothing."""
+    batch, tokens = found.shape[0], found.shape[-1]
+    expected = torch.arange(batch * tokens, device=found.device).view(batch, *[1] * (found.ndim - 2), tokens)
+    wrong = (found != NOWHERE) & (found != expected)
+    if not bool(wrong.any()):
+        return None
+    mixed = int((found == MIXED).sum())
+    if mixed:
+        return unreadable(index, f"{what} mix tokens: {mixed} of {found.numel()} places feed more than one row")
+    first = wrong.nonzero()[0]
+    token, row = int(first[-1]), int(found[tuple(first)]) % tokens
+    return unreadable(index, f"{what} are in another order than the tokens: token {token} is row {row}")
+
+
+AT_THE_INPUTS = (
+    "Methods that read the gradient at the inputs need no attention: integrated_gradients, input_x_gradient."
+)
+
+
+def unreadable(index: int, seen: str) -> str:
+    """Why the attention of a block cannot be read token by token."""
+    return (
+        f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
+        f"tokens and convolutions in a block or behind it are such cases. {AT_THE_INPUTS}"
+    )
