@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from vitrail.capture import adding
+from vitrail.capture import additions
 from vitrail.capture.executions import Execution, Executions, SeenCall, node_of, reached
 from vitrail.models.anatomy import Block
 
@@ -59,7 +59,7 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
     after = [x for x in inner if x.begins > begin]
     result = _result(after, stream)
     source = None if result is None else _source(result, after, stream)
-    norms = [x for x in inner if source is not None and x.gave is source.first and adding.is_norm(x.module)]
+    norms = [x for x in inner if source is not None and x.gave is source.first and additions.is_norm(x.module)]
     norm = norms[0] if norms else None
     found = _Proposed(caller, output, _attention_norm(seen, inner, block), norm, source, result)
     missing: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _variants(found: _Proposed) -> Iterator[_Proposed]:
 
 def _plain(x: Execution) -> bool:
     """Whether an execution may compute something new: no norm, no dropout, no layer scale."""
-    return not (adding.is_norm(x.module) or adding.passes(x.module) or adding.scales(x.module))
+    return not (additions.is_norm(x.module) or additions.passes(x.module) or additions.scales(x.module))
 
 
 def _output(caller: Execution, seen: SeenCall, inner: list[Execution], stream: Tensor) -> Execution | nn.Module | None:
@@ -101,7 +101,7 @@ def _attention_norm(seen: SeenCall, inner: list[Execution], block: Execution) ->
     """The norm that reads what enters the block and that the queries, or the values, are made of."""
     call = seen.call
     start = [node_of(x) for x in (call.query, call.value, call.weights) if x is not None]
-    norms = [x for x in inner if x.ends < seen.at and adding.is_norm(x.module) and x.first is block.given[0]]
+    norms = [x for x in inner if x.ends < seen.at and additions.is_norm(x.module) and x.first is block.given[0]]
     made = reached([node for node in start if node is not None], {x.gave_node for x in norms if x.gave_node})
     return next((x for x in norms if x.gave_node in made), None)
 
@@ -152,14 +152,14 @@ def _missing(
         batch_first=batch_first,
         attending=None,
     )
-    return adding.replayed(part, _events(block, inner), seen.call)
+    return additions.replayed(part, _events(block, inner), seen.call)
 
 
-def _events(block: Execution, inner: list[Execution]) -> list[adding.Event]:
+def _events(block: Execution, inner: list[Execution]) -> list[additions.Event]:
     """Beginnings and ends of executions in the order in which they came."""
     moments = [(x.begins, x, False) for x in (block, *inner)] + [(x.ends, x, True) for x in (block, *inner)]
     return [
-        adding.Event(x.module, x.first, x.gave if ends else None, ends=ends)
+        additions.Event(x.module, x.first, x.gave if ends else None, ends=ends)
         for _, x, ends in sorted(moments, key=lambda moment: moment[0])
     ]
 
