@@ -618,3 +618,35 @@ def test_families_are_copied_bit_for_bit(name):
     assert state_of(model) == before
     with torch.no_grad():
         assert torch.equal(found, logits(run(model.eval())))
+
+
+model = Plain()  # a global of this name, as in most notebooks
+
+
+class NamesAnAttributeLikeAGlobal(Plain):
+    def prepare(self):
+        self.model = self.head
+
+    def read(self, x):
+        return self.model(x)
+
+
+class ReadsAGlobalInAnInnerFunction(Plain):
+    def read(self, x):
+        return (lambda y: HELD[0] and model.head(y))(x)
+
+
+HELD = [True]
+
+
+def test_an_attribute_that_is_named_like_a_global_is_no_global(monkeypatch):
+    own = NamesAnAttributeLikeAGlobal().eval()
+    monkeypatch.setitem(globals(), "model", own)
+    assert_close(vitrail.explain(own, IDS, "gae", 1).scores, vitrail.explain(Plain().eval(), IDS, "gae", 1).scores)
+
+
+def test_a_global_that_an_inner_function_reads_is_refused(monkeypatch):
+    own = ReadsAGlobalInAnInnerFunction().eval()
+    monkeypatch.setitem(globals(), "model", own)
+    with pytest.raises(VitrailError, match="in a way that cannot be copied"):
+        vitrail.explain(own, IDS, "gae", 1)

@@ -178,3 +178,12 @@ def test_a_recording_of_an_answer_takes_one_end_at_a_time(reader):
         vitrail.record(model, inputs)
     recording = vitrail.record(model, inputs, lambda both: both[:, 5, 0], keep={"output_grad", "leaving_grad"})
     assert recording.scalar.shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "mixing", [lambda x: x[:, 1].sum().expand(2), lambda x: x[:, 1] - x.mean(), lambda x: x.flip(0)[:, 0]]
+)
+def test_a_function_that_mixes_samples_is_refused(mixing):
+    model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
+    with pytest.raises(TargetError, match="mixes samples"):
+        vitrail.explain(model, inputs, "gae", mixing)

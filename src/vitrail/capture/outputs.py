@@ -207,6 +207,8 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
         )
     if torch.is_grad_enabled() and not scalar.requires_grad:  # some methods need no gradient
         raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")
+    if scalar.requires_grad:
+        _check_samples(scalar, logits)
     if not output.sound and not bool(scalar.detach().isfinite().all()):
         raise TargetError(
             f"the target function gave {scalar.detach().tolist()}, but only finite values can be explained. Does it "
@@ -218,3 +220,24 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
         lambda logits, _: function(logits),
         plain=logits.ndim == 2,
     )
+
+
+def _check_samples(scalar: Tensor, logits: Tensor) -> None:
+    """Refuse a target function whose value for one sample depends on the logits of another.
+
+    The values are multiplied by powers of two, which is exact: the gradient at each sample must be multiplied alike.
+    """
+    batch = len(scalar)
+    codes = torch.tensor([2.0 ** (i % 16) for i in range(batch)], dtype=scalar.dtype, device=scalar.device)
+    (plain,) = torch.autograd.grad(scalar.sum(), logits, retain_graph=True, allow_unused=True)
+    (coded,) = torch.autograd.grad((scalar * codes).sum(), logits, retain_graph=True, allow_unused=True)
+    if plain is None or coded is None:
+        return
+    expected = plain * codes.to(plain.dtype).view(-1, *[1] * (plain.ndim - 1))
+    wrong = ~torch.isclose(coded, expected, rtol=1e-3, atol=0.0, equal_nan=True).flatten(1).all(dim=1)
+    if bool(wrong.any()):
+        raise TargetError(
+            f"the target function mixes samples: the values of other samples depend on the logits of samples "
+            f"{wrong.nonzero()[:, 0].tolist()}. It must give one value for each sample, from that sample's logits "
+            "alone; explain the samples one by one otherwise."
+        )

@@ -1,5 +1,7 @@
 """What an object refers to: attributes, closures, methods, and every module that can be reached from it."""
 
+import dis
+import functools
 import gc
 import types
 import weakref
@@ -61,8 +63,8 @@ def methods(kind: type, *, every: bool = False) -> Iterator[tuple[str, types.Fun
 
 def known_to(function: types.FunctionType) -> Iterator[object]:
     """Modules that a function of a class leads to by its closure or by a global name."""
-    names = [function.__globals__.get(name) for name in function.__code__.co_names]
-    yield from (x for x in names if isinstance(x, nn.Module))
+    found = (function.__globals__.get(name) for name in _global_names(function.__code__))
+    yield from (x for x in found if isinstance(x, nn.Module))
     if function.__closure__:
         yield from (x for x in reachable(referents(function)) if isinstance(x, nn.Module))
 
@@ -102,3 +104,14 @@ def referents(x: Any) -> list[Any]:  # noqa: ANN401
     if isinstance(x, types.FunctionType):
         return [*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__, x.__dict__]
     return gc.get_referents(x)
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """The global names that a function and the functions inside it read.
+
+    `co_names` would not do: it lists attributes too, so `self.model` would be taken for a global `model`.
+    """
+    own = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    inner = (_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(own).union(*inner)
