@@ -29,7 +29,7 @@ from vitrail.evaluate.bench.opened import Opened, open_data, open_model
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import DTYPES, DataSpec, ModelSpec
 from vitrail.evaluate.bench.settings import Settings
-from vitrail.methods.guided_filter import grey
+from vitrail.methods.pixel_maps import grey
 
 ROWS = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 CHUNK = 8

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from consensus_variants import LENGTHS, RECIPES, USUAL, WHOLE, H, L, Recipe, Scalar, mixed
 from torch import Tensor
 
-from vitrail.methods.calibration import calibrate, to_unit
-from vitrail.methods.consensus_pixels import DIAGONALS, moved
-from vitrail.methods.guided_filter import guided_filter
+from vitrail.methods.pixel_maps import DIAGONALS, calibrate, guided_filter, moved, to_unit
 
 Move = tuple[int, int]
 MOVES: dict[str, tuple[Move, ...]] = {

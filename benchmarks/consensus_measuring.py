@@ -20,7 +20,7 @@ from vitrail.evaluate.bench.protocols import find_protocol
 from vitrail.evaluate.bench.settings import Settings
 from vitrail.evaluate.bench.shown import Shown
 from vitrail.evaluate.data.examples import Dataset
-from vitrail.methods.consensus_pixels import moved
+from vitrail.methods.pixel_maps import moved
 
 Maps = Iterable[tuple[Sequence[str], Tensor]]
 """Maps, each with the names of the variants it stands for."""

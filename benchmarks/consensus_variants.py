@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.methods.calibration import calibrate
-from vitrail.methods.consensus import positive_unit, signed_unit, unit
-from vitrail.methods.consensus_agreement import ranks
+from vitrail.methods.consensus import positive_unit, ranks, signed_unit, unit
+from vitrail.methods.pixel_maps import calibrate
 
 FAST = {"precision": "float32"}
 BARE = {"direction": False, "ffn": False, "initial": "identity", "scalar": "logit"}

@@ -9,7 +9,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.methods.guided_filter import grey
+from vitrail.methods.pixel_maps import grey
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 NAME = "hf_vit"

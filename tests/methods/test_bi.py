@@ -10,7 +10,7 @@ import vitrail
 from vitrail.capture.recording import Stream
 from vitrail.errors import AnatomyError
 from vitrail.methods import bi
-from vitrail.methods.last_gradient import rows_read
+from vitrail.methods.paths import rows_read
 
 STEPS = 4
 EYE = torch.eye(T, dtype=torch.float64)

@@ -13,9 +13,7 @@ import vitrail
 from vitrail.errors import MethodError, OptionError
 from vitrail.evaluate import metrics
 from vitrail.methods import consensus
-from vitrail.methods.consensus_blanked import blank_of
-from vitrail.methods.consensus_grid import smoothed_grid
-from vitrail.methods.consensus_smooth import smoothed
+from vitrail.methods.consensus import blank_of, smoothed, smoothed_grid
 
 PUBLISHED = [("gae", {}), ("attn_lrp", {}), ("le_grad", {"tokens": "readout"})]
 

@@ -6,9 +6,17 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.methods.calibration import calibrate, otsu, to_unit
-from vitrail.methods.consensus_pixels import Finish, moved, to_pixels
-from vitrail.methods.guided_filter import box_mean, grey, guided_filter
+from vitrail.methods.pixel_maps import (
+    Finish,
+    at_pixels,
+    box_mean,
+    calibrate,
+    grey,
+    guided_filter,
+    moved,
+    otsu,
+    to_unit,
+)
 from vitrail.models.inputs import read_inputs
 
 PARTS = {"parts": "lengths+0.5*attn_lrp+le_grad+0.5*att_grads", "smooth": 0.0}
@@ -108,7 +116,8 @@ def brightness(picture):
 def test_shifts_are_taken_back_exactly_where_the_explanation_moves_with_the_picture():
     images = torch.rand(2, 3, 24, 20, dtype=torch.float64)
     finish = Finish.of(shift=3, radius=2, eps=1e-3, calibration="none")
-    found, _, _ = to_pixels(images, brightness, finish)
+    parts = torch.stack([brightness(moved(images, *move))[0] for move in finish.moves])
+    found, _ = at_pixels(images, parts, finish)
     assert len(finish.moves) == 4
     assert_close(found[:, :, 4:20, 4:16], images.mean(dim=1, keepdim=True)[:, :, 4:20, 4:16])
 

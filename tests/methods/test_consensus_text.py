@@ -12,8 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.methods.consensus_blanked import blank_of, blanked, copies_disagree, kept
-from vitrail.methods.consensus_smooth import bell, smoothed
+from vitrail.methods.consensus import bell, blank_of, blanked, copies_disagree, kept, smoothed
 from vitrail.models.inputs import read_inputs
 
 TEXTS = [name for name, model in MODELS.items() if model.kind == "text" and "clip" not in name]

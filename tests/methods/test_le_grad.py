@@ -75,12 +75,11 @@ def test_behind_the_last_blocks_own_tokens_is_the_models_own_answer(name, monkey
     """The tail is the model's: with nothing replaced, the scalar is that of a plain run, bit for bit."""
     found = []
 
-    def sensitivity(runner, index, read):
-        if index == len(runner.body.blocks) - 1:
-            found.append((behind(runner, leaving(runner, index)), runner.part.scalar))
-        return torch.zeros_like(leaving(runner, index))
+    def sensitivities(runner, indices, read):
+        found.append((behind(runner, leaving(runner, indices[-1])), runner.part.scalar))
+        return {index: torch.zeros_like(leaving(runner, index)) for index in indices}
 
-    monkeypatch.setattr(le_grad, "sensitivity", sensitivity)
+    monkeypatch.setattr(le_grad, "sensitivities", sensitivities)
     vitrail.explain(tiny(name), MODELS[name].inputs(), "le_grad", 1)
     assert torch.equal(*found[0])
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.methods import tam
-from vitrail.methods.last_gradient import rows_read
+from vitrail.methods.paths import rows_read
 
 
 def by_loops(layers, b, row, start):

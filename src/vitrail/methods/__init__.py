@@ -69,7 +69,7 @@ METHODS: dict[str, Method] = {
         Method(
             "attcat", "attcat:build", "Qiang et al., NeurIPS 2022",
             {"paper": {"states": "output"}, "official": {"states": "input"}},
-            signed=True, prepare_by="special_tokens:mask_special_tokens",
+            signed=True, prepare_by="options:mask_special_tokens",
         ),
         Method(
             "cat", "attcat:build_cat", "Qiang et al., NeurIPS 2022",

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.errors import TargetError
-from vitrail.methods.levels import at_level, check_rules
-from vitrail.methods.options import PRECISIONS, check_choice
+from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.absolute import PLAIN, absolute_rules

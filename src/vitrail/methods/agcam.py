@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import BLIND
-from vitrail.methods.checks import check_blocks
+from vitrail.methods.options import check_blocks
 from vitrail.relevance import Result, Walk, pull
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import plain

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import AnatomyError, MissingTensorError
-from vitrail.methods.last_gradient import (
+from vitrail.methods.paths import (
     LAST,
     carried,
+    check_counts,
     check_scaling,
     check_start,
     feedback,
@@ -26,7 +27,6 @@ from vitrail.methods.last_gradient import (
     rows_read,
     summed,
 )
-from vitrail.methods.paths import check_counts
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention, gradient, tiles

@@ -2,37 +2,55 @@
 
 Our own method, see docs/CONSENSUS.md. Symbols: g -> `gae`, a -> `attn_lrp` at the embeddings, l -> `le_grad` read where
 the model reads, s -> `att_grads`; n -> unit, from zero to one over the content of each sample. The sum is
-`n(g)^p + n(a+)^p / 2 + n(l)^p + n(s)^p / 2`, lightly smoothed.
-On text it is `attn_lrp` on copies with words blanked, see `consensus_blanked`.
+`n(g)^p + n(a+)^p / 2 + n(l)^p + n(s)^p / 2`, lightly smoothed. On text it is `attn_lrp` on copies with words blanked.
+
+All parts of a picture share one forward pass. It is differentiated once for each kind of backward pass: by the chain
+rule (g and s), by AttnLRP's rules (a), and inside each block alone (l).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.readout import last_position
 from vitrail.capture.recording import own_dtypes
 from vitrail.errors import MethodError, OptionError, VitrailError
-from vitrail.methods.consensus_agreement import disagreement
-from vitrail.methods.consensus_grid import off_grid, on_grid, smoothed_grid
-from vitrail.methods.consensus_parts import PARTS
-from vitrail.methods.consensus_pixels import Finish, to_pixels
-from vitrail.methods.consensus_smooth import smoothed
-from vitrail.methods.options import check_choice
+from vitrail.methods import agcam, attention_gradients, attn_lrp, gae, le_grad, tokentm
+from vitrail.methods.integrated_gradients import few_steps
+from vitrail.methods.options import check_choice, special_tokens
+from vitrail.methods.pixel_maps import Finish, at_pixels, moved
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk
+from vitrail.relevance.lrp import propagating
+from vitrail.relevance.lrp.operation import Flow
 from vitrail.relevance.runner import RerunMethod, Runner
 
 Scores = Float[Tensor, "b t"]
 Parts = Float[Tensor, "b p t"]
+Grid = Float[Tensor, "b p y x"]
 Content = Bool[Tensor, "b t"]
 Scale = Callable[[Scores, Content], Scores]
-Apart = Float[Tensor, " b"] | None
-Ask = Callable[[Runner], tuple[Parts, Apart]]
+Disagreement = Float[Tensor, " b"] | None
+
+LEVEL = "embedding_output"
+COPIES = 3
+"""How many copies of a text are explained, each without another third of its words."""
+MOST_SAMPLES = {"cuda": 256}
+"""Samples of moved pictures that run at once; elsewhere `FEW_SAMPLES`."""
+FEW_SAMPLES = 32
+
+
+# One scale for all parts
 
 
 def unit(scores: Scores, content: Content) -> Scores:
@@ -58,19 +76,288 @@ SCALES: dict[str, Callable[[Scores, Content, float], Scores]] = {"drop": positiv
 """What becomes of evidence against the target, and so how a part is brought to scale."""
 
 
-def explain_parts(runner: Runner, weights: Mapping[str, float], scale: Scale) -> tuple[Parts, Apart]:
-    """All parts, each brought to scale and weighed, and how little they agree."""
-    dtype = runner.run.output.wide.dtype
-    methods = {name: PARTS[name]("float64" if dtype is torch.float64 else "float32") for name in weights}
-    walks = {name: method for name, method in methods.items() if isinstance(method, Walk)}
-    results = dict(zip(walks, runner.walks(list(walks.values())), strict=True))
-    for name, method in methods.items():
-        if isinstance(method, RerunMethod):
-            results[name] = runner.follow(method)
-    content = runner.run.content
-    scores = {name: _without_own(results[name]).to(dtype) for name in weights}
-    found = torch.stack([weights[name] * scale(x, content) for name, x in scores.items()], dim=1)
-    return found, disagreement(found, content) if len(weights) > 1 else results[next(iter(weights))].disagreement
+# How little the parts agree
+
+
+def ranks(scores: Parts, content: Content) -> Parts:
+    """The rank of each score among the content of its sample, equal scores sharing theirs; zero elsewhere."""
+    hidden = ~content[:, None].expand_as(scores)
+    values = scores.masked_fill(hidden, torch.inf).contiguous()
+    ordered = values.sort(dim=2).values
+    low, high = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    return ((low + high) / 2).to(scores.dtype).masked_fill(hidden, 0.0)
+
+
+def disagreement(parts: Parts, content: Content) -> Disagreement:
+    """One minus the mean of Spearman's correlation over pairs of parts; a constant part agrees with none."""
+    if parts.shape[1] < 2:
+        return None
+    count = content.sum(dim=1)[:, None, None]
+    ranked = ranks(parts, content)
+    centred = (ranked - ranked.sum(dim=2, keepdim=True) / count).masked_fill(~content[:, None], 0.0)
+    length = centred.norm(dim=2, keepdim=True)
+    shape = centred / length.clamp(min=1e-6)  # lengths of ranks are zero or at least about one
+    pairs = [(shape[:, i] * shape[:, j]).sum(dim=1) for i, j in combinations(range(parts.shape[1]), 2)]
+    return 1 - torch.stack(pairs).mean(dim=0)
+
+
+# Scores spread over their neighbours
+
+
+def bell(width: float, *, like: Tensor) -> Float[Tensor, " k"]:
+    """A Gaussian of this standard deviation in tokens, cut at three of them; its entries sum to one."""
+    reach = math.ceil(3 * width)
+    places = torch.arange(-reach, reach + 1, device=like.device, dtype=like.dtype)
+    weights = torch.exp(-0.5 * (places / width) ** 2)
+    return weights / weights.sum()
+
+
+def smoothed(parts: Parts, content: Content, width: float) -> Parts:
+    """Every score shared among the tokens around it, within the content; a width of zero leaves them.
+
+    People give phrases as reasons, models answer to single words.
+    """
+    if width == 0:
+        return parts
+    kernel, hidden = bell(width, like=parts), ~content[:, None]
+    rows = parts.masked_fill(hidden, 0.0).flatten(0, 1)[:, None]
+    spread = F.conv1d(rows, kernel[None, None], padding=len(kernel) // 2)
+    return spread[:, 0].unflatten(0, parts.shape[:2]).masked_fill(hidden, 0.0)
+
+
+def smoothed_grid(maps: Grid, width: float) -> Grid:
+    """Every score shared among the patches around it; the patches at the border are repeated beyond it."""
+    kernel = bell(width, like=maps)
+    reach = len(kernel) // 2
+    padded = F.pad(maps.flatten(0, 1)[:, None], (reach,) * 4, mode="replicate")
+    spread = F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None])
+    return spread[:, 0].unflatten(0, maps.shape[:2])
+
+
+def on_grid(runner: Runner, found: Parts) -> Grid:
+    """The parts without class tokens and their like, laid out on the grid of patches."""
+    assert runner.run.origin.grid is not None
+    y, x = runner.run.origin.grid
+    return rearrange(runner.run.patches(found), "b p (y x) -> b p y x", y=y, x=x)
+
+
+def off_grid(runner: Runner, maps: Grid) -> Parts:
+    """Such maps as scores of tokens again, all other tokens at zero."""
+    return runner.run.among_tokens(maps.flatten(2))
+
+
+def spread(runner: Runner, found: Parts, width: float) -> Parts:
+    """Every part spread over neighbouring patches or tokens."""
+    if runner.inputs.kind != "image":
+        return smoothed(found, runner.run.content, width)
+    return off_grid(runner, smoothed_grid(on_grid(runner, found), width))
+
+
+# AttnLRP on copies of a text in which words are blanked
+
+
+def blank_of(model: nn.Module) -> int:
+    """The id that stands for no word: padding, else the end of a text, else the first of the vocabulary.
+
+    Where positions are counted past the padding, as in RoBERTa, padding would move all words behind it.
+    """
+    config, names = getattr(model, "config", None), ["pad_token_id", "eos_token_id"]
+    for name in reversed(names) if _counts_past_padding(model) else names:
+        found = getattr(config, name, None)
+        first = found[0] if isinstance(found, Sequence) and found else found
+        if isinstance(first, int) and first >= 0:
+            return first
+    return 0
+
+
+def _counts_past_padding(model: nn.Module) -> bool:
+    tables = (m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, nn.Embedding))
+    return any(table.padding_idx is not None for table in tables)
+
+
+def words_of(runner: Runner) -> Content:
+    """The tokens that may be blanked: not special ones, not where the answer is read, not the first and the last."""
+    valid = runner.run.patches(runner.run.valid)
+    rows = torch.arange(len(valid), device=valid.device)
+    words = valid & ~special_tokens(runner.inputs) if runner.inputs.ids is not None else valid.clone()
+    words[rows, valid.to(torch.int64).argmax(dim=1)] = False
+    words[rows, last_position(valid)] = False
+    padding = getattr(getattr(runner.model, "config", None), "pad_token_id", None)
+    if runner.inputs.ids is not None and padding is not None:  # classifiers read the last token that is not this
+        words[rows, last_position(valid & (runner.inputs.ids.to(valid.device) != padding))] = False
+    if runner.part.position is not None and runner.part.position.max() < words.shape[1]:
+        words[rows, runner.part.position] = False
+    return words
+
+
+def kept(words: Content, copies: int) -> Bool[Tensor, "c b t"]:
+    """Which tokens each copy holds: the j-th lacks the words j, j + c, j + 2c, ... of every text."""
+    number = words.cumsum(dim=1) - 1
+    return torch.stack([~words | (number % copies != copy) for copy in range(copies)])
+
+
+def blanked(inputs: Inputs, keep: Content, blank: int) -> Inputs:
+    """The same call with an id for no word, or an embedding of zeros, in the place of tokens that are not kept."""
+    if inputs.shown.is_floating_point():
+        return inputs.showing(inputs.shown * keep[:, :, None])
+    ids = inputs.shown.masked_fill(~keep.to(inputs.shown.device), blank)
+    return replace(inputs.showing(ids), ids=ids)
+
+
+def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Content) -> Tensor:
+    """One minus the mean over pairs of copies of Spearman's correlation, over the words that both hold.
+
+    Pairs that share fewer than two words say nothing; where all do, the text is too short to tell, and this is one.
+    """
+    apart, tells = [], []
+    for pair in combinations(range(len(keep)), 2):
+        shared = words & keep[list(pair)].all(dim=0)
+        one = disagreement(found[list(pair)].transpose(0, 1), shared)
+        assert one is not None
+        apart.append(one)
+        tells.append(shared.sum(dim=1) > 1)
+    weights = torch.stack(tells).to(found.dtype)
+    mean = (torch.stack(apart) * weights).sum(dim=0) / weights.sum(dim=0).clamp(min=1)
+    return torch.where(weights.sum(dim=0) > 0, mean, torch.ones_like(mean))
+
+
+def at_once(runner: Runner) -> int:
+    """How many copies run together: one where the model names no padding, for it may take single texts only."""
+    config = getattr(runner.model, "config", None)
+    unpadded = config is not None and getattr(config, "pad_token_id", None) is None
+    return 1 if unpadded and runner.inputs.batch == 1 else COPIES
+
+
+def scores_of(runner: Runner, method: RerunMethod, keep: Bool[Tensor, "c b t"]) -> Float[Tensor, "c b t"]:
+    """What a method says of copies with words blanked that are run together."""
+    inputs = blanked(runner.repeated(len(keep)), keep.flatten(0, 1), blank_of(runner.model))
+    with runner.again(method.needs, method.pass_options, inputs=inputs, copies=len(keep)) as (run, part):
+        result = method.explain(replace(runner, inputs=inputs, run=run, part=part))
+    assert result.scores is not None
+    return run.patches(result.scores).unflatten(0, (len(keep), -1)) * keep
+
+
+def on_copies(method: RerunMethod) -> RerunMethod:
+    """A method on a text, its scores averaged over copies with words blanked.
+
+    Every copy lacks each third word, another third in each. A token's score is its mean over the copies that hold it.
+    So it also counts what the token says where others, which would have said the same, are missing.
+    """
+
+    def explain(runner: Runner) -> Result:
+        words = words_of(runner)
+        keep = kept(words, COPIES)
+        found = torch.cat([scores_of(runner, method, some) for some in keep.split(at_once(runner))])
+        mean = runner.run.among_tokens(found.sum(dim=0) / keep.sum(dim=0))
+        return Result(mean, disagreement=copies_disagree(found, keep, words))
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if inputs.kind != "text":
+            raise OptionError(f"words are blanked in text only, but these inputs are {inputs.kind}.")
+        method.check(model, body, inputs)
+
+    return RerunMethod(explain, check=check)
+
+
+# The parts, and the pass they share
+
+
+@dataclass(frozen=True)
+class Part:
+    """One explanation that takes part.
+
+    Args:
+        build: makes the method.
+        flow: the backward pass of the shared forward pass that it reads; None for a method that makes its own passes.
+    """
+
+    build: Callable[[], Walk | RerunMethod]
+    flow: str | None = "gradient"
+
+
+PARTS: dict[str, Part] = {
+    "gae": Part(lambda: gae.build()),
+    "lengths": Part(lambda: tokentm.build(direction=False, ffn=False, initial="identity", scalar="logit")),
+    "att_grads": Part(lambda: attention_gradients.build_att_grads()),
+    "agcam": Part(lambda: agcam.build()),
+    "attn_lrp": Part(lambda: attn_lrp.build(), "relevance"),
+    "le_grad": Part(lambda: le_grad.build(tokens="readout"), "block"),
+    "integrated_gradients": Part(lambda: few_steps("inputs_embeds", 3), None),
+    "blanked_lrp": Part(lambda: on_copies(attn_lrp.build()), None),
+}
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The parts of one consensus with their weights and methods, and how their passes are shared."""
+
+    weights: Mapping[str, float]
+    methods: Mapping[str, Walk | RerunMethod]
+    scale: Scale
+    flow: Flow
+
+    @staticmethod
+    def of(weights: Mapping[str, float], scale: Scale) -> "Pooled":
+        """The methods of the parts that are named."""
+        return Pooled(weights, {name: PARTS[name].build() for name in weights}, scale, Flow())
+
+    @property
+    def shares(self) -> bool:
+        """Whether one forward pass under AttnLRP's rules serves all parts that read one."""
+        return "attn_lrp" in self.weights
+
+    @property
+    def pass_options(self) -> PassOptions:
+        """How the shared pass runs."""
+        rules = partial(propagating, attn_lrp.ATTN, flow=self.flow)
+        return PassOptions(level=LEVEL, within=rules) if self.shares else PLAIN
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the shared pass keeps."""
+        read = (
+            m.needs for name, m in self.methods.items() if isinstance(m, Walk) or (self.shares and PARTS[name].flow)
+        )
+        return frozenset[str]().union(*read)
+
+    def results(self, runner: Runner) -> dict[str, Result]:
+        """The result of every part, from as few passes as they need."""
+        walks = {name: method for name, method in self.methods.items() if isinstance(method, Walk)}
+        self.flow.kind = "gradient"
+        results = dict(zip(walks, runner.walks(list(walks.values())), strict=True))
+        for name, method in self.methods.items():
+            if isinstance(method, RerunMethod):
+                results[name] = self._result(runner, name, method)
+        return results
+
+    def _result(self, runner: Runner, name: str, method: RerunMethod) -> Result:
+        flow = PARTS[name].flow
+        if not self.shares or flow is None:
+            return runner.follow(method)
+        self.flow.kind = flow
+        return method.explain(runner)
+
+    def explain(self, runner: Runner) -> tuple[Parts, Disagreement]:
+        """All parts, each brought to scale and weighed, and how little they agree."""
+        results, content, dtype = self.results(runner), runner.run.content, runner.run.output.wide.dtype
+        scores = {name: _without_own(results[name]).to(dtype) for name in self.weights}
+        found = torch.stack([self.weights[name] * self.scale(x, content) for name, x in scores.items()], dim=1)
+        if len(self.weights) > 1:
+            return found, disagreement(found, content)
+        return found, next(iter(results.values())).disagreement
+
+    def of_pictures(self, runner: Runner, pictures: Float[Tensor, "m b c h w"]) -> tuple[Tensor, Tensor | None]:
+        """The parts of other pictures of the same samples on the grid of patches, and how little they agree."""
+        limit = MOST_SAMPLES.get(pictures.device.type, FEW_SAMPLES)
+        found, apart = [], []
+        for some in pictures.split(max(1, limit // pictures.shape[1])):
+            inputs = runner.repeated(len(some)).showing(some.flatten(0, 1))
+            with runner.again(self.needs, self.pass_options, inputs=inputs, copies=len(some)) as (run, part):
+                other = replace(runner, inputs=inputs, run=run, part=part)
+                parts, differ = self.explain(other)
+                found.append(on_grid(other, parts).unflatten(0, (len(some), -1)))
+                apart += [] if differ is None else [differ.unflatten(0, (len(some), -1))]
+        return torch.cat(found), torch.cat(apart) if apart else None
 
 
 def _without_own(result: Result) -> Scores:
@@ -79,18 +366,7 @@ def _without_own(result: Result) -> Scores:
     return result.scores if result.own is None else result.scores - result.own
 
 
-def of_picture(runner: Runner, picture: Tensor, ask: Ask, needs: frozenset[str]) -> tuple[Tensor, Apart]:
-    """The parts of another picture on the grid of patches, and how little they agree."""
-    with runner.looking_at(runner.inputs.showing(picture), needs) as other:
-        found, apart = ask(other)
-        return on_grid(other, found), apart
-
-
-def spread(runner: Runner, found: Parts, width: float) -> Parts:
-    """Every part spread over neighbouring patches or tokens."""
-    if runner.inputs.kind != "image":
-        return smoothed(found, runner.run.content, width)
-    return off_grid(runner, smoothed_grid(on_grid(runner, found), width))
+# Options
 
 
 def read_parts(text: str) -> dict[str, float]:
@@ -119,7 +395,7 @@ def _weight(factor: str, text: str) -> float:
 def check_parts(names: Iterable[str], model: nn.Module, body: Body, inputs: Inputs) -> None:
     """Raise if one of the parts does not apply, naming it."""
     for name in names:
-        method = PARTS[name]("float32")
+        method = PARTS[name].build()
         try:
             if isinstance(method, RerunMethod):
                 method.check(model, body, inputs)
@@ -160,28 +436,29 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     weights, bring = read_parts(parts), check_choice("negative", negative, SCALES)
     if not 0 < power < math.inf or not 0 <= smooth < math.inf:
         raise OptionError(f"power={power} and smooth={smooth}, but power has to be above zero and smooth not below.")
-    walks = [method for name in weights if isinstance(method := PARTS[name]("float32"), Walk)]
-    needs = frozenset[str]().union(*(walk.needs for walk in walks))
     finish = Finish.of(shift=shift, radius=radius, eps=eps, calibration=calibration)
-    ask = partial(explain_parts, weights=weights, scale=lambda scores, content: bring(scores, content, power))
+    pooled = Pooled.of(weights, lambda scores, content: bring(scores, content, power))
 
     def patches(runner: Runner) -> Result:
-        found, apart = ask(runner)
+        found, apart = pooled.explain(runner)
         with own_dtypes(found.device.type):
             found = spread(runner, found, smooth) if smooth else found
         return Result(found.sum(dim=1), layers=found, parts=tuple(weights), disagreement=apart)
 
     def pixels(runner: Runner) -> Result:
-        explain = lambda picture: of_picture(runner, picture, ask, needs)  # noqa: E731
-        found, apart, fine = to_pixels(runner.inputs.shown, explain, finish)
-        return Result(layers=off_grid(runner, found), pixels=fine, parts=tuple(weights), disagreement=apart)
+        picture = runner.inputs.shown
+        found, apart = pooled.of_pictures(runner, torch.stack([moved(picture, *move) for move in finish.moves]))
+        patch, fine = at_pixels(picture, found, finish)
+        apart = None if apart is None else apart.mean(dim=0)
+        return Result(layers=off_grid(runner, patch), pixels=fine, parts=tuple(weights), disagreement=apart)
 
     # For pixels, the pass that has been made only says which class is explained.
-    explain, first = check_choice("detail", detail, {"patches": (patches, needs), "pixels": (pixels, frozenset())})
+    plans = {"patches": (patches, pooled.pass_options, pooled.needs), "pixels": (pixels, PLAIN, frozenset[str]())}
+    explain, options, needs = check_choice("detail", detail, plans)
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
         if detail == "pixels" and inputs.kind != "image":
             raise OptionError(f"detail='pixels' is for images, but these inputs are {inputs.kind}.")
         check_parts(weights, model, body, inputs)
 
-    return RerunMethod(explain, needs=first, check=check)
+    return RerunMethod(explain, options, needs, check=check)

@@ -7,8 +7,7 @@ from functools import partial
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.errors import OptionError
-from vitrail.methods.levels import at_level, check_rules
-from vitrail.methods.options import PRECISIONS, check_choice
+from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.lrp.conservative import CONSERVATIVE, CONSERVATIVE_LXT, CONSERVATIVE_MEAN

@@ -15,8 +15,7 @@ from vitrail.capture.passes import Wanted
 from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import Override, in_place_of
 from vitrail.errors import OptionError
-from vitrail.methods.checks import check_blocks
-from vitrail.methods.options import check_choice
+from vitrail.methods.options import check_blocks, check_choice
 from vitrail.relevance import Result, positive, tiles
 from vitrail.relevance.runner import RerunMethod, Runner
 

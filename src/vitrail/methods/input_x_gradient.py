@@ -5,7 +5,7 @@ arXiv:1605.01713. Paper -> code: x -> the embeddings or pixels where the gradien
 """
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.methods.levels import at_level, check_level
+from vitrail.methods.options import at_level, check_level
 from vitrail.relevance import Result
 from vitrail.relevance.runner import RerunMethod, Runner
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.methods.levels import at_level, check_level, tokens_first
+from vitrail.methods.options import at_level, check_level, tokens_first
 from vitrail.methods.paths import check_counts, copies_summed, midpoints, path_sum, sample_axis, scaled
 from vitrail.relevance import Result
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -65,3 +65,26 @@ def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -
         return replace(at_level(level, runner, found), residual=lacking)
 
     return RerunMethod(explain, PassOptions(level=level), check=check_level(level))
+
+
+def few_steps(level: str, steps: int) -> RerunMethod:
+    """The same without the passes that measure completeness, for a part of another method."""
+
+    def explain(runner: Runner) -> Result:
+        inputs: list[Tensor] = []
+
+        def some(points: list[float]) -> Tensor:
+            def at_root(x: Tensor) -> Tensor:
+                inputs.append(x)
+                return scaled(x, points, axis=0)
+
+            options = PassOptions(level=level, at_root=at_root)
+            with runner.again(pass_options=options, copies=len(points)) as (run, part):
+                ((_, gradient),) = run.at_roots(part)
+            return copies_summed(gradient, len(points), axis=0)
+
+        gradients = path_sum(some, midpoints(steps), batch=1)
+        assert gradients is not None
+        return Result(attributed(inputs[0].to(gradients.dtype), gradients, steps).sum(dim=2))
+
+    return RerunMethod(explain, check=check_level(level))

@@ -5,7 +5,7 @@ Bousselham et al., "LeGrad: An Explainability Method for Vision Transformers via
 scalar behind it, grad A^l -> probs_grad. The paper compares an image with a text; here the scalar is a logit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import OptionError, suggest
-from vitrail.methods.checks import check_blocks
-from vitrail.methods.options import ROWS, check_choice
+from vitrail.methods.options import ROWS, check_blocks, check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, positive_gradient, pull
@@ -24,6 +23,8 @@ from vitrail.relevance.runner import RerunMethod, Runner, Tokens, behind, leavin
 from vitrail.relevance.walk import plain
 
 NEEDS = frozenset({"output_grad"})
+MOST_ENTRIES = 2**26
+"""Entries of the tokens that the head is given at once: 256 MB in float32."""
 
 
 def mean_everywhere(tokens: Tokens, valid: Bool[Tensor, "b t"]) -> Tokens:
@@ -41,12 +42,30 @@ READS: dict[str, Callable[[Tokens, Bool[Tensor, "b t"]], Tokens]] = {"mean": mea
 """What the head is given of a block's tokens."""
 
 
-def sensitivity(runner: Runner, index: int, read: Callable[[Tokens, Tensor], Tokens]) -> Tokens:
-    """The gradient of s^l where it leaves the block."""
-    given = leaving(runner, index).detach()
-    tokens = widen(given).requires_grad_()
-    scalar = behind(runner, read(tokens, runner.run.valid).to(given.dtype))
-    return torch.autograd.grad(scalar.sum(), tokens)[0]
+def sensitivity(runner: Runner, indices: Sequence[int], read: Callable[[Tokens, Tensor], Tokens]) -> list[Tokens]:
+    """The gradient of s^l where it leaves each of these blocks, with the head on all of them at once."""
+    given = [leaving(runner, index).detach() for index in indices]
+    tokens = [widen(x).requires_grad_() for x in given]
+    heads = torch.cat([read(x, runner.run.valid).to(given[0].dtype) for x in tokens])
+    scalar = behind(runner, heads, copies=len(indices))
+    return list(torch.autograd.grad(scalar.sum(), tokens))
+
+
+def sensitivities(
+    runner: Runner, indices: Sequence[int], read: Callable[[Tokens, Tensor], Tokens]
+) -> dict[int, Tokens]:
+    """The same for any number of blocks, as many at once as fit."""
+    size = max(1, MOST_ENTRIES // leaving(runner, indices[0]).numel())
+    found: dict[int, Tokens] = {}
+    for start in range(0, len(indices), size):
+        group = indices[start : start + size]
+        try:
+            found |= dict(zip(group, sensitivity(runner, group, read), strict=True))
+        except (RuntimeError, ValueError, IndexError):  # the head takes one batch only, or memory is short
+            if len(group) == 1:
+                raise
+            found |= {index: sensitivity(runner, [index], read)[0] for index in group}
+    return found
 
 
 def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
@@ -69,7 +88,7 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
     def explain(runner: Runner) -> Result:
         depth = len(runner.body.blocks)
         chosen = range(0 if isinstance(blocks, str) else depth - blocks, depth)
-        gradients = {index: sensitivity(runner, index, read) for index in chosen}
+        gradients = sensitivities(runner, chosen, read)
         # In half precision a small gradient would vanish on its way through the block: send it at size one.
         smallest = torch.finfo(torch.float32).tiny
         sizes = {index: g.flatten(1).abs().amax(dim=1).clamp(min=smallest) for index, g in gradients.items()}

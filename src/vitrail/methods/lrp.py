@@ -6,8 +6,7 @@ Bach et al., PLoS ONE 2015; in the form that Chefer, Gur and Wolf, CVPR 2021, ar
 from functools import partial
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.methods.levels import at_level, check_rules
-from vitrail.methods.options import PRECISIONS, check_choice
+from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG

@@ -1,17 +1,24 @@
-"""What several methods share in reading their options."""
+"""What several methods share: reading options, checking models and inputs, and the level where a gradient ends."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
+from vitrail.capture.pass_options import LEVELS
+from vitrail.capture.readout import last_position
 from vitrail.capture.recording import Layer
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, suggest
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
+from vitrail.relevance.runner import Runner
 
 T = TypeVar("T")
+Check = Callable[[nn.Module, Body, Inputs], None]
 
 ROWS: dict[str, Callable[[Layer], Float[Tensor, "b q"]]] = {
     "readout": lambda layer: layer.readout,
@@ -50,3 +57,98 @@ def without_readout(zero: bool) -> Callable[[Tensor, Layer], Result]:  # noqa: F
         return Result(torch.where(own, torch.zeros_like(scores), scores) if zero else scores)
 
     return finish
+
+
+def check_blocks(what: str, *, least: int = 1) -> Check:
+    """A check that the model's blocks are known, and at least so many."""
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if len(body.blocks) < least:
+            found = f"only {len(body.blocks)} known" if body.blocks else "none known"
+            raise AnatomyError(
+                f"{what} needs {'the blocks' if least == 1 else f'at least {least} blocks'} of the model, but there is "
+                f"{found} in {type(model).__name__}. Name them: vitrail.Anatomy(blocks=...)."
+            )
+
+    return check
+
+
+ONLY = {"pixels": "image", "inputs_embeds": "text"}
+"""Levels that only one kind of input has."""
+
+
+def check_level(level: str) -> Check:
+    """A check that inputs have the level; a level that does not exist is refused at once."""
+    if level not in LEVELS:
+        raise OptionError(f"level={level!r} is not a choice. {suggest(level, LEVELS)}")
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if ONLY.get(level, inputs.kind) != inputs.kind:
+            raise OptionError(f"level={level!r} is for {ONLY[level]} inputs, but these are {inputs.kind}.")
+        if level == "embedding_output" and not body.blocks:
+            raise OptionError("level='embedding_output' needs the model's blocks: vitrail.Anatomy(blocks=...).")
+
+    return check
+
+
+def check_rules(name: str, level: str, *, refused: Mapping[str, str] | None = None) -> Check:
+    """A check that rules can be followed through a model, down to a level.
+
+    Args:
+        refused: by the name of a class, why its modules cannot be followed.
+    """
+    has_level = check_level(level)
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        has_level(model, body, inputs)
+        if body.temperature is not None:
+            raise MethodError(f"{name} has no rule for the cosine by which {type(model).__name__} compares embeddings.")
+        for path, module in model.named_modules():
+            for ending, reason in (refused or {}).items():
+                if type(module).__name__.endswith(ending):
+                    raise MethodError(f"{name} cannot follow {path!r}, {type(module).__name__}: {reason}.")
+
+    return check
+
+
+def at_level(level: str, runner: Runner, found: Tensor) -> Result:
+    """What was found where the gradient ends, summed over channels, as scores of pixels or of tokens."""
+    if level == "pixels":
+        return Result(pixels=found.sum(dim=1))
+    return Result(tokens_first(runner, level, found).sum(dim=2))
+
+
+def tokens_first(runner: Runner, level: str, x: Tensor) -> Tensor:
+    """A tensor of the residual stream as `[b, t, d]`, whatever order the model keeps its axes in."""
+    batch_first = level != "embedding_output" or runner.body.blocks[0].batch_first
+    return x if batch_first else x.transpose(0, 1)
+
+
+def special_tokens(inputs: Inputs) -> Bool[Tensor, "b t"]:
+    """Which tokens are special: as the tokenizer says, else all that equal the first or the last real token."""
+    if inputs.special is not None:
+        return inputs.special.bool()
+    if inputs.ids is None:
+        raise InputError("which tokens are special is unknown: pass special_tokens_mask with the inputs.")
+    valid = torch.ones_like(inputs.ids) if inputs.attention_mask is None else inputs.attention_mask
+    rows = torch.arange(inputs.ids.shape[0], device=inputs.ids.device)
+    first = inputs.ids[rows, valid.bool().to(torch.int64).argmax(dim=1)]
+    last = inputs.ids[rows, last_position(valid.bool())]
+    return (inputs.ids == first[:, None]) | (inputs.ids == last[:, None])
+
+
+def mask_special_tokens(inputs: Inputs, options: Mapping[str, Any]) -> Inputs:
+    """The inputs with special tokens masked out of the attention, if the option asks for it.
+
+    AttCAT's released notebooks do so with [CLS] and [SEP].
+    """
+    if not options["mask_special_tokens"]:
+        return inputs
+    if inputs.kind != "text":
+        raise InputError("mask_special_tokens applies to text only; an image has no special tokens to mask.")
+    special = special_tokens(inputs)
+    base = torch.ones_like(special, dtype=torch.int64) if inputs.attention_mask is None else inputs.attention_mask
+    if not bool((base.bool() & ~special).any(dim=1).all()):
+        raise InputError("one of the texts has no token but special ones, so masking them leaves nothing to attend to.")
+    masked = base * (~special).to(base.dtype)
+    return replace(inputs, attention_mask=base, kwargs={**inputs.kwargs, "attention_mask": masked})

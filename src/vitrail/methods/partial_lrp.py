@@ -10,9 +10,8 @@ from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
-from vitrail.methods.levels import check_rules
 from vitrail.methods.lrp import RULES
-from vitrail.methods.options import PRECISIONS, check_choice, without_readout
+from vitrail.methods.options import PRECISIONS, check_choice, check_rules, without_readout
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.deep_taylor import tell_maps

@@ -1,15 +1,29 @@
-"""The straight path from nothing to the input, for methods that average gradients along it.
+"""Gradients along the straight path from nothing to the input, and what BI and TAM make of them.
 
-Several points of the path can run at once: the batch is then repeated, copy after copy, one point for each copy.
+Several points of the path can run at once: the batch is then repeated, copy after copy, one point for each copy. BI and
+TAM average the gradient of the last attention map along the path, and multiply it, entry by entry, with what attention
+alone says. The product is taken row by row, before rows are joined, so a model that reads the mean of its tokens needs
+every row, and one that reads a single token only that one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from vitrail.errors import OptionError
+from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.recording import Layer
+from vitrail.errors import AnatomyError, OptionError
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+from vitrail.relevance import gradient, tiles
+from vitrail.relevance.dense import Weigh
 from vitrail.relevance.runner import Runner
+
+LAST = frozenset({"output_grad"})
 
 
 def check_counts(*, steps: int, batch: int) -> None:
@@ -59,3 +73,104 @@ def copies_summed(x: Tensor, copies: int, *, axis: int = 0) -> Tensor:
 def sample_axis(runner: Runner) -> int:
     """Where the residual stream counts samples: some models keep time first."""
     return 0 if runner.body.blocks[0].batch_first else 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the last map: which queries each is made of, and how much of it the prediction reads."""
+
+    chosen: Float[Tensor, "b r q"]
+    weights: Float[Tensor, "b r"]
+
+    def joined(self, maps: Float[Tensor, "b r t"]) -> Float[Tensor, "b t"]:
+        """What the prediction reads of maps that stand for each row."""
+        return (self.weights[:, :, None] * maps).sum(dim=1)
+
+
+def rows_read(last: Layer) -> Rows:
+    """The one row each sample is read from, or every row where a sample is read from several."""
+    readout = last.readout
+    if bool((readout.amax(dim=1) == 1).all()):
+        return Rows(readout[:, None], torch.ones_like(readout[:, :1]))
+    every = torch.eye(readout.shape[1], dtype=readout.dtype, device=readout.device)
+    return Rows(every.expand(readout.shape[0], -1, -1), readout)
+
+
+def summed(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors that are made one after the other."""
+    return reduce(torch.Tensor.add_, parts)
+
+
+def pull_rows(layer: Layer, rows: Float[Tensor, "b r q"], weigh: Weigh) -> Float[Tensor, "b h r k"]:
+    """Per head, several rows of the weighed map, each a sum over queries."""
+    return summed(rows[:, None, :, cut] @ weigh(tile) for cut, tile in tiles(layer))
+
+
+def carried(rows: Float[Tensor, "b r q"], layer: Layer) -> Float[Tensor, "b r q"] | float:
+    """What skip connections carry past this layer: all, or nothing where a query pools the tokens."""
+    return 0.0 if layer.pooling else rows
+
+
+def mean_gradient(runner: Runner, last: Layer, rows: Rows, *, steps: int, batch: int) -> Float[Tensor, "b h r k"]:
+    """The mean of `ds/dA^L` at the points 0, ..., 1 of the path, one row for each that is read.
+
+    Args:
+        last: the last layer of the clean pass, with its gradient, which is that of the point 1.
+    """
+
+    def some(points: list[float]) -> Tensor:
+        copies = len(points)
+        inputs, pass_options = runner.repeated(copies), PLAIN
+        if inputs.kind == "image":
+            inputs = inputs.showing(scaled(inputs.shown, points))
+        else:
+            pass_options = PassOptions(edit=lambda stream: scaled(stream, points, axis=sample_axis(runner)))
+        layer = runner.recorded(LAST, pass_options, inputs=inputs, copies=copies, last_only=True)[-1]
+        return copies_summed(pull_rows(layer, rows.chosen.repeat(copies, 1, 1), gradient), copies)
+
+    points = with_both_ends(steps)
+    found = path_sum(some, [point for point in points if point != 1], batch=batch)
+    if 1 in points:
+        clean = pull_rows(last, rows.chosen, gradient)
+        found = clean if found is None else found + clean
+    assert found is not None
+    return found / steps
+
+
+def feedback(mean: Float[Tensor, "b h r k"]) -> Float[Tensor, "b r k"]:
+    """`E_h [mean_a G^L]^+`: averaged over the path first, then the positive part in each head, then the heads' mean."""
+    return mean.clamp(min=0).mean(dim=1)
+
+
+def first_layer(given: int | None, published: Mapping[str, int], *, kind: str, depth: int) -> int:
+    """The layer a method starts from, counted from zero.
+
+    Args:
+        given: what the user asked for, counted from the end if negative; None for what was published.
+        published: by kind of input. A model too shallow for it starts from its first layer.
+    """
+    if given is None:
+        start = published[kind] + (depth if published[kind] < 0 else 0)
+        return start if 0 <= start < depth else 0
+    if not -depth <= given < depth:
+        raise OptionError(
+            f"start_layer={given}, but the model's layers are 0 to {depth - 1} (or -{depth} to -1, counted from the "
+            "end). Leave it out for the published one."
+        )
+    return given % depth
+
+
+def check_start(given: int | None, body: Body) -> None:
+    """Refuse, before the model runs, a layer that the model does not have."""
+    depth = len(body.blocks) + (body.pool is not None)
+    if given is not None and body.blocks:
+        first_layer(given, {}, kind="", depth=depth)
+
+
+def check_scaling(model: nn.Module, body: Body, inputs: Inputs) -> None:
+    """Refuse, before the model runs, texts whose embeddings cannot be scaled."""
+    if inputs.kind == "text" and not body.blocks:
+        raise AnatomyError(
+            f"the embeddings that enter the first block of {type(model).__name__} have to be scaled, but its blocks "
+            "are not known. Name them: vitrail.Anatomy(blocks=...)."
+        )

@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.last_gradient import (
+from vitrail.methods.paths import (
     LAST,
     carried,
+    check_counts,
     check_scaling,
     check_start,
     feedback,
@@ -19,7 +20,6 @@ from vitrail.methods.last_gradient import (
     pull_rows,
     rows_read,
 )
-from vitrail.methods.paths import check_counts
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention

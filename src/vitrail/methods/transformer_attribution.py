@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
 from vitrail.errors import OptionError
-from vitrail.methods.levels import check_rules
-from vitrail.methods.options import PRECISIONS, check_choice
+from vitrail.methods.options import PRECISIONS, check_choice, check_rules
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result

@@ -16,6 +16,7 @@ from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.recording import Layer
 from vitrail.capture.shadow import autograd, hooks
+from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk
@@ -84,7 +85,9 @@ class Runner:
             scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
             position = None if self.part.position is None else self.part.position.repeat(copies)
             weights = None if self.part.rows is None else self.part.rows.repeat(copies, 1)
-            yield run, replace(self.part, scalar=scalar, position=position, rows=weights, needed=False)
+            batch, read = self.inputs.batch, self.part.read
+            part = self.part if copies == 1 else replace(self.part, read=lambda x, rows: read(x, rows % batch))
+            yield run, replace(part, scalar=scalar, position=position, rows=weights, needed=False)
 
     def recorded(
         self,
@@ -165,17 +168,26 @@ def leaving(runner: Runner, index: int) -> Tokens:
     return batch_first(runner.body.blocks[index], runner.run.trace.blocks[index].states["leaving"])
 
 
-def behind(runner: Runner, tokens: Tokens) -> Float[Tensor, " b"]:
-    """The scalar, had the last block given these tokens. The blocks are not run again, all else is."""
+def behind(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Tensor, " b"]:
+    """The scalar, had the last block given these tokens. The blocks are not run again, all else is.
+
+    Args:
+        copies: how often the tokens hold the whole batch, copy after copy. Models whose head also reads other tensors
+            of the batch may refuse more than one.
+    """
     blocks, given = runner.body.blocks, [captured.returned for captured in runner.run.trace.blocks]
     given[-1] = with_stream_of(given[-1], batch_first(blocks[-1], tokens))
+    inputs = runner.run.inputs if copies == 1 else runner.run.inputs.take(runner.rows.repeat(copies))
     with ExitStack() as stack:
         stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
             stack.enter_context(standing_in(block.module, out))
-        inputs = runner.run.inputs
         output = read_output(runner.model(*inputs.args, **inputs.kwargs), span=runner.body.anatomy.span)
-    return runner.part.read(output.wide, runner.rows)
+    if len(output.wide) != copies * runner.inputs.batch:
+        raise SeamError(
+            f"the head gave {len(output.wide)} answers for {copies} copies of a batch of {runner.inputs.batch}."
+        )
+    return torch.cat([runner.part.read(some, runner.rows) for some in output.wide.chunk(copies)])
 
 
 @contextmanager

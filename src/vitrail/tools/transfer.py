@@ -26,8 +26,7 @@ from vitrail.capture.recording import widen
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, TargetError
-from vitrail.methods.checks import check_blocks
-from vitrail.methods.options import check_choice, check_count
+from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.relevance import Walk
