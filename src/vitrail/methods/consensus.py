@@ -21,7 +21,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.readout import last_position
 from vitrail.capture.recording import own_dtypes
 from vitrail.errors import MethodError, OptionError, VitrailError
 from vitrail.methods import agcam, attention_gradients, attn_lrp, gae, le_grad, tokentm
@@ -30,6 +29,7 @@ from vitrail.methods.options import check_choice, special_tokens
 from vitrail.methods.pixel_maps import Finish, at_pixels, moved
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
+from vitrail.models.readouts import last_position
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.operation import Flow

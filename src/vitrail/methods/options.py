@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vitrail.capture.pass_options import LEVELS
-from vitrail.capture.readout import last_position
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, suggest
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
+from vitrail.models.readouts import last_position
 from vitrail.relevance import Result
 from vitrail.relevance.runner import Runner
 
