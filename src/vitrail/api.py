@@ -25,6 +25,7 @@ from vitrail.models.taking import check_target
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import Walker
+from vitrail.stream_explaining import explain_streams, has_streams
 from vitrail.targets import AnyTarget, Target, as_target, with_scalar
 
 MethodSpec = str | tuple[str, Mapping[str, Any]]
@@ -305,7 +306,10 @@ def compare(
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     with shadow(model) as own:
         check_target(own, as_target(target))
-        identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
+        if has_streams(own, read, anatomy):
+            identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
+        else:
+            identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)

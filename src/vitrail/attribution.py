@@ -141,6 +141,8 @@ class Attribution:
             `shared_seconds` of what served several results of one `compare`, such as its forward pass; `residual`, for
             methods whose scores should add up, is what their sum lacks in each sample; `parts` and `disagreement`, of
             methods that add up others; `default`, why the best method did not apply where none was named.
+        streams: where a model has several sequences of tokens, an attribution for each of them by its name: `encoder`
+            and `decoder`, `image` and `text`, `audio`, `queries`. `scores` is that of the sequence the user gave.
     """
 
     scores: Float[Tensor, "b n"]
@@ -160,6 +162,7 @@ class Attribution:
     layers: Float[Tensor, "b l n"] | None = None
     heads: Float[Tensor, "b h n"] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    streams: Mapping[str, "Attribution"] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """How many samples the batch has."""
@@ -255,6 +258,8 @@ def _resize(maps: Float[Tensor, "b y x"], size: tuple[int, int]) -> Float[Tensor
 def _same(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and any(isinstance(x, Attribution) for x in a.values()):
+        return a.keys() == b.keys() and all(a[name].equals(b[name]) for name in a)
     return a == b
 
 

@@ -35,13 +35,14 @@ def sequences_of(inputs: Inputs) -> Sequences:
     if isinstance(decoder, Tensor):
         mask = inputs.kwargs.get("decoder_attention_mask")
         return Sequences(decoder, torch.ones_like(decoder).bool() if mask is None else mask.bool(), decoder=True)
-    if inputs.ids is None:
+    ids = inputs.ids if inputs.ids is not None else inputs.kwargs.get("input_ids")
+    if not isinstance(ids, Tensor):
         raise TargetError(
             "a continuation is made of token ids, but the inputs are "
             f"{'embeddings' if inputs.kind == 'text' else 'pictures'} alone. Pass input_ids."
         )
-    mask = inputs.attention_mask
-    return Sequences(inputs.ids, torch.ones_like(inputs.ids).bool() if mask is None else mask.bool())
+    mask = inputs.attention_mask if inputs.ids is not None else inputs.kwargs.get("attention_mask")
+    return Sequences(ids, torch.ones_like(ids).bool() if mask is None else mask.bool())
 
 
 def spans(target: Target, real: Bool[Tensor, "b t"]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -109,7 +109,7 @@ def _watching(model: nn.Module, seen: Executions) -> Iterator[None]:
     def emit(call: AttentionCall) -> None:
         seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack)))
 
-    with hooks(handles), attention_calls(emit, safe=True, detached=True):
+    with hooks(handles), attention_calls(emit, safe=True, cut=lambda out, order: out.detach()):
         yield
 
 

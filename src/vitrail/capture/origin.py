@@ -102,9 +102,9 @@ def _patches(stream: Tensor, source: Tensor | None, cells: list[Tensor]) -> Orig
     numbers = [(stream, numbered(stream))]
     tokens = stream.shape[-2]
     if source is not None and (pixels := sources(numbers, [source], channels=1)[0]) is not None:
-        boxes = _boxes(pixels, tokens)
-        if boxes is not None:
-            return boxes
+        found = boxes(pixels, tokens)
+        if found is not None:
+            return found
     for cell in reversed(cells):
         found = sources(numbers, [cell], channels=1)[0] if cell.requires_grad else None
         if found is not None and not bool((found == MIXED).any()):
@@ -112,7 +112,7 @@ def _patches(stream: Tensor, source: Tensor | None, cells: list[Tensor]) -> Orig
     return "pixels feed several tokens, and no feature map before the blocks has one place for each token"
 
 
-def _boxes(pixels: Tensor, tokens: int) -> Origin | None:
+def boxes(pixels: Tensor, tokens: int) -> Origin | None:
     """The origin where tokens are rectangles of one size, in rows and columns without gaps; None where they are not."""
     if bool((pixels == MIXED).any()) or not bool((pixels >= 0).any()):
         return None

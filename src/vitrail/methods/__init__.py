@@ -12,6 +12,7 @@ PREFERRED = ("consensus", "gae")
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}
+_BI_MODAL: Preset = {"cross": "normalised"}
 _FORWARD = "1 forward"
 _EMBEDS = ByKind(image="embedding_output", text="inputs_embeds")
 _PATH = "steps forward, each with a backward of the last block"
@@ -48,7 +49,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "gae", "gae:build", "Chefer, Gur & Wolf, ICCV 2021, arXiv:2103.15679",
-            {"paper": _SAME, "official": _SAME},
+            {"recommended": _SAME, "paper": _BI_MODAL, "official": _BI_MODAL},
         ),
         Method(
             "complete_gradient", "attention_and_gradient:build_complete", "Cui, Fan & Chen, arXiv:2605.11392",

@@ -1,10 +1,18 @@
 """Gradient-weighted attention, propagated through the layers.
 
 Chefer, Gur and Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and
-Encoder-Decoder Transformers", ICCV 2021, arXiv:2103.15679. Self-attention case.
-Paper -> code: A -> probs, grad A -> probs_grad, the readout's row of R -> relevance.
+Encoder-Decoder Transformers", ICCV 2021, arXiv:2103.15679.
+Paper -> code: A -> probs, grad A -> probs_grad, the readout's row of R -> relevance. Where a decoder reads an encoder,
+the walk adds `r_k <- r_k + r_q E_h[w]` at every cross-attention; the paper's own form with its normalisation (Eqs. 8 to
+11) is `cross="normalised"`, see `relevance.streams.bi_modal`.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,6 +20,7 @@ from vitrail.capture.recording import Layer
 from vitrail.methods.options import check_choice, check_start_layer
 from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.relevance.dense import Weigh
+from vitrail.relevance.streams import bi_modal
 from vitrail.relevance.walk import STARTS
 
 
@@ -31,14 +40,26 @@ def aggregate(weigh: Weigh, *, start_layer: int = 0, readout: str = "equal") -> 
     def finish(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
         return Result(relevance, own=None if first.pooled else rows(first))
 
-    return Walk(start, step, finish)
+    def across(rows: Float[Tensor, "r q"], layer: Layer) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
+        if layer.index < start_layer:
+            return rows, torch.zeros_like(layer.valid, dtype=rows.dtype)
+        return rows, pull(layer, rows, weigh).mean(dim=1)
+
+    return Walk(start, step, finish, across=across)
 
 
-def build(*, start_layer: int = 0, readout: str = "equal") -> Walk:
+CROSS: dict[str, Callable[..., Any] | None] = {"walk": None, "normalised": partial(bi_modal, positive)}
+"""What becomes of attention between two streams: part of the walk, or the paper's Eqs. 8 to 11."""
+
+
+def build(*, start_layer: int = 0, readout: str = "equal", cross: str = "walk") -> Walk:
     """Eq. 5: the mean over heads of the positive part of grad A * A, aggregated over all layers.
 
     Args:
         start_layer: the first layer that takes part, counted from zero; the authors take the last alone on CLIP.
         readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
+        cross: where a decoder reads an encoder, `walk` from the readout as in one stream, or the paper's `normalised`
+            form for two modalities. Models with one stream have no such attention.
     """
-    return aggregate(positive, start_layer=start_layer, readout=readout)
+    walk = aggregate(positive, start_layer=start_layer, readout=readout)
+    return replace(walk, whole=check_choice("cross", cross, CROSS))

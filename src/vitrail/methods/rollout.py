@@ -36,4 +36,7 @@ def build(*, start_layer: int = 0, zero_readout: bool = False, readout: str = "e
     def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
         return rolled(relevance, layer) if layer.index >= start_layer else relevance
 
-    return Walk(start, step, without_readout(zero_readout), needs=frozenset())
+    def across(rows: Float[Tensor, "r q"], layer: Layer) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
+        return rows / 2, pull(layer, rows, attention).mean(dim=1) / 2
+
+    return Walk(start, step, without_readout(zero_readout), needs=frozenset(), across=across)

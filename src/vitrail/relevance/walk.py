@@ -41,6 +41,9 @@ class Walk:
             gives) only, so the backward pass may stop there.
         scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.
         early: what is read with `layer.taken` and takes some of the states in `needs`.
+        across: for models with several streams, what an attention call leaves with its query rows and what it gives to
+            its key rows; None where the method is defined on one stream only.
+        whole: for models with several streams, the scores of all tokens from all events at once, in place of a walk.
     """
 
     start: Callable[[Layer], Any]
@@ -50,6 +53,8 @@ class Walk:
     last_only: bool = False
     scalar: str = "logit"
     early: Early | None = None
+    across: Callable[[Any, Layer], tuple[Any, Any]] | None = None
+    whole: Callable[..., Any] | None = None
 
 
 class Walker:

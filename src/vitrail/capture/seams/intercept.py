@@ -144,6 +144,8 @@ transparent_multihead: Callable[..., tuple[Tensor, Tensor | None]] = _transparen
 
 HEARD = SOFTMAX | MULTIPLYING | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
+Cut = Callable[[Tensor, tuple[int, ...]], Tensor]
+
 
 class _Listen(TorchFunctionMode):
     """Let every function run as the model wrote it, and report the attention calls among them.
@@ -152,7 +154,7 @@ class _Listen(TorchFunctionMode):
         bend: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
         safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
-        detached: cut what attention gives from the graph, so that only paths within one token remain.
+        cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
     """
 
     def __init__(
@@ -162,10 +164,10 @@ class _Listen(TorchFunctionMode):
         block: Callable[[], int | None],
         *,
         safe: bool = False,
-        detached: bool = False,
+        cut: Cut | None = None,
     ) -> None:
         super().__init__()
-        self.emit, self.override, self.block, self.safe, self.detached = emit, override, block, safe, detached
+        self.emit, self.override, self.block, self.safe, self.cut = emit, override, block, safe, cut
         self.follower = Follower(emit)
 
     def __torch_function__(
@@ -220,7 +222,9 @@ class _Listen(TorchFunctionMode):
                 reading = with_values(reading, partial(self.override.values, block))
         out = func(*reading.args, **kwargs)
         self.follower.multiplied(reading, func, out, kwargs)
-        return out.detach() if self.detached and reading.applied is not None else out
+        if self.cut is not None and reading.applied is not None:
+            return self.cut(out, reading.applied.output_order)
+        return out
 
     def _fused(self, block: int | None, args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         if self.override is None or block is None:
@@ -231,7 +235,7 @@ class _Listen(TorchFunctionMode):
             call = bent_call(read_sdpa(None, *args, **kwargs), self.override, block, fused)
             out = call.output
             self.emit(call)
-        return out.detach() if self.detached and out is not None else out
+        return out if self.cut is None or out is None else self.cut(out, tuple(range(out.ndim)))
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""
@@ -255,7 +259,7 @@ def attention_calls(
     *,
     only_in: Sequence[nn.Module] = (),
     safe: bool = False,
-    detached: bool = False,
+    cut: Cut | None = None,
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
@@ -264,9 +268,9 @@ def attention_calls(
         block: the index of the block that runs, None outside of the blocks.
         only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
-        detached: cut what attention gives from the graph.
+        cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
     """
-    mode = _Listen(emit, override, block, safe=safe, detached=detached)
+    mode = _Listen(emit, override, block, safe=safe, cut=cut)
     if not only_in:
         with mode:
             yield mode.follower

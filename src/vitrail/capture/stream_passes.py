@@ -1,0 +1,236 @@
+"""One forward pass of a model with several streams, differentiated, and handed out event by event."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.continuations import continued
+from vitrail.capture.forward import check_differentiable
+from vitrail.capture.layers import call_dtype, entries, fused_refusal
+from vitrail.capture.outputs import Output, Scalar, parts, read_output
+from vitrail.capture.passes import UNMOVED, Settings
+from vitrail.capture.recording import Layer, own_dtypes
+from vitrail.capture.refusals import check_implementation
+from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.streams import AttentionEvent, Streams, Transition, rooted, start_graph
+from vitrail.errors import SeamError, TargetError
+from vitrail.models.inputs import Inputs
+from vitrail.relevance.backends import choose_backend
+from vitrail.targets import Target, as_target
+
+Event = tuple[Transition, None] | tuple[AttentionEvent, Layer]
+"""What happens between tokens, with the layer of an attention call."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model with streams answered, and how its answers are read.
+
+    Args:
+        valid: which positions are real where the model answers at every token.
+        causal: whether it predicts the next token.
+        calls: the attention of the tokens it answers at.
+    """
+
+    output: Output
+    inputs: Inputs
+    valid: Tensor
+    causal: bool
+    calls: list[AttentionCall]
+
+    def scalars(self, target: object) -> tuple[Scalar, ...]:
+        """The scalars of a target."""
+        chosen = as_target(target)
+        if isinstance(chosen, Target) and chosen.name == "continuation":
+            return (continued(self.output, chosen, self.inputs, self.calls),)
+        return parts(self.output, chosen, self.valid, causal=self.causal)
+
+
+def read_answer(model_output: object, inputs: Inputs, calls: list[AttentionCall]) -> Answer:
+    """The answer of a pass."""
+    output = read_output(model_output)
+    batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
+    names = ("decoder_attention_mask", "attention_mask")
+    masks = [inputs.kwargs.get(name) for name in names]
+    fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
+    valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
+    own = [call for call in calls if _asks_itself(call, tokens)]
+    return Answer(output, inputs, valid, any(_causal(call, tokens) for call in own), own)
+
+
+def _asks_itself(call: AttentionCall, tokens: int) -> bool:
+    """Whether a call is over this many queries and as many keys."""
+    return all(x is not None and x.shape[-2] == tokens for x in (call.query, call.key))
+
+
+def _causal(call: AttentionCall, tokens: int) -> bool:
+    """Whether no query of self-attention sees a later key."""
+    shown = call.weights if call.weights is not None else call.mask
+    if call.causal or tokens == 1:
+        return True
+    if shown is None or shown.shape[-2:] != (tokens, tokens):
+        return False
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=shown.device).triu(1)
+    hidden = ~shown if shown.dtype is torch.bool else shown == 0 if call.weights is not None else shown < -1e3
+    return bool(hidden.detach()[..., later].all())
+
+
+def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool) -> Tensor:
+    """The weight of every token that a scalar is read from, in the pass whose attention results are cut.
+
+    Tokens are read where the scalar has a gradient. A sequence that another one which is read is made of is not read
+    itself. The tokens of one sequence and one sample share the weight of one.
+
+    Args:
+        samples: the sample of every token.
+        scalar: of the pass whose attention results are cut.
+        by_norm: share the weight by the norm of the gradient at the last attention of each token, and not equally.
+    """
+    places = [place for place in streams.places if place.result and place.tensor.requires_grad]
+    if not scalar.requires_grad:
+        raise TargetError(UNMOVED)
+    tensors = [place.tensor for place in places]
+    gradients = torch.autograd.grad(scalar.sum(), tensors, retain_graph=True, allow_unused=True)
+    weights = torch.zeros(streams.count, dtype=torch.float64)
+    for place, gradient in zip(places, gradients, strict=True):
+        if gradient is not None:
+            norms = gradient.double().norm(dim=place.channels).cpu()
+            here = torch.zeros_like(weights).index_add(0, place.tokens.flatten(), norms.flatten() ** 2).sqrt()
+            weights = torch.where(here > 0, here, weights)
+    read = weights > 0
+    below = streams.known_until(frozenset(streams.sequence_of[read].tolist()))
+    direct = read & ~torch.isin(streams.sequence_of, torch.tensor(list(below), dtype=torch.long))
+    read = direct if bool(direct.any()) else read
+    if not bool(read.any()):
+        raise TargetError(UNMOVED)
+    groups = streams.sequence_of * (int(samples.max()) + 1) + samples
+    weights = weights * read if by_norm else read.double()
+    return weights / torch.bincount(groups, weights)[groups].clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+class StreamPass:
+    """One forward pass with its graph, ready to be differentiated."""
+
+    def __init__(self, inputs: Inputs, streams: Streams, calls: list[AttentionCall], answer: Answer) -> None:
+        self.inputs, self.streams, self.calls, self.answer = inputs, streams, calls, answer
+        self.ran: set[str] = set()
+
+    def events(self, part: Scalar, settings: Settings, *, again: bool, needs_gradient: bool) -> Iterator[Event]:
+        """Every event, last to first, with the gradients of the scalar."""
+        places = [call.weights if call.weights is not None else call.output for call in self.calls]
+        gradients: list[Tensor | None] = [None] * len(places)
+        scale = self._scale(part)
+        if needs_gradient:
+            gradients = self._gradients(part, places, scale, again=again)
+        with own_dtypes(self.answer.output.logits.device.type):
+            for event in reversed(self.streams.events):
+                if isinstance(event, Transition):
+                    yield event, None
+                elif not needs_gradient or gradients[event.call] is not None:  # else it takes no part
+                    yield event, self._layer(event, gradients[event.call], scale, settings)
+                    gradients[event.call] = None
+
+    def _scale(self, part: Scalar) -> float:
+        """What the scalar is divided by: in half precision the backward pass starts at size one."""
+        if not any(call_dtype(call) is torch.float16 for call in self.calls) or not part.scalar.requires_grad:
+            return 1.0
+        (found,) = torch.autograd.grad(part.scalar.sum(), self.answer.output.wide, retain_graph=True, allow_unused=True)
+        return 1.0 if found is None else max(float(found.abs().amax()), torch.finfo(torch.float32).tiny)
+
+    def _gradients(
+        self, part: Scalar, places: list[Tensor | None], scale: float, *, again: bool
+    ) -> list[Tensor | None]:
+        wanted = [(i, x) for i, x in enumerate(places) if x is not None and x.requires_grad]
+        if not wanted or not part.scalar.requires_grad:
+            raise TargetError(UNMOVED)
+        found = torch.autograd.grad(
+            part.scalar.sum() / scale, [x for _, x in wanted], retain_graph=again, allow_unused=True
+        )
+        if all(gradient is None for gradient in found):
+            raise TargetError(UNMOVED)
+        every: list[Tensor | None] = [None] * len(places)
+        for (i, _), gradient in zip(wanted, found, strict=True):
+            every[i] = gradient
+        return every
+
+    def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, settings: Settings) -> Layer:
+        call, rows = self.calls[event.call], event.rows
+        count, queries, keys = event.queries.shape[0], event.queries.shape[1], event.keys.shape[1]
+        device = self.answer.output.logits.device
+        dtype = torch.promote_types(call_dtype(call), torch.float32)
+        # Keys and values of nn.MultiheadAttention have as many heads as queries; grouped ones have an axis of heads.
+        four: dict[str, Any] = {
+            name: None if x is None else rows.four(x.detach())
+            for name in ("query", "key", "value", "output", "weights", "softmax_input")
+            for x in (getattr(call, name),)
+        }
+        grad = None if gradient is None else rows.four(gradient)
+        backend = choose_backend(
+            settings.backend,
+            entries=entries(call),
+            device=device.type,
+            refusal=fused_refusal(call, device.type),
+            shared=False,
+            bounded=settings.chunk_rows is not None,
+        )
+        return Layer(
+            index=event.call,
+            depth=len(self.calls),
+            valid=torch.ones(count, keys, dtype=torch.bool, device=device),
+            readout=torch.zeros(count, queries, dtype=dtype, device=device),
+            owner=call.owner,
+            pooling=True,
+            **four,
+            output_grad=grad if call.weights is None else None,
+            weights_grad=grad if call.weights is not None else None,
+            mask=self._mask(call, event),
+            causal=call.causal,
+            logsumexp=call.logsumexp if call.query is not None and call.query.ndim == 4 else None,
+            scale=call.scale,
+            by_hand=call.by_hand,
+            plain=call.plain,
+            grad_scale=None if scale == 1.0 else torch.full((count,), scale, device=device),
+            backend=backend,
+            chunk_rows=settings.chunk_rows,
+            ran=self.ran,
+        )
+
+    @staticmethod
+    def _mask(call: AttentionCall, event: AttentionEvent) -> Tensor | None:
+        """The mask with four axes, of which the first three may be one."""
+        if call.mask is None:
+            return None
+        mask, rows = call.mask.detach(), event.rows
+        if rows.heads is None and mask.ndim == 3 and mask.shape[0] > 1:
+            return rows.four(mask)
+        return rows.four(mask) if mask.ndim > 4 else mask[(None,) * (4 - mask.ndim)]
+
+
+@contextmanager
+def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterator[StreamPass]:
+    """Run a shadow once and keep the operands of every attention call."""
+    check_implementation(model)
+    check_differentiable(model)
+    calls: list[AttentionCall] = []
+    with autograd(gradients=True):
+        some = rooted(inputs)
+        handles = [module.register_forward_hook(_start) for module in model.modules()]
+        with hooks(handles), attention_calls(calls.append, safe=True):
+            answer = model(*some.args, **some.kwargs)
+        if len(calls) != len(streams.seen.calls):
+            raise SeamError(
+                f"the model made {len(streams.seen.calls)} attention calls when it was measured and {len(calls)} now: "
+                "what it runs depends on chance or on earlier calls, so its attention cannot be followed."
+            )
+        yield StreamPass(inputs, streams, calls, read_answer(answer, inputs, calls))
+
+
+def _start(module: nn.Module, args: tuple, out: object) -> None:
+    first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
+    if isinstance(first, Tensor) and first.is_floating_point():
+        start_graph(module, first)

@@ -1,0 +1,469 @@
+"""Several sequences of tokens in one model: which tokens every attention call reads, measured in one pass.
+
+A model may have an encoder and a decoder, a vision tower below a language model, or stages that merge their tokens. All
+tokens of all sequences get one number each. An attention call is then two tables: the token of every query row and
+the token of every key row. Where rows are made of tokens in another way than one by one (patches that are merged, image
+tokens that enter a language model), the rows are new tokens, and a `Transition` says which tokens they are made of.
+
+The pass that is measured cuts what attention gives from the graph. The paths that are left lead from a token to what is
+made of this token alone. Gradients with codes (`measure.sources`) tell which row of a later operand each row of an
+earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution does, is refused.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.errors import SeamError
+from vitrail.models.inputs import Inputs
+
+RECENT = 24
+"""How many of the last tensors between two attention calls may link the queries of a new sequence with its keys."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of an operand lie in its axes: `[rows, heads, positions, channels]` after `four`.
+
+    Args:
+        heads: the axis of the heads; None where there is no such axis.
+        folded: how many heads are folded into the first axis of an operand `[rows * heads, positions, channels]`.
+    """
+
+    heads: int | None
+    folded: int = 1
+
+    def four(self, x: Tensor) -> Tensor:
+        """An operand, or a map, with four axes."""
+        if self.heads is not None:
+            return x.movedim(self.heads, -3).flatten(0, -4) if x.ndim > 4 else x
+        return x.reshape(-1, self.folded, *x.shape[-2:])
+
+    def numbers(self, x: Tensor) -> Tensor:
+        """The number of the row that every entry of an operand belongs to."""
+        four = self.four(x)
+        count = four.shape[0] * four.shape[2]
+        rows = torch.arange(count, device=x.device).view(four.shape[0], 1, four.shape[2], 1)
+        return self.back(rows.expand(-1, four.shape[1], -1, -1), x.shape)
+
+    def back(self, four: Tensor, shape: torch.Size) -> Tensor:
+        """What has the four axes, in the axes of the operand; the last axis is one."""
+        if self.heads is None:
+            return four.reshape(*shape[:-1], 1)
+        if len(shape) == 4:
+            return four
+        lead = [n for axis, n in enumerate(shape[:-2]) if axis != self.heads]
+        return four.unflatten(0, lead).movedim(-3, self.heads)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionEvent:
+    """One attention call.
+
+    Args:
+        call: its number among the calls of the pass.
+        queries: the token of every query row, `[rows, q]`.
+        keys: the token of every key row, `[rows, k]`.
+        rows: how rows and heads lie in the operands.
+    """
+
+    call: int
+    queries: Tensor
+    keys: Tensor
+    rows: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Transition:
+    """Tokens that are made of others: token `target[i]` consists of `source[i]` to the share `share[i]`."""
+
+    source: Tensor
+    target: Tensor
+    share: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """Tokens that began together, numbered from `first` on, in the order of rows.
+
+    Args:
+        rows: how many rows of how many positions the call had that read them first.
+        operand: the queries or keys that read them first.
+        layout: how rows lie in this operand.
+        begins: how many attention calls came before.
+        queries: whether they ask; else they are only read, as thinned out keys are.
+    """
+
+    first: int
+    rows: tuple[int, int]
+    operand: Tensor
+    layout: Rows
+    begins: int
+    queries: bool
+
+    @property
+    def count(self) -> int:
+        """How many tokens it has."""
+        return self.rows[0] * self.rows[1]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The numbers of its tokens."""
+        return torch.arange(self.first, self.first + self.count)
+
+
+@dataclass(eq=False)
+class Place:
+    """A tensor of the pass, and which token each of its positions belongs to."""
+
+    tensor: Tensor
+    tokens: Tensor
+    channels: int
+    named: Tensor  # the tokens, each once
+    sequences: frozenset[int]
+    result: bool = False  # whether it is what an attention call gave
+
+
+@dataclass(eq=False)
+class SeenCall:
+    """An attention call of the pass that is measured."""
+
+    call: AttentionCall
+    before: list[Tensor]  # floating-point tensors that modules were given or gave since the last call
+    output: Tensor | None = None  # what it gave, cut from the graph
+    order: tuple[int, ...] = ()  # the axes of `output` in the order [..., q, channels]
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was kept of the pass that is measured."""
+
+    calls: list[SeenCall] = field(default_factory=list)
+    recent: list[Tensor] = field(default_factory=list)
+    embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # token ids, and the vectors they became
+    cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
+    inputs: Inputs | None = None  # with leaves for all floating-point tensors
+    answer: Any = None
+
+
+@dataclass(eq=False)
+class Streams:
+    """All tokens of a pass, and all that happens between them, in the order of the forward pass."""
+
+    events: list[AttentionEvent | Transition]
+    sequences: list[Sequence]
+    places: list[Place]
+    seen: Seen
+    since: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By source and target, how many places there were when the last transition between two sequences was found."""
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are in all."""
+        return sum(sequence.count for sequence in self.sequences)
+
+    @property
+    def sequence_of(self) -> Tensor:
+        """The sequence of every token."""
+        return torch.cat([torch.full((s.count,), i) for i, s in enumerate(self.sequences)])
+
+    def known_until(self, sequences: frozenset[int]) -> dict[int, int]:
+        """The sequences that these are made of, each with the number of places up to which that is known."""
+        found: dict[int, int] = {}
+        waiting = list(sequences)
+        while waiting:
+            target = waiting.pop()
+            for (source, end), until in self.since.items():
+                if end == target and until > found.get(source, -1):
+                    found[source] = until
+                    waiting.append(source)
+        return found
+
+    def up_to_date(self, source: int, target: int) -> bool:
+        """Whether no attention has run since the last transition between two sequences was found."""
+        until = self.since.get((source, target))
+        return until is not None and not any(place.result for place in self.places[until:])
+
+    @property
+    def attentions(self) -> list[AttentionEvent]:
+        """The attention calls alone."""
+        return [event for event in self.events if isinstance(event, AttentionEvent)]
+
+    @property
+    def plain(self) -> bool:
+        """Whether every call is self-attention on one sequence, so that nothing here is needed."""
+        return len(self.sequences) == 1 and all(
+            event.queries.shape == event.keys.shape and bool((event.queries == event.keys).all())
+            for event in self.attentions
+        )
+
+
+@contextmanager
+def watched(model: nn.Module, inputs: Inputs) -> Iterator[tuple[Seen, Streams]]:
+    """A pass of a shadow whose attention results are cut from the graph, and the streams measured in it."""
+    half = any(p.dtype is torch.float16 for p in model.parameters())
+    dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
+    with autograd(gradients=True), torch.random.fork_rng(devices=[]):
+        some = rooted(inputs if dtype is None else inputs.cast(dtype))
+        seen = Seen(inputs=some)
+        with in_precision(model, dtype), _watching(model, seen):
+            seen.answer = model(*some.args, **some.kwargs)
+        if not seen.calls:
+            raise SeamError(
+                f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is "
+                "not intercepted. Use a gradient method, such as integrated_gradients."
+            )
+        yield seen, measured(seen)
+
+
+def rooted(inputs: Inputs) -> Inputs:
+    """The inputs with every floating-point tensor made a leaf that gradients can be taken at."""
+
+    def leaf(x: Any) -> Any:  # noqa: ANN401
+        floats = isinstance(x, Tensor) and x.is_floating_point()
+        return x.detach().clone().requires_grad_() if floats else x
+
+    usable = inputs.usable()
+    kwargs = {name: x if "mask" in name else leaf(x) for name, x in usable.kwargs.items()}
+    return replace(usable, args=tuple(map(leaf, usable.args)), kwargs=kwargs)
+
+
+@contextmanager
+def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(_enter(seen), with_kwargs=True))
+        handles.append(module.register_forward_hook(_leave(seen)))
+
+    def emit(call: AttentionCall) -> None:
+        seen.calls.append(SeenCall(call, seen.recent))
+        seen.recent = []
+
+    def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
+        leaf = out.detach().requires_grad_()
+        seen.calls[-1].output, seen.calls[-1].order = leaf, order
+        return leaf.clone()  # a copy, because models may write into what attention gave
+
+    with hooks(handles), attention_calls(emit, safe=True, cut=cut):
+        yield
+
+
+def _enter(seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        for x in (*args, *kwargs.values()):
+            _keep(seen, x)
+
+    return hook
+
+
+def _leave(seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            return
+        if start_graph(module, first) and isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
+            seen.embedded.append((args[0], first))
+        if first.ndim == 4 and first.requires_grad:
+            seen.cells.append(first)
+        _keep(seen, first)
+
+    return hook
+
+
+def start_graph(module: nn.Module, out: Tensor) -> bool:
+    """Let the graph begin at what a module made of numbers without one; whether the result has a graph."""
+    own = any(x is not None for x in module._parameters.values())
+    if not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding)):
+        out.requires_grad_()
+    return out.requires_grad
+
+
+def _keep(seen: Seen, x: object) -> None:
+    floats = isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.ndim >= 2
+    if floats and not any(x is known for known in seen.recent[-RECENT:]):
+        seen.recent.append(x)  # pyright: ignore[reportArgumentType]
+
+
+def measured(seen: Seen) -> Streams:
+    """The streams of a pass, call after call."""
+    streams = Streams([], [], [], seen)
+    for index, one in enumerate(seen.calls):
+        _add_call(streams, index, one)
+    return streams
+
+
+def _add_call(streams: Streams, index: int, one: SeenCall) -> None:
+    """Take one call: which tokens ask, which are read, and which token each row of the result belongs to."""
+    query = one.call.query
+    key = one.call.key if one.call.key is not None else one.call.value
+    if query is None or key is None or one.output is None or not one.order:
+        raise SeamError(
+            f"attention call {index + 1} is written in a way whose queries and keys cannot be told: "
+            f"{one.call.no_query or 'its values are projected on the way'}. Use a gradient method."
+        )
+    rows, queries = _queries(streams, index, one, query)
+    keys = _keys(streams, index, one, key, rows, queries)
+    streams.events.append(AttentionEvent(index, queries, keys, rows))
+    straight = one.output.permute(one.order)
+    numbers = rows.back(queries[:, None, :, None].expand(-1, rows.four(straight).shape[1], -1, -1), straight.shape)
+    back = torch.argsort(torch.tensor(one.order)).tolist()
+    channels = back[-1]
+    tokens = numbers.permute(back).squeeze(channels) if numbers.ndim == straight.ndim else numbers
+    streams.places.append(_place(streams, one.output, tokens.cpu(), channels, result=True))
+
+
+def _place(streams: Streams, tensor: Tensor, tokens: Tensor, channels: int, *, result: bool) -> Place:
+    named = tokens[tokens >= 0].unique()
+    return Place(tensor, tokens, channels, named, frozenset(streams.sequence_of[named].unique().tolist()), result)
+
+
+def layouts(x: Tensor) -> list[Rows]:
+    """The ways in which rows and heads may lie in the axes of an operand, the usual one first."""
+    if x.ndim == 3:
+        return [Rows(None, n) for n in range(1, x.shape[0] + 1) if x.shape[0] % n == 0]
+    return [Rows(axis) for axis in range(1, x.ndim - 2)]
+
+
+def _queries(streams: Streams, index: int, one: SeenCall, query: Tensor) -> tuple[Rows, Tensor]:
+    """How the rows of a call lie, and the token of every query row."""
+    refusal: SeamError | None = None
+    for rows in layouts(query):
+        shape = rows.four(query).shape
+        try:
+            pairs = _relation(streams, index, query, rows.numbers(query))
+            links = _links(index, one, query, rows) if _one_to_one(pairs, shape[0] * shape[2]) is None else []
+        except SeamError as error:
+            refusal = error
+            continue
+        if len(pairs) == 0 and not links:
+            continue
+        before = streams.count
+        tokens = _settled(streams, pairs, Sequence(before, (shape[0], shape[2]), query, rows, index, queries=True))
+        if streams.count > before:
+            _name(streams, links, tokens)
+        return rows, tokens.view(shape[0], shape[2])
+    raise refusal or SeamError(
+        f"the queries of attention call {index + 1} depend on no tensor that a module was given. Use a gradient method."
+    )
+
+
+def _keys(streams: Streams, index: int, one: SeenCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
+    """The token of every key row."""
+    heads = rows if rows.heads is not None else Rows(None, key.shape[0] // queries.shape[0])
+    shape = heads.four(key).shape
+    count = shape[0] * shape[2]
+    pairs = _relation(streams, index, key, heads.numbers(key))
+    if len(pairs[:, 0].unique()) < count and one.call.query is not None:
+        _name(streams, _links(index, one, one.call.query, rows), queries.flatten())
+        pairs = _relation(streams, index, key, heads.numbers(key))
+    new = Sequence(streams.count, (shape[0], shape[2]), key, heads, index, queries=False)
+    return _settled(streams, pairs, new).view(shape[0], shape[2])
+
+
+def _one_to_one(pairs: Tensor, count: int) -> Tensor | None:
+    """The token of every row, if every row is one token and no token is two rows; else None."""
+    if len(pairs) != count or len(pairs[:, 0].unique()) != count or len(pairs[:, 1].unique()) != count:
+        return None
+    return pairs[pairs[:, 0].argsort(), 1]
+
+
+def _settled(streams: Streams, pairs: Tensor, new: Sequence) -> Tensor:
+    """The token of every row: those of a sequence that goes on, or new ones, made of others by transitions."""
+    tokens = _one_to_one(pairs, new.count)
+    if tokens is not None:
+        return tokens
+    of = streams.sequence_of[pairs[:, 1]] if len(pairs) else pairs[:, 1]
+    parts = {sequence: pairs[of == sequence] for sequence in of.unique().tolist()}
+    going_on = {i: found for i, part in parts.items() if (found := _one_to_one(part, new.count)) is not None}
+    if going_on:
+        same = max(going_on)
+        tokens = going_on[same]
+    else:
+        streams.sequences.append(new)
+        same, tokens = len(streams.sequences) - 1, new.tokens
+    for sequence, part in parts.items():
+        if sequence != same and not streams.up_to_date(sequence, same):
+            share = 1 / torch.bincount(part[:, 0], minlength=new.count)[part[:, 0]].double()
+            streams.events.append(Transition(part[:, 1], tokens[part[:, 0]], share))
+            streams.since[sequence, same] = len(streams.places)
+    return tokens
+
+
+def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) -> Tensor:
+    """Pairs of a row of an operand and a token that the row is made of.
+
+    Places are asked from the last to the first. What the tokens found so far are made of is not asked again.
+    """
+    pairs: list[Tensor] = []
+    known: frozenset[int] = frozenset()
+    found_tokens = torch.zeros(streams.count, dtype=torch.bool)
+    for number, place in reversed(list(enumerate(streams.places))):
+        until = streams.known_until(known)
+        if all(number < until.get(i, -1) for i in place.sequences) or bool(found_tokens[place.named].all()):
+            continue
+        (found,) = sources([(operand, numbers)], [place.tensor], channels=place.channels)
+        if found is None:
+            continue
+        found = found.cpu()
+        if bool((found == MIXED).any()):
+            if place.result:
+                raise SeamError(_mixing(index, int((found == MIXED).sum()), found.numel()))
+            continue
+        fed = (found >= 0) & (place.tokens >= 0)
+        if not bool(fed.any()):
+            continue
+        pairs.append(_unique(found[fed], place.tokens[fed]))
+        known |= frozenset(streams.sequence_of[pairs[-1][:, 1]].unique().tolist())
+        found_tokens[pairs[-1][:, 1]] = True
+    return _unique(*torch.cat(pairs).T) if pairs else torch.zeros(0, 2, dtype=torch.long)
+
+
+def _unique(rows: Tensor, tokens: Tensor) -> Tensor:
+    """Every pair once, in the order of rows."""
+    most = int(tokens.max()) + 1
+    both = (rows * most + tokens).unique()
+    return torch.stack([both // most, both % most], dim=1)
+
+
+def _mixing(index: int, mixed: int, count: int, *, what: str = "positions") -> str:
+    return (
+        f"before attention call {index + 1}, {mixed} of {count} {what} feed more than one row: tokens are mixed "
+        "between two attention calls by something else than attention, such as a convolution, pooling with overlap, a "
+        "recurrence or attention over channels. Attention maps alone do not tell what such a model looked at. Use a "
+        "gradient method, such as integrated_gradients or input_x_gradient."
+    )
+
+
+def _links(index: int, one: SeenCall, query: Tensor, rows: Rows) -> list[tuple[Tensor, Tensor, int]]:
+    """Tensors between the last call and this one that feed the query rows one by one: the row of every position."""
+    places = one.before[-RECENT:]
+    found, mixed = [], 0
+    for channels, some in ((-1, places), (1, [x for x in places if x.ndim == 4])):
+        for x, fed in zip(some, sources([(query, rows.numbers(query))], some, channels=channels), strict=True):
+            if fed is None:
+                continue
+            mixed += int((fed == MIXED).all())
+            if not bool((fed == MIXED).any()) and _single(fed[fed >= 0]):
+                found.append((x, fed.cpu(), channels))
+    if mixed and not found:
+        raise SeamError(_mixing(index, mixed, mixed, what="tensors"))
+    return found
+
+
+def _single(rows: Tensor) -> bool:
+    """Whether there are rows, and each is fed by one position: else the positions are other tokens than the rows."""
+    return len(rows) > 0 and len(rows.unique()) == len(rows)
+
+
+def _name(streams: Streams, links: list[tuple[Tensor, Tensor, int]], tokens: Tensor) -> None:
+    """Keep the tokens of tensors that feed query rows."""
+    for x, fed, channels in links:
+        named = torch.where(fed >= 0, tokens[fed.clamp(min=0)], -1)
+        streams.places.append(_place(streams, x, named, channels, result=False))

@@ -1,0 +1,260 @@
+"""Explanations of models with several streams of tokens, or whose tokens change between blocks."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.attribution import Attribution, fingerprint
+from vitrail.capture.discovery import SELF, Discovery, discover
+from vitrail.capture.outputs import Scalar
+from vitrail.capture.passes import Settings
+from vitrail.capture.stream_origins import Stream, reported, sample_of
+from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
+from vitrail.capture.streams import Streams, Transition, watched
+from vitrail.errors import MethodError, SeamError, VitrailError
+from vitrail.methods import METHODS
+from vitrail.models.anatomy import Anatomy, known_anatomy
+from vitrail.models.inputs import Inputs
+from vitrail.relevance import Walk
+from vitrail.relevance.streams import Relevance, walk_events
+from vitrail.relevance.walk import STARTS
+
+if TYPE_CHECKING:
+    from vitrail.api import Request
+
+SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
+SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
+"""Arguments of models with more than one sequence of tokens."""
+
+_known: "WeakKeyDictionary[nn.Module, dict[Any, bool]]" = WeakKeyDictionary()
+
+
+def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
+    """Whether a model has several streams, measured where its family or its inputs leave that open.
+
+    Args:
+        model: a shadow.
+        given: the anatomy that the user named; it says that there is one stream.
+    """
+    if given is not None or (known_anatomy(model) is not None and not _may_have(model, inputs)):
+        return False
+    kept = _known.setdefault(model, {})
+    form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
+    if form not in kept:
+        try:
+            kept[form] = (_may_have(model, inputs) or not _single(discover(model, inputs))) and _several(model, inputs)
+        except SeamError:
+            kept[form] = known_anatomy(model) is None
+    return kept[form]
+
+
+def _several(model: nn.Module, inputs: Inputs) -> bool:
+    with watched(model, inputs) as (_, streams):
+        return not streams.plain
+
+
+def _single(found: Discovery) -> bool:
+    """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
+    if not found.calls:
+        return True
+    last = len(found.calls) - (found.pool is not None)
+    rows = {call.queries for call in found.calls[:last]}
+    own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
+    shapes = {block.shape for block in found.blocks}
+    return own and len(rows) == 1 and len(shapes) == 1 and rows == {next(iter(shapes))[0]}
+
+
+def _may_have(model: nn.Module, inputs: Inputs) -> bool:
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", "") == "clip":  # its towers do not meet: the picture is explained for the texts
+        return False
+    both = "input_ids" in inputs.kwargs and "pixel_values" in inputs.kwargs
+    decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
+    nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
+    return (
+        both
+        or decodes
+        or nested
+        or bool(getattr(config, "is_encoder_decoder", False))
+        or any(name in inputs.kwargs for name in SECOND)
+    )
+
+
+def explain_streams(
+    model: nn.Module,
+    requests: "list[Request]",
+    settings: Settings,
+    *,
+    by_target: "Callable[[list[Request]], list[tuple[Any, list[Request]]]]",
+    instead: "Callable[[Request, VitrailError], Request]",
+) -> tuple[str, dict[int, Attribution]]:
+    """Every request answered from one pass that is measured and one that is differentiated.
+
+    Args:
+        by_target: the requests that share a scalar together.
+        instead: what stands in for a request that cannot be done, or the reason as an error.
+    """
+    begun = time.perf_counter()
+    inputs = requests[0].inputs
+    with watched(model, inputs) as (seen, streams):
+        samples = sample_of(streams, inputs.batch)
+        shown = reported(streams, inputs, samples)
+        refused = {request: _refusal(request, shown) for request in requests}
+        requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
+        answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls])
+        groups = by_target(requests)
+        starts = [
+            [
+                {name: readout(streams, samples, part.scalar, by_norm=name == "gradient") for name in STARTS}
+                for part in answer.scalars(target)
+            ]
+            for target, _ in groups
+        ]
+    made: dict[Request, Attribution] = {}
+    with stream_forward(model, inputs, streams) as run:
+        for (target, group), rows in zip(groups, starts, strict=True):
+            found = _walked(run, target, group, rows, settings)
+            for request in group:
+                made[request] = _attribution(request, found[request], run, shown, rows)
+        identity = fingerprint(model)
+    seconds = time.perf_counter() - begun
+    every = {}
+    for i, request in enumerate(requests):
+        one = made[request]
+        every[i] = replace(one, provenance={**one.provenance, "seconds": seconds / len(requests)})
+    return identity, every
+
+
+Found = list[tuple[Scalar, Relevance]]
+Starts = dict[str, Tensor]
+"""The weights of the tokens that a scalar is read from, by the option `readout`."""
+
+
+def _walked(
+    run: StreamPass,
+    target: object,
+    group: "list[Request]",
+    starts: list[Starts],
+    settings: Settings,
+) -> "dict[Request, Found]":
+    """The relevance of every token, for every request and every scalar of the target."""
+    found: dict[Request, Found] = {request: [] for request in group}
+    needs = any(request.differentiates for request in group)
+    parts = run.answer.scalars(target)
+    for part, start in zip(parts, starts, strict=True):
+        events = list(run.events(part, settings, again=True, needs_gradient=needs))
+        for request in group:
+            begin, plan = start[request.options.get("readout", "equal")].to(run.answer.output.wide), request.plan
+            assert isinstance(plan, Walk)
+            crosses = any(
+                layer is not None and not torch.equal(event.queries, event.keys)
+                for event, layer in events
+                if not isinstance(event, Transition)
+            )
+            if plan.whole is not None and crosses:
+                found[request].append((part, plan.whole(begin, events)))
+            else:
+                assert plan.across is not None
+                found[request].append((part, walk_events(plan.across, begin, events)))
+    return found
+
+
+def _refusal(request: "Request", shown: Sequence[Stream]) -> VitrailError | None:
+    """Why a method is not defined on several streams, or None if it is."""
+    if isinstance(request.plan, Walk) and request.plan.across is not None:
+        return None
+    names = ", ".join(one.name for one in shown)
+    walking = [name for name, entry in METHODS.items() if getattr(_plan(entry), "across", None) is not None]
+    return MethodError(
+        f"{request.entry.name} is defined on one stream of tokens, but this model has {len(shown)} ({names}) or "
+        f"changes its tokens between blocks. Methods that walk over all streams: {', '.join(walking)}."
+    )
+
+
+def _plan(entry: Any) -> object:  # noqa: ANN401
+    return entry.build(**entry.resolve("recommended", {}, "text"))
+
+
+def _attribution(
+    request: "Request", found: Found, run: StreamPass, shown: Sequence[Stream], starts: list[Starts]
+) -> Attribution:
+    """The attribution of the stream the user gave, with those of all streams."""
+    absolute = found[0][0].target.absolute
+    scores, own = (
+        reduce(torch.add, [x.abs() if absolute else x for x in (getattr(r, name) for _, r in found)])
+        for name in ("scores", "own")
+    )
+    start = starts[0]["equal"] if len(starts) == 1 else None
+    each = {one.name: _one(request, found[0][0], run, one, scores, own, start) for one in shown}
+    return replace(each[main_stream(run.streams, shown)], streams=each if len(each) > 1 else {})
+
+
+def main_stream(streams: Streams, shown: Sequence[Stream]) -> str:
+    """The name of the stream the user gave: an encoder's, the whole text of a language model with pictures."""
+    names = [one.name for one in shown]
+    targets = {target for _, target in streams.since}
+    whole = [one.name for one in shown if one.name == "text" and one.sequence in targets]
+    return "encoder" if "encoder" in names else (whole or names)[0]
+
+
+def _one(
+    request: "Request", part: Scalar, run: StreamPass, stream: Stream, scores: Tensor, own: Tensor, start: Tensor | None
+) -> Attribution:
+    real = stream.tokens >= 0
+    real = real if stream.mask is None else real & stream.mask
+    index = stream.tokens.clamp(min=0).to(scores.device)
+
+    def read(x: Tensor) -> Tensor:
+        return x[index] * real.to(x.device)
+
+    size = None
+    pixels = run.inputs.kwargs.get("pixel_values", run.inputs.args[0] if run.inputs.args else None)
+    if stream.kind == "image" and isinstance(pixels, Tensor) and pixels.ndim in (4, 5):
+        size = (pixels.shape[-2], pixels.shape[-1])
+    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
+    own_scores = read(own)
+    return Attribution(
+        scores=read(scores),
+        method=request.entry.name,
+        target=part.target,
+        kind=stream.kind,
+        signed=request.entry.is_signed(request.options),
+        preset=request.preset,
+        options=dict(request.options),
+        grid=stream.grid,
+        size=size,
+        tokens=_words(stream, run.inputs),
+        valid=real.to(scores.device) if stream.kind == "text" and not bool(real.all()) else None,
+        own=own_scores if bool((own_scores != 0).any()) else None,
+        readout=_position(stream, start) if stream.kind == "text" else None,
+        provenance={
+            "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",
+            **({} if request.reason is None else {"default": request.reason}),
+            **({"assumed": [SHARES]} if merged else {}),
+        },
+    )
+
+
+def _words(stream: Stream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None:
+    """The tokens of a text, as the tokenizer wrote them where it is known."""
+    if stream.words is None:
+        return None
+    if stream.given == "input_ids" and inputs.tokens is not None and inputs.kind == "text":
+        return inputs.tokens
+    return tuple(tuple(map(str, row)) for row in stream.words.tolist())
+
+
+def _position(stream: Stream, start: Tensor | None) -> Tensor | None:
+    """The one position of a stream that each sample is read from, -1 where there are several; None where none is."""
+    if start is None:
+        return None
+    weights = start[stream.tokens.clamp(min=0)] * (stream.tokens >= 0)
+    if not bool((weights > 0).any()):
+        return None
+    return torch.where(weights.amax(dim=1) == 1, weights.argmax(dim=1), -1)

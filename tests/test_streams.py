@@ -1,0 +1,138 @@
+"""Models with several streams: what is measured, and what the walk makes of it, against plain matrices in float64."""
+
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import targets
+from vitrail.errors import MethodError, SeamError
+
+SIZE = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 40,
+        "max_position_embeddings": 32}  # fmt: skip
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return make().double().eval()
+
+
+@pytest.fixture(scope="module")
+def bart():
+    return seeded(lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZE)))
+
+
+def texts(batch=2, source=9, answer=6):
+    torch.manual_seed(1)
+    return {
+        "input_ids": torch.randint(4, 40, (batch, source)),
+        "attention_mask": torch.ones(batch, source, dtype=torch.long),
+        "decoder_input_ids": torch.randint(4, 40, (batch, answer)),
+    }
+
+
+def maps_of(model, inputs, position, token, kind):
+    """A and G of every attention of one kind, from the model's own outputs."""
+    model.config._attn_implementation = "eager"
+    out = model(**inputs, output_attentions=True)
+    logit = out.logits[:, position, token]
+    grads = torch.autograd.grad(logit.sum(), getattr(out, kind), allow_unused=True)
+    return [(a.detach(), g) for a, g in zip(getattr(out, kind), grads, strict=True)]
+
+
+def reference(model, inputs, position, token):
+    """The walk from whole matrices, written out for an encoder and a decoder."""
+
+    def weighed(kind):
+        return [(g * a).clamp(min=0).mean(dim=1) for a, g in maps_of(model, inputs, position, token, kind)]
+
+    own, cross, below = weighed("decoder_attentions"), weighed("cross_attentions"), weighed("encoder_attentions")
+    batch, count = inputs["decoder_input_ids"].shape
+    eye = lambda n: torch.eye(n, dtype=torch.float64).expand(batch, n, n)  # noqa: E731
+    decoder, encoder = eye(count), torch.zeros(batch, count, inputs["input_ids"].shape[1], dtype=torch.float64)
+    for a, c in zip(reversed(own), reversed(cross), strict=True):
+        encoder = encoder + decoder @ c
+        decoder = decoder + decoder @ a
+    for a in reversed(below):
+        encoder = encoder + encoder @ a
+    return encoder[:, position], decoder[:, position]
+
+
+def test_the_walk_equals_whole_matrices(bart):
+    inputs = texts()
+    found = vitrail.explain(bart, inputs, "gae", targets.logit(7, position=4))
+    encoder, decoder = reference(bart, inputs, 4, 7)
+    assert_close(found.streams["encoder"].scores, encoder)
+    assert_close(found.streams["decoder"].scores, decoder)
+    assert torch.equal(found.scores, found.streams["encoder"].scores)
+    assert float(found.streams["decoder"].scores[:, 5:].abs().max()) == 0  # no credit to later tokens
+
+
+def test_padding_in_either_stream_changes_nothing(bart):
+    inputs = texts()
+    plain = vitrail.explain(bart, inputs, "gae", targets.logit(7, position=4))
+    longer = {
+        "input_ids": torch.nn.functional.pad(inputs["input_ids"], (0, 3), value=1),
+        "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (0, 3)),
+        "decoder_input_ids": torch.nn.functional.pad(inputs["decoder_input_ids"], (0, 2), value=1),
+    }
+    padded = vitrail.explain(bart, longer, "gae", targets.logit(7, position=4))
+    for name in ("encoder", "decoder"):
+        count = plain.streams[name].scores.shape[1]
+        assert_close(padded.streams[name].scores[:, :count], plain.streams[name].scores)
+        assert float(padded.streams[name].scores[:, count:].abs().max()) == 0
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "complete_gradient", "absolute_gradient"])
+def test_a_batch_gives_the_same_as_its_samples(bart, method):
+    inputs = texts()
+    both = vitrail.explain(bart, inputs, method, targets.logit([7, 9], position=4))
+    for i, token in enumerate((7, 9)):
+        one = vitrail.explain(
+            bart, {name: x[i : i + 1] for name, x in inputs.items()}, method, targets.logit(token, position=4)
+        )
+        for name in ("encoder", "decoder"):
+            assert_close(one.streams[name].scores[0], both.streams[name].scores[i])
+
+
+def test_rollout_keeps_what_it_starts_with(bart):
+    found = vitrail.explain(bart, texts(), "rollout", targets.logit(7, position=4))
+    total = sum(stream.scores.sum(dim=1) for stream in found.streams.values())
+    assert_close(total, torch.ones(2, dtype=torch.float64))
+
+
+def test_scores_depend_on_the_class(bart):
+    inputs = texts()
+    one, other = (vitrail.explain(bart, inputs, "gae", targets.logit(c, position=4)).scores for c in (7, 9))
+    assert not torch.allclose(one, other)
+
+
+def test_the_default_says_why_the_walk_stands_in(bart):
+    found = vitrail.explain(bart, texts(), target=targets.logit(7, position=4))
+    assert found.method == "gae"
+    assert "one stream" in found.provenance["default"]
+
+
+def test_a_method_of_one_stream_names_the_streams(bart):
+    with pytest.raises(MethodError, match=r"encoder, decoder.*gae"):
+        vitrail.explain(bart, texts(), "le_grad", targets.logit(7, position=4))
+
+
+def test_a_convolution_between_attentions_is_refused():
+    class Mixing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(40, 16)
+            self.first, self.second = (torch.nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+            self.mix = torch.nn.Conv1d(16, 16, 3, padding=1)
+
+        def forward(self, input_ids):
+            x = self.embed(input_ids)
+            x = x + self.first(x, x, x)[0]
+            x = self.mix(x.transpose(1, 2)).transpose(1, 2)
+            return (x + self.second(x, x, x)[0]).mean(dim=1)
+
+    with pytest.raises(SeamError, match="feed more than one row"):
+        vitrail.explain(seeded(Mixing), {"input_ids": torch.randint(4, 40, (2, 7))}, "gae", 3)
