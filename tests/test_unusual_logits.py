@@ -148,3 +148,27 @@ def test_suppressed_tokens_of_a_language_model_do_not_stop_it():
     assert bool(found.scores.isfinite().all())
     with pytest.raises(TargetError, match="excludes"):
         vitrail.explain(model, MODELS["hf_llama"].inputs(), "gae", targets.next_token(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.to("meta"), "meta device"),
+        (lambda x: x + 0j, "complex"),
+        (lambda x: x.long(), "int64"),
+    ],
+)
+def test_logits_that_are_no_real_numbers_are_refused(change, words):
+    model = MODELS["hf_bert"].build().eval()
+    model.classifier.register_forward_hook(lambda module, args, output: change(output))
+    with pytest.raises(InputError, match=words):
+        vitrail.explain(model, MODELS["hf_bert"].inputs(), "gae")
+
+
+def test_an_error_of_the_model_itself_says_so():
+    model = MODELS["hf_bert"].build().eval()
+    model.classifier.register_forward_hook(lambda module, args, output: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        vitrail.explain(model, MODELS["hf_bert"].inputs(), "gae")
+    assert "Raised by BertForSequenceClassification itself" in caught.value.__notes__[0]
+    assert "input_ids" in caught.value.__notes__[0]

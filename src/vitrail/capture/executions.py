@@ -95,7 +95,7 @@ def executions(model: nn.Module, inputs: Inputs) -> Executions:
         if some.shown.is_floating_point():
             some = some.showing(some.shown.detach().clone().requires_grad_())
         with _watching(model, seen):
-            seen.answer = model(*some.args, **some.kwargs)
+            seen.answer = run_model(model, some)
     return seen
 
 

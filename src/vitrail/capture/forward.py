@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.found_body import found_body
 from vitrail.capture.hooks import Capture, listening
 from vitrail.capture.measure import used_body
-from vitrail.capture.outputs import Output, check_answers, read_output
+from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import KEEPS, Pass, Settings, Wanted
 from vitrail.capture.recording import Recording
@@ -143,7 +143,7 @@ def _own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContext
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
     """What the model returns, computed by a copy of its weights in another precision if asked for."""
     if dtype is None or all(p.dtype is dtype for p in model.parameters()):
-        return model(*inputs.args, **inputs.kwargs)
+        return run_model(model, inputs)
     with in_precision(model, dtype):
         try:
             return model(*inputs.args, **inputs.kwargs)

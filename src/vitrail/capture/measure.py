@@ -23,7 +23,7 @@ from vitrail.capture.coded_gradients import NOWHERE, numbered, sources, with_hea
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
-from vitrail.capture.outputs import read_output
+from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.refusals import no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved, saving_hooks
@@ -129,7 +129,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = _with_source(some, seen)
         with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
-            seen.answer = read_output(model(*some.args, **some.kwargs), span=body.anatomy.span).logits
+            seen.answer = read_output(run_model(model, some), span=body.anatomy.span).logits
         if seen.checkpointed and not kept:
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)
@@ -147,7 +147,7 @@ def _entering(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Inputs, _Se
     seen = _Seen([MeasuredBlock() for _ in body.blocks], saving=saving_hooks(), shallow=True)
     inputs = _with_source(inputs, seen)
     with _watching(model, inputs, body, seen), suppress(_Enough):
-        model(*inputs.args, **inputs.kwargs)
+        run_model(model, inputs)
     return inputs, seen
 
 

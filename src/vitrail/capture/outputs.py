@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.capture.recording import widen
-from vitrail.errors import InputError, TargetError
+from vitrail.errors import InputError, TargetError, VitrailError
+from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last_position
 from vitrail.targets import NEXT_TOKEN, Target, answer_span
 
@@ -43,6 +45,24 @@ class Scalar:
     plain: bool = True
     rows: Tensor | None = None
     needed: bool = True  # whether a gradient of zero is an error, and not one step of many
+
+
+def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
+    """What the model returns; an error of its own code says so in a note."""
+    try:
+        return model(*inputs.args, **inputs.kwargs)
+    except VitrailError:
+        raise
+    except Exception as error:
+        error.add_note(f"Raised by {type(model).__name__} itself, which was run on {_described(inputs)}.")
+        raise
+
+
+def _described(inputs: Inputs) -> str:
+    """The tensors a model was given, by name, shape and type, for a message."""
+    given = {**{f"argument {i}": x for i, x in enumerate(inputs.args)}, **inputs.kwargs}
+    words = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in given.items() if isinstance(x, Tensor)}
+    return ", ".join(f"{name} {said}" for name, said in words.items()) or "no tensor"
 
 
 def read_output(output: object, *, span: bool = False, broken: bool = False) -> Output:
@@ -84,6 +104,10 @@ def _finite(logits: Tensor, *, span: bool, broken: bool) -> Output:
 
     Padded positions may hold anything, and minus infinity stands for a class that the model excludes.
     """
+    if logits.is_meta:
+        raise InputError("the model is on the meta device, so its logits have no values. Load its weights first.")
+    if not logits.is_floating_point():
+        raise InputError(f"the model's logits are {logits.dtype}, but only real numbers can be explained.")
     if bool(torch.isfinite(logits.detach()).all()):
         return Output(logits, widen(logits), span)
     if not broken:

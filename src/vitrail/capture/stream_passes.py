@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.capture.continuations import continued
 from vitrail.capture.forward import check_differentiable
 from vitrail.capture.layers import call_dtype, entries, fused_refusal
-from vitrail.capture.outputs import Output, Scalar, parts, read_output
+from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.passes import UNMOVED, Settings
 from vitrail.capture.recording import Layer, own_dtypes
 from vitrail.capture.refusals import check_implementation
@@ -221,7 +221,7 @@ def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterat
         some = rooted(inputs)
         handles = [module.register_forward_hook(_start) for module in model.modules()]
         with hooks(handles), attention_calls(calls.append, safe=True):
-            answer = model(*some.args, **some.kwargs)
+            answer = run_model(model, some)
         if len(calls) != len(streams.seen.calls):
             raise SeamError(
                 f"the model made {len(streams.seen.calls)} attention calls when it was measured and {len(calls)} now: "

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.outputs import run_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
 from vitrail.errors import SeamError
@@ -214,7 +215,7 @@ def watched(model: nn.Module, inputs: Inputs) -> Iterator[tuple[Seen, Streams]]:
         some = rooted(inputs if dtype is None else inputs.cast(dtype))
         seen = Seen(inputs=some)
         with in_precision(model, dtype), _watching(model, seen):
-            seen.answer = model(*some.args, **some.kwargs)
+            seen.answer = run_model(model, some)
         if not seen.calls:
             raise SeamError(
                 f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.capture.forward import forward
 from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
-from vitrail.capture.outputs import Scalar, read_output
+from vitrail.capture.outputs import Scalar, read_output, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.recording import Layer
@@ -133,7 +133,7 @@ class Runner:
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
         with autograd(gradients=False), hooks(handles):
-            output = read_output(self.model(*inputs.args, **inputs.kwargs), span=self.body.anatomy.span)
+            output = read_output(run_model(self.model, inputs), span=self.body.anatomy.span)
         return self.part.read(output.wide, rows)
 
 
@@ -182,7 +182,7 @@ def behind(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Tensor, 
         stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
             stack.enter_context(standing_in(block.module, out))
-        output = read_output(runner.model(*inputs.args, **inputs.kwargs), span=runner.body.anatomy.span)
+        output = read_output(run_model(runner.model, inputs), span=runner.body.anatomy.span)
     if len(output.wide) != copies * runner.inputs.batch:
         raise SeamError(
             f"the head gave {len(output.wide)} answers for {copies} copies of a batch of {runner.inputs.batch}."
