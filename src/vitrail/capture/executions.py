@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.outputs import run_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.models.inputs import Inputs
