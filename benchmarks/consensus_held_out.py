@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 
 from vitrail.evaluate.bench.bootstrap import WHOLE, Sample, gain
-from vitrail.evaluate.bench.column import Column
-from vitrail.evaluate.bench.groups import Group, read_groups
+from vitrail.evaluate.bench.measure import Column
 from vitrail.evaluate.bench.store import reading
+from vitrail.evaluate.bench.table import Group, read_groups
 
 
 def row(group: Group, column: Column, mine: Sample, others: dict[str, Sample]) -> str:

@@ -12,13 +12,11 @@ from torch import Tensor
 from vitrail import metrics
 from vitrail.errors import InputError, MethodError
 from vitrail.evaluate.bench import on_pictures
-from vitrail.evaluate.bench.explained import explained, trial_id
-from vitrail.evaluate.bench.opened import Opened
+from vitrail.evaluate.bench.explained import Shown, explained, trial_id
+from vitrail.evaluate.bench.opened import Opened, Settings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.protocols import find_protocol
-from vitrail.evaluate.bench.settings import Settings
-from vitrail.evaluate.bench.shown import Shown
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.methods.pixel_maps import moved
 

@@ -15,7 +15,7 @@ from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import load
 from vitrail.models.loading.images import open_image, to_rgb
 from vitrail.models.loading.loaded import is_blank
-from vitrail.plots.picture import as_picture
+from vitrail.plots.pictures import as_picture
 
 
 def explain(name, target=None, method="gae", **changed):

@@ -6,7 +6,7 @@ from PIL import Image
 
 from vitrail import compare
 from vitrail.evaluate import bench, data, metrics
-from vitrail.evaluate.bench.objects import find_boxes
+from vitrail.evaluate.bench.pictures import find_boxes
 from vitrail.models.loading import load
 
 WIDE, HIGH = 93, 71  # 32 / 93 * 93 is not 32 in floating point

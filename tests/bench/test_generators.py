@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench import worker
-from vitrail.evaluate.bench.generators import own_generators
-from vitrail.evaluate.bench.opened import open_model
+from vitrail.evaluate.bench.opened import open_model, own_generators
 
 
 def drawn():

@@ -4,8 +4,8 @@ from golden_sets import HERE
 
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, metrics
-from vitrail.evaluate.bench.ablations import ablation
-from vitrail.evaluate.bench.columns import columns_of
+from vitrail.evaluate.bench.measures import columns_of
+from vitrail.evaluate.bench.plan import ablation
 from vitrail.methods import METHODS
 
 CONVENTIONS = {

@@ -12,15 +12,14 @@ import torch
 
 from vitrail.errors import EngineError, InputError, OptionError
 from vitrail.evaluate import bench
-from vitrail.evaluate.bench.settings import Settings
-from vitrail.evaluate.bench.units import Unit
+from vitrail.evaluate.bench.opened import Settings
+from vitrail.evaluate.bench.plan import Unit
 from vitrail.evaluate.bench.worker import Worker
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'vitrail[ray]'")
 
 from vitrail.evaluate.bench import engines_ray  # noqa: E402  (needs ray)
-from vitrail.evaluate.bench.engines_ray import ray_engine  # noqa: E402
-from vitrail.evaluate.bench.ray_cluster import on_loopback  # noqa: E402
+from vitrail.evaluate.bench.engines_ray import on_loopback, ray_engine  # noqa: E402
 
 TWO = bench.Cluster(workers=2)
 
@@ -138,7 +137,7 @@ def failing(how):
     def work(unit):
         import os
 
-        from vitrail.evaluate.bench.units import Finished
+        from vitrail.evaluate.bench.plan import Finished
 
         if unit.keys == ("bad",):
             if how == "dies":
@@ -200,7 +199,7 @@ def test_a_cluster_that_runs_already_is_used_and_left_running(tmp_path):
     script = """
 import ray
 from vitrail.evaluate.bench import Cluster
-from vitrail.evaluate.bench.ray_cluster import connected
+from vitrail.evaluate.bench.engines_ray import connected
 with connected(Cluster(workers=1)):
     print(ray.get_runtime_context().gcs_address, flush=True)
     input()

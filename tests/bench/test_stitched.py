@@ -8,7 +8,7 @@ from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench.store import reading
 from vitrail.models.loading import load
-from vitrail.tools.guides import open_shipped
+from vitrail.tools.guide import open_shipped
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 
 from vitrail.errors import OutputError
 from vitrail.evaluate.bench.bootstrap import Sample, estimates
-from vitrail.evaluate.bench.column import Column
+from vitrail.evaluate.bench.measure import Column
+from vitrail.evaluate.bench.plan import Row
 from vitrail.evaluate.bench.store import identity, reading, writing
-from vitrail.evaluate.bench.units import Row
 
 ABOUT = {"model": {"hash": "1"}, "method": {"options": {"depth": 2}}, "versions": {"torch": "2.15"}}
 

@@ -7,7 +7,7 @@ import pytest
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench.bootstrap import Sample, estimates, gain
-from vitrail.evaluate.bench.column import Column
+from vitrail.evaluate.bench.measure import Column
 
 MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
 LOW = Column("mean", ("x",), higher=False, features=lambda values: np.array(values))
@@ -140,7 +140,7 @@ def test_a_file_without_results_has_no_table(tmp_path):
 
 
 def test_no_more_rows_are_held_than_are_read_at_once(results, monkeypatch):
-    from vitrail.evaluate.bench import groups
+    from vitrail.evaluate.bench import table
     from vitrail.evaluate.bench.store import Store
 
     whole = bench.render(bench.tables(results))
@@ -159,6 +159,6 @@ def test_no_more_rows_are_held_than_are_read_at_once(results, monkeypatch):
         return ((key, tuple(Counted(row) for row in rows)) for key, rows in real(store, run, metrics))
 
     monkeypatch.setattr(Store, "values", counted)
-    monkeypatch.setattr(groups, "AT_ONCE", 2)
+    monkeypatch.setattr(table, "AT_ONCE", 2)
     assert bench.render(bench.tables(results)) == whole
     assert most[0] <= 2 * 2 + 1  # of six examples and two methods

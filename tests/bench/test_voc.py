@@ -12,8 +12,8 @@ from transformers import ViTForImageClassification
 from vitrail import compare
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench.bootstrap import Sample, _value
-from vitrail.evaluate.bench.columns import columns_of
-from vitrail.evaluate.bench.voc_classes import IMAGENET, NUMBERS, VOC, voc_classes
+from vitrail.evaluate.bench.measures import columns_of
+from vitrail.evaluate.bench.pictures import IMAGENET, VOC, VOC_NUMBERS, voc_classes
 from vitrail.evaluate.data import resize_mask
 from vitrail.models.loading import load
 
@@ -24,9 +24,15 @@ NAMES = {0: "dog, hound", 1: "stapler", 2: "cat", 3: "chair"}
 def test_every_class_of_voc_has_classes_of_imagenet_and_none_has_two():
     assert set(IMAGENET) == set(VOC[1:])
     listed = [part if isinstance(part, tuple) else (part, part) for parts in IMAGENET.values() for part in parts]
-    assert sum(last - first + 1 for first, last in listed) == len(NUMBERS)
-    assert [VOC[NUMBERS[number]] for number in (151, 268, 281, 404, 817)] == ["dog", "dog", "cat", "aeroplane", "car"]
-    assert 269 not in NUMBERS  # a wolf is no dog
+    assert sum(last - first + 1 for first, last in listed) == len(VOC_NUMBERS)
+    assert [VOC[VOC_NUMBERS[number]] for number in (151, 268, 281, 404, 817)] == [
+        "dog",
+        "dog",
+        "cat",
+        "aeroplane",
+        "car",
+    ]
+    assert 269 not in VOC_NUMBERS  # a wolf is no dog
 
 
 def test_classes_are_found_by_number_or_by_name():
@@ -111,7 +117,7 @@ def test_pictures_without_a_class_the_model_knows_are_counted(results, stored):
 
 
 def test_among_the_classes_for_an_object_the_likeliest_is_explained():
-    from vitrail.evaluate.bench.objects import find_objects
+    from vitrail.evaluate.bench.pictures import find_objects
 
     mask = torch.tensor([[0, DOG], [CAT, -1]])
     example = data.ImageExample("x", lambda: None, open_mask=lambda: mask)

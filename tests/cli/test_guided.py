@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.tools.guides import open_shipped
+from vitrail.tools.guide import open_shipped
 
 VIT = ("-m", "vit")
 

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from vitrail.models.loading import load
-from vitrail.tools.rewriting import NOTICE
+from vitrail.tools.rewrite import NOTICE
 
 VIT, BERT = ("-m", "vit"), ("-m", "bert")
 

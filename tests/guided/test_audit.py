@@ -9,9 +9,8 @@ import vitrail
 from vitrail import zoo
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.evaluate.data.imagenet import IMAGENETTE
-from vitrail.tools.findings import Finding, distance
-from vitrail.tools.folders import class_of, names_of, read_folders
-from vitrail.tools.guides import open_shipped
+from vitrail.tools.audit import Finding, class_of, distance, names_of, read_folders
+from vitrail.tools.guide import open_shipped
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def test_pairs_are_ranked_by_what_lies_far_apart(tmp_path):
         return Finding(tmp_path / "x.png", label, rival, 0.1, likely, apart)
 
     findings = (finding(0, 1, 0.8, 0.1), finding(0, 2, 0.5, 0.5), finding(0, 1, 0.9, 0.2))
-    audit = vitrail.tools.findings.Audit(tmp_path, ("a", "b", "c"), "gae", 3, 0, findings, {}, {})
+    audit = vitrail.tools.audit.Audit(tmp_path, ("a", "b", "c"), "gae", 3, 0, findings, {}, {})
     assert [(p.label, p.rival, len(p.findings)) for p in audit.pairs] == [(0, 1, 2), (0, 2, 1)]
     assert audit.pairs[0].weight == pytest.approx(0.8 * 0.1 + 0.9 * 0.2)
 

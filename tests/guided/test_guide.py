@@ -10,10 +10,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets, zoo
 from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.tools.guide import guided
-from vitrail.tools.guides import open_shipped
-from vitrail.tools.positions import of_any_size
-from vitrail.tools.setup import Setup
+from vitrail.tools.guide import Setup, guided, of_any_size, open_shipped
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model does not recognise", "ignore:the guide shows the target")
 SMALL = ("hf_vit", "hf_deit_teacher", "hf_clip", "hf_beit", "timm_vit", "timm_eva02", "timm_siglip", "torchvision_vit")

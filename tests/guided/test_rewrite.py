@@ -16,10 +16,8 @@ import vitrail
 from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.models.loading import load
 from vitrail.plots.canvas import rendered
-from vitrail.tools.budget import Budget
-from vitrail.tools.lens import focus, sight_of
-from vitrail.tools.likeness import psnr, ssim
-from vitrail.tools.rewriting import NOTICE
+from vitrail.tools.lens import Budget, focus, sight_of
+from vitrail.tools.rewrite import NOTICE, psnr, ssim
 from vitrail.tools.robustness import robustness
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

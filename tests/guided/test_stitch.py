@@ -4,7 +4,7 @@ from torch.testing import assert_close
 
 from vitrail import Attribution, targets
 from vitrail.errors import InputError, OptionError
-from vitrail.tools.stitch import LAYOUTS, SIZES, crop, plan_canvas, stitch
+from vitrail.evaluate.stitch import LAYOUTS, SIZES, crop, plan_canvas, stitch
 
 PLACES = [(layout, side) for layout, sides in LAYOUTS.items() for side in sides]
 

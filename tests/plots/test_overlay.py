@@ -9,8 +9,7 @@ from torch.testing import assert_close
 from vitrail import Attribution, targets
 from vitrail.errors import MissingExtraError, OptionError
 from vitrail.plots import plot_attribution
-from vitrail.plots.canvas import rendered
-from vitrail.plots.colours import SIGNED_MAP, symmetric
+from vitrail.plots.canvas import SIGNED_MAP, rendered, symmetric
 
 
 def image_attribution(*, signed, scores=None, **fields):

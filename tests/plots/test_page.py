@@ -8,7 +8,7 @@ from golden_sets import golden
 
 from vitrail import Attribution, explain, targets
 from vitrail.errors import OptionError
-from vitrail.plots.colours import GREEN, RED
+from vitrail.plots.canvas import GREEN, RED
 from vitrail.plots.page import to_html, to_page
 
 

@@ -5,7 +5,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 from vitrail.errors import InputError
-from vitrail.plots.picture import as_picture
+from vitrail.plots.pictures import as_picture
 
 
 def pixels():

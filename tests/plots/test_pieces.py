@@ -3,7 +3,7 @@ import torch
 
 from vitrail import Attribution, targets
 from vitrail.errors import InputError, OptionError
-from vitrail.plots.pieces import merge_pieces, pieces, real_tokens
+from vitrail.plots.tokens import merge_pieces, pieces, real_tokens
 
 
 def text(tokens, scores, **fields):

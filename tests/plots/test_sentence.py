@@ -9,10 +9,8 @@ from matplotlib.colors import to_hex
 from vitrail import Attribution, targets
 from vitrail.errors import OptionError
 from vitrail.plots import plot_attribution
-from vitrail.plots.canvas import rendered
-from vitrail.plots.colours import GREEN, RED, WHITE, ink, shade
-from vitrail.plots.pieces import Piece, pieces
-from vitrail.plots.sentence import flow
+from vitrail.plots.canvas import GREEN, RED, WHITE, ink, rendered, shade
+from vitrail.plots.tokens import Piece, flow, pieces
 
 
 def text(tokens, scores, **fields):

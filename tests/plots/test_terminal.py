@@ -4,7 +4,7 @@ import torch
 from vitrail import Attribution, targets
 from vitrail.errors import MissingExtraError
 from vitrail.plots import terminal
-from vitrail.plots.colours import GREEN, RED
+from vitrail.plots.canvas import GREEN, RED
 
 
 def text(tokens, scores, **fields):

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 import vitrail
 from vitrail.errors import InputError, MethodError, OptionError, OutputError
 from vitrail.plots import report
-from vitrail.plots.report.look import SCRIPT
+from vitrail.plots.report.markup import SCRIPT
 
 NASTY = "<img src=x onerror=alert(1)>.png"
 

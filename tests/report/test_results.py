@@ -5,7 +5,7 @@ from html_reader import Reader
 
 from vitrail.evaluate import bench
 from vitrail.plots import report
-from vitrail.plots.report.charts import Line, chart
+from vitrail.plots.report.markup import Line, chart
 
 
 @pytest.fixture(scope="module")

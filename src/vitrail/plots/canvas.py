@@ -1,11 +1,25 @@
-"""Blank figures, panels placed in inches, colour bars and measured text: the only file that builds matplotlib parts."""
+"""Figures, colours and captions.
 
+Blank figures, panels placed in inches, colour bars and measured text: the only file that builds matplotlib parts.
+
+From scores to colours.
+
+The words around a picture: titles, targets, line breaks.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import MissingExtraError
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.attribution import Attribution
+from vitrail.errors import MissingExtraError, OptionError
+from vitrail.targets import Classes, Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,3 +121,78 @@ def rendered(figure: "Figure", form: str = "png", *, metadata: Mapping[str, str]
     sink = BytesIO()
     figure.savefig(sink, format=form, metadata=dict(metadata or {}))
     return sink.getvalue()
+
+
+WHITE = "#ffffff"
+GREEN, RED = "#00703c", "#b8112a"
+"""The largest impact for and against the target on text, as AttCAT's Fig. 5 colours it."""
+SIGNED_MAP, UNSIGNED_MAP = "RdBu_r", "inferno"
+DARK = 0.45
+Values = Float[Tensor, " *shape"]
+
+
+def symmetric(values: Values) -> Values:
+    """S / max|S| (Cui et al., Sec. 4.2): zero stays zero, and so do maps of zeros."""
+    largest = values.abs().max()
+    return values / largest if largest > 0 else values
+
+
+def stretched(values: Values) -> Values:
+    """The values moved and scaled to fill the range from 0 to 1; zeros where all are the same."""
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low) if high > low else values * 0
+
+
+def shade(score: float) -> str:
+    """The colour of a token with a score from -1 to 1: white to dark green, or white to dark red."""
+    end, amount = (GREEN if score > 0 else RED), min(abs(score), 1.0)
+    return "#" + "".join(f"{round(255 + (part - 255) * amount):02x}" for part in _rgb(end))
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever is read more easily on this colour."""
+    red, green, blue = _rgb(background)
+    return WHITE if (0.299 * red + 0.587 * green + 0.114 * blue) / 255 < DARK else "#1c1c1c"
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return red, green, blue
+
+
+def check_index(attribution: Attribution, index: int) -> int:
+    """The index counted from the front, after checking that there is such a sample."""
+    batch = len(attribution)
+    if not -batch <= index < batch:
+        raise OptionError(f"there is no sample {index}: the attribution holds {batch}, counted from 0 to {batch - 1}.")
+    return index % batch
+
+
+def sample_target(attribution: Attribution, index: int) -> Target:
+    """The target of one sample: its own class where every sample has one."""
+
+    def own(classes: Classes) -> Classes:
+        return classes[index] if isinstance(classes, tuple) and index < len(classes) else classes
+
+    target = attribution.target
+    return replace(target, first=own(target.first), second=own(target.second))
+
+
+def common_target(attributions: Sequence[Attribution], index: int) -> str:
+    """What all attributions of a row explain: the target if it is one, the class if only the scalars differ."""
+    found = {sample_target(attribution, index) for attribution in attributions}
+    classes = {(target.first, target.second) for target in found}
+    if len(found) > 1 and len(classes) == 1 and all(t.second is None and t.first is not None for t in found):
+        return f"class {next(iter(found)).first}"
+    return " / ".join(sorted({str(target) for target in found}))
+
+
+def wrap(text: str, width: int) -> str:
+    """The text in lines of at most this many characters, broken after spaces, commas, brackets and underscores."""
+    lines = [""]
+    for part in re.findall(r"[^\s,(_]*[\s,(_]?", text):
+        for chunk in (part[i : i + width] for i in range(0, len(part), width)):
+            if lines[-1] and len(lines[-1]) + len(chunk.rstrip()) > width:
+                lines.append("")
+            lines[-1] += chunk
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,16 +1,65 @@
-"""An attribution as HTML that needs nothing beside it. Every word of it is escaped: a token may say `<script>`."""
+"""HTML pages.
 
+A whole HTML document that needs nothing beside it, and that no browser lets fetch anything.
+
+An attribution as HTML that needs nothing beside it. Every word of it is escaped: a token may say `<script>`.
+"""
+
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from typing import Any
 
 from vitrail.attribution import Attribution
-from vitrail.plots.canvas import rendered
-from vitrail.plots.captions import check_index, sample_target
-from vitrail.plots.colours import ink, shade
-from vitrail.plots.document import document
-from vitrail.plots.document import image as embedded
-from vitrail.plots.overlay import overlay
-from vitrail.plots.pieces import Piece, pieces
+from vitrail.plots.canvas import check_index, ink, rendered, sample_target, shade
+from vitrail.plots.pictures import overlay
+from vitrail.plots.tokens import Piece, pieces
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""For browsers: pictures inside the page and its own styles, but no request, no frame, no script of anyone else's."""
+PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}</head>
+<body style="margin:0;background:#fff">
+{body}
+</body>
+</html>
+"""
+KINDS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp"}
+"""How a file of each kind begins."""
+
+
+def document(title: str, body: str, *, style: str = "", script: str = "") -> str:
+    """The document.
+
+    Args:
+        title: plain text; it is escaped here.
+        body: HTML, escaped by whoever wrote it.
+        style: a style sheet.
+        script: the only script that may run; the page names its hash, so that one in the body would be refused.
+    """
+    allowed = f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" if script else ""
+    return PAGE.format(
+        policy=POLICY + allowed,
+        title=escape(title),
+        style=f"<style>{style}</style>" if style else "",
+        body=f"{body}\n<script>{script}</script>" if script else body,
+    )
+
+
+def embedded(data: bytes, alt: str, *, look: str = "") -> str:
+    """An `img` with the picture inside.
+
+    Args:
+        data: of a PNG, JPEG or WebP file.
+        alt: plain text for those who do not see it.
+        look: CSS.
+    """
+    kind = next(kind for start, kind in KINDS.items() if data.startswith(start))
+    style = f' style="{look}"' if look else ""
+    return f'<img alt="{escape(alt)}" src="data:{kind};base64,{b64encode(data).decode()}"{style}>'
+
 
 BOX = "background:#fff;color:#1c1c1c;font-family:system-ui,sans-serif;max-width:56em;padding:.8em 1em"
 SMALL = "color:#6b6b6b;font-size:.85em;margin:.2em 0"

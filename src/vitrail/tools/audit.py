@@ -1,29 +1,293 @@
-"""An audit of labels: pictures whose label the model doubts, and where it sees label and rival.
+"""Audit of labels.
+
+What an audit finds: pictures whose label a model doubts, the pairs of classes they fall into, and all of them.
+
+Labelled folders of pictures: one folder for each class, named as the model names it.
+
+An audit as one HTML page that needs nothing beside it. Every name is escaped: a file may be called `<script>`.
+
+An audit of labels: pictures whose label the model doubts, and where it sees label and rival.
 
 After Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 9, who found mislabelled eagles in ImageNet by contrasting
 the label with the prediction. The rival is the most likely class beside the label; the contrast is the difference of
 the two logits, so that a picture's map does not depend on the others in its batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail import targets
 from vitrail.api import explain
-from vitrail.errors import InputError, OptionError
+from vitrail.capture.predict import look
+from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.evaluate.data.files import pictures_in, require_folder
+from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy
-from vitrail.plots.picture import Picture, as_picture
-from vitrail.plots.thumbnails import signed_thumbnail, thumbnail
+from vitrail.models.loading.names import find_class
+from vitrail.plots.page import SMALL, document, embedded
+from vitrail.plots.pictures import Picture, as_picture, signed_thumbnail, thumbnail
 from vitrail.tools.detail import DEFAULT_METHOD, contrast
-from vitrail.tools.findings import Audit, Finding, distance
-from vitrail.tools.folders import names_of, read_folders
-from vitrail.tools.guides import Preprocess, find_preprocess
-from vitrail.tools.looking import look
+from vitrail.tools.guide import RECOGNISED, Preprocess, find_preprocess
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A picture whose label the model doubts.
+
+    Args:
+        apart: how far the evidence for the label lies from that for the rival, see `distance`.
+        picture: what the model saw, and the contrast over it, as bytes of a JPEG.
+    """
+
+    path: Path
+    label: int
+    rival: int
+    label_probability: float
+    rival_probability: float
+    apart: float
+    picture: bytes = field(repr=False, default=b"")
+    contrast: bytes = field(repr=False, default=b"")
+
+    @property
+    def gap(self) -> float:
+        """What pictures are ranked by: how much likelier the model finds the rival, from -1 to 1."""
+        return self.rival_probability - self.label_probability
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two classes, and the pictures of the first whose rival is the second."""
+
+    label: int
+    rival: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def weight(self) -> float:
+        """What pairs are ranked by: the rival's probability times how far apart the evidence lies, summed."""
+        return sum(finding.rival_probability * finding.apart for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found, the most suspicious first.
+
+    Args:
+        agreed: in how many of the pictures the label is what the model predicts.
+        broken: files that could not be read, and why.
+        left_out: folders that are named after no class, and why.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    method: str
+    images: int
+    agreed: int
+    findings: tuple[Finding, ...]
+    broken: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The pairs of classes, by weight."""
+        ordered = sorted(self.findings, key=lambda found: (found.label, found.rival))
+        grouped = groupby(ordered, key=lambda found: (found.label, found.rival))
+        return sorted((Pair(*key, tuple(some)) for key, some in grouped), key=lambda pair: -pair.weight)
+
+    def name(self, index: int) -> str:
+        """The first name of a class."""
+        return self.names[index].split(",")[0]
+
+    def to_html(self, *, most: int = 60) -> str:
+        """A page with everything in it, at most so many pictures."""
+
+        return to_page(self, most=most)
+
+    def save(self, path: str | Path, *, most: int = 60) -> Path:
+        """Write the page; it needs no other file."""
+        from vitrail.storage import write_bytes
+
+        return write_bytes(Path(path), self.to_html(most=most).encode())
+
+
+def distance(scores: Float[Tensor, "y x"]) -> float:
+    """How far the centre of what is positive lies from the centre of what is negative, as a share of the diagonal.
+
+    0 where one of the two is missing; 1 from corner to corner.
+    """
+    places = torch.cartesian_prod(*((torch.arange(n, dtype=scores.dtype) + 0.5) / n for n in scores.shape))
+    weights = torch.stack([scores.clamp(min=0).flatten(), (-scores).clamp(min=0).flatten()])
+    if not bool((weights.sum(dim=1) > 0).all()):
+        return 0.0
+    centres = weights @ places / weights.sum(dim=1, keepdim=True)
+    return float((centres[0] - centres[1]).norm() / 2**0.5)
+
+
+IMAGENET = 1000
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Pictures with the class of their folder, and why folders were left out."""
+
+    pictures: tuple[tuple[Path, int], ...]
+    left_out: Mapping[str, str]
+
+
+def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None = None) -> Labelled:
+    """The pictures of every folder whose name is a class: a name of the model's, an index or a WordNet id.
+
+    Args:
+        names: of the classes, by index; each may list several, separated by commas.
+        limit: at most so many pictures of a class, at even distances.
+    """
+    root = require_folder(Path(folder), "folder with a folder of pictures for each class")
+    inside = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found: list[tuple[Path, int]] = []
+    left_out: dict[str, str] = {}
+    for place in inside:
+        try:
+            label = class_of(place.name, names)
+        except TargetError as error:
+            left_out[place.name] = str(error)
+            continue
+        found += [(path, label) for path in _spread(pictures_in(place), limit)]
+    if not found:
+        reason = f" {next(iter(left_out.values()))}" if left_out else ""
+        raise InputError(
+            f"{root} has no folder of pictures that is named like a class of the model; it has {len(inside)} folders."
+            f"{reason}"
+        )
+    return Labelled(tuple(found), left_out)
+
+
+def _spread(paths: list[Path], limit: int | None) -> list[Path]:
+    if limit is None or limit >= len(paths):
+        return paths
+    return [paths[i * len(paths) // limit] for i in range(limit)]
+
+
+def class_of(name: str, names: Sequence[str]) -> int:
+    """The index of the class that a folder is named after."""
+    known = _synsets(names) if SYNSET.fullmatch(name) else {}
+    return known[name] if name in known else find_class(name, names, len(names))
+
+
+def _synsets(names: Sequence[str]) -> Mapping[str, int]:
+    """WordNet ids of the classes, where they are those of Imagenette or ImageNet."""
+    if tuple(names) == IMAGENETTE:
+        return IMAGENETTE_NUMBERS["imagenette"]
+    if len(names) != IMAGENET:
+        return {}
+    try:
+        from timm.data.imagenet_info import ImageNetInfo
+    except ImportError:
+        return {}
+    return {wnid: index for index, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
+
+
+def names_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of the classes, where the model itself knows them."""
+    config: Any = getattr(model, "config", None)
+    labels = getattr(config, "id2label", None)
+    if labels:
+        return tuple(str(labels[i]) for i in range(len(labels)))
+    if getattr(model, "pretrained_cfg", None):
+        from vitrail.models.loading.vision import class_names
+
+        found = class_names(model)
+        if found is not None:
+            return found
+    raise InputError(f"{type(model).__name__} does not know what its classes are called: pass class_names=.")
+
+
+MAIN = "font-family:system-ui,sans-serif;color:#1c1c1c;max-width:76em;margin:1em auto;padding:0 1.5em"
+CARD = "display:inline-block;vertical-align:top;width:340px;margin:0 1em 1.6em 0"
+CELL = "padding:.15em .9em .15em 0;text-align:left"
+ABOUT = """The rival of a label is the most likely class beside it. <strong>Pictures</strong> are ranked by the
+probability of the rival minus that of the label: 1 means the model is sure that the label is wrong, 0 that it cannot
+tell, below 0 that it prefers the label but not by much. <strong>Pairs of classes</strong> are ranked by the
+probability of the rival times how far the evidence for the label lies from that for the rival, summed over their
+pictures; the distance is that of the two centres as a share of the picture's diagonal. A large distance speaks for two
+objects in one picture, a small one for a wrong label or for classes that look alike. The ranking says what the
+<em>model</em> doubts; whether the label or the model is wrong, you have to see. In the maps red is evidence for the
+label, blue for the rival, and each map is scaled by its own largest value."""
+
+
+def to_page(audit: "Audit", *, most: int) -> str:
+    """The whole document."""
+    shown = audit.findings[: max(most, 0)]
+    doubted = sum(found.gap > 0 for found in audit.findings)
+    blocks = [
+        f"<h1>Labels under {escape(audit.folder.name or str(audit.folder))} that the model doubts</h1>",
+        f"<p>{audit.images} pictures; the model predicts the label of {audit.agreed}. {doubted} are predicted as "
+        f"another class, and in {len(audit.findings) - doubted} more the rival comes close. "
+        f"Maps: {escape(audit.method)}.</p>",
+        f"<p>{ABOUT}</p>",
+        _pairs(audit, audit.pairs[:20]),
+        f"<h2>Pictures</h2><p>{_counted(len(shown), len(audit.findings))}</p>",
+        *(_card(audit, found) for found in shown),
+        _left_out("Folders named after no class", audit.left_out),
+        _left_out("Files that could not be read", audit.broken),
+    ]
+    return document("Audit of labels", f'<main style="{MAIN}">{"".join(blocks)}</main>')
+
+
+def _counted(shown: int, total: int) -> str:
+    if not total:
+        return "The model doubts no label."
+    return f"All {total}, the most suspicious first." if shown == total else f"The first {shown} of {total}."
+
+
+def _pairs(audit: "Audit", pairs: "Iterable[Pair]") -> str:
+    rows = "".join(
+        _row(audit.name(p.label), audit.name(p.rival), len(p.findings), f"{p.weight:.2f}", f"{_mean_apart(p):.2f}")
+        for p in pairs
+    )
+    head = _row("label", "rival", "pictures", "weight", "mean distance", tag="th")
+    return f'<h2>Pairs of classes</h2><table style="border-collapse:collapse">{head}{rows}</table>' if rows else ""
+
+
+def _mean_apart(pair: "Pair") -> float:
+    return sum(found.apart for found in pair.findings) / len(pair.findings)
+
+
+def _row(*cells: object, tag: str = "td") -> str:
+    inside = "".join(f'<{tag} style="{CELL}">{escape(str(cell))}</{tag}>' for cell in cells)
+    return f"<tr>{inside}</tr>"
+
+
+def _card(audit: "Audit", found: "Finding") -> str:
+    label, rival = audit.name(found.label), audit.name(found.rival)
+    name = escape(f"{found.path.parent.name}/{found.path.name}")
+    sure = "predicted" if found.gap > 0 else "close"
+    strong = "font-weight:600" if found.rival_probability >= RECOGNISED else ""
+    return (
+        f'<div style="{CARD}">{_image(found.picture, f"The picture {found.path.name}")}'
+        f"{_image(found.contrast, f'Evidence for {label} in red, for {rival} in blue')}"
+        f'<div>label <span style="color:#b2182b">{escape(label)}</span> {found.label_probability:.2f}</div>'
+        f'<div style="{strong}">{sure} <span style="color:#2166ac">{escape(rival)}</span> '
+        f"{found.rival_probability:.2f}</div>"
+        f'<div style="{SMALL}">{found.gap:+.2f} · distance {found.apart:.2f} · {name}</div></div>'
+    )
+
+
+def _image(data: bytes, alt: str) -> str:
+    return embedded(data, alt, look="width:160px;margin-right:6px")
+
+
+def _left_out(title: str, reasons: Mapping[str, str]) -> str:
+    rows = "".join(_row(name, reason) for name, reason in reasons.items())
+    return f'<h2>{title}</h2><table style="{SMALL}">{rows}</table>' if rows else ""
+
 
 CLOSE = 0.25
 """A rival of this probability is looked at even where the label is predicted."""

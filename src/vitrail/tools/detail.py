@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from vitrail import targets
 from vitrail.api import explain
 from vitrail.attribution import Attribution
+from vitrail.capture.predict import look
 from vitrail.errors import OptionError, TargetError, suggest
 from vitrail.models.anatomy import Anatomy
 from vitrail.targets import Index, Target
-from vitrail.tools.looking import look
 
 DEFAULT_METHOD = "complete_gradient"
 SMALL = 0.1

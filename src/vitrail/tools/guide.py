@@ -1,29 +1,207 @@
-"""External guidance: a picture of one class is explained beside a picture of another.
+"""External guidance.
+
+Pictures of another class: those that come with the package, how a model is shown them, and whether they serve.
+
+How pictures are stitched and explained, and what came of it: plain data of `guide`.
+
+Pictures larger than a model was made for, where its positions can be interpolated.
+
+External guidance: a picture of one class is explained beside a picture of another.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 8. Where a picture shows one class only, the complete correction
 has nothing to lead attention away to, and its map is poor. A guide of another class, stitched to the picture, gives it
 a direction; the target stays the original's, and only the original's part of the map is kept.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.api import explain
 from vitrail.attribution import Attribution
+from vitrail.capture.predict import Seen, look
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, VitrailError
+from vitrail.evaluate.stitch import SHIPPED, Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch
 from vitrail.models.anatomy import Anatomy
+from vitrail.models.inputs import read_inputs
 from vitrail.targets import AnyTarget, Target, as_target
-from vitrail.tools.guides import SHIPPED, Guide, Preprocess, as_images, choose, open_shipped, read_guide, warn_of
-from vitrail.tools.looking import Seen, look
-from vitrail.tools.positions import asked_to_interpolate, of_any_size
-from vitrail.tools.setup import DEFAULT_METHOD, Guided, Setup
-from vitrail.tools.stitch import Canvas, crop, stitch
+
+if TYPE_CHECKING:
+    pass
+
+RECOGNISED = 0.5
+"""The probability that the model has to give the class it sees in a guide, for the guide to count as recognised."""
+Preprocess = Callable[..., Any]
+"""From a PIL image to what the model takes: a tensor, a mapping with pixel_values, or a `vitrail.loading.Sample`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """A picture for every sample, or one for all; the classes the model sees in it, and how sure it is."""
+
+    images: Images
+    classes: tuple[int, ...]
+    likely: tuple[float, ...]
+
+    def of(self, sample: int) -> tuple[int, float]:
+        """The class and its probability in one sample's guide."""
+        place = sample if len(self.classes) > 1 else 0
+        return self.classes[place], self.likely[place]
+
+
+def find_preprocess(model: nn.Module) -> Preprocess:
+    """How this model is shown pictures, where the model itself says so."""
+    if getattr(getattr(model, "config", None), "name_or_path", "") == "vitrail.models.zoo:photo":
+        from vitrail.models.zoo.photo import preprocess
+
+        return preprocess
+    if getattr(model, "pretrained_cfg", None):
+        from vitrail.models.loading.vision import view_of
+
+        return view_of(model)
+    raise InputError(
+        f"{type(model).__name__} does not say how pictures are scaled for it, so the guides that come with the package "
+        "cannot be shown to it. Pass preprocess=, a function from a PIL image to the model's input, or guide_image=, a "
+        "preprocessed tensor."
+    )
+
+
+def as_images(guide: object, model: nn.Module, preprocess: Preprocess | None) -> Tensor:
+    """A guide as a batch of preprocessed pictures; what is no tensor yet is preprocessed."""
+    if not isinstance(guide, (Tensor, Mapping)):
+        if not hasattr(guide, "convert"):
+            raise InputError(
+                f"a guide is a preprocessed tensor [b, 3, h, w] or a PIL image, not {type(guide).__name__}. "
+                "Open a file with PIL.Image.open(path)."
+            )
+        guide = (preprocess or find_preprocess(model))(guide)
+        guide = getattr(guide, "inputs", guide)
+    read = read_inputs(guide)
+    if read.kind != "image":
+        raise InputError(f"a guide is a picture [b, 3, h, w], but this one has the shape {tuple(read.shown.shape)}.")
+    return read.shown
+
+
+def read_guide(images: Tensor, model: nn.Module, beside: Seen, anatomy: Anatomy | None) -> Guide:
+    """A guide of the size of the originals, with what the model sees in it."""
+    weight = next(model.parameters())
+    images = fitted(images.to(weight.device, weight.dtype), beside.size)
+    classes, likely = zip(*look(model, beside.showing(images), anatomy).best, strict=True)
+    return Guide(images, classes, likely)
+
+
+def choose(guides: Sequence[Guide], targets: Sequence[int | None]) -> Guide:
+    """For each sample, of the guides that show another class than its target, the one the model is surest of."""
+    rows = [max(guides, key=lambda guide, c=target: (guide.classes[0] != c, guide.likely[0])) for target in targets]
+    return Guide(
+        torch.cat([guide.images for guide in rows]),
+        tuple(guide.classes[0] for guide in rows),
+        tuple(guide.likely[0] for guide in rows),
+    )
+
+
+def warn_of(guides: Sequence[Guide], targets: Sequence[int | None], named: Callable[[int], str]) -> None:
+    """Warn where a guide cannot lead away from the target: it shows the same class, or none the model is sure of."""
+    said: set[str] = set()
+    for guide in guides:
+        for sample, target in enumerate(targets):
+            seen, likely = guide.of(sample)
+            if seen == target:
+                said.add(f"the guide shows the target itself, {named(seen)}: choose a picture of another class.")
+            elif likely < RECOGNISED:
+                said.add(
+                    f"the model does not recognise the guide: {named(seen)} with probability {likely:.2f}, below "
+                    f"{RECOGNISED}. Choose a picture it is sure of."
+                )
+    for message in sorted(said):
+        warnings.warn(message, stacklevel=4)
+
+
+DEFAULT_METHOD = "complete_gradient"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How pictures are stitched and explained.
+
+    Args:
+        options: what `explain` takes beside the method.
+        named: from a class index to what warnings call it.
+    """
+
+    layout: str = "beside"
+    side: str | None = None
+    size: str = "resize"
+    method: str = DEFAULT_METHOD
+    options: Mapping[str, Any] = field(default_factory=dict)
+    preprocess: Preprocess | None = None
+    anatomy: Anatomy | None = None
+    named: Callable[[int], str] = lambda index: f"class {index}"
+
+    def canvas(self, seen: Seen) -> Canvas:
+        """The canvas for pictures like this one."""
+        assert seen.grid is not None
+        return plan_canvas(self.layout, self.side, self.size, (seen.size, seen.grid))
+
+    def about(self, guides: Sequence[Guide]) -> dict[str, Any]:
+        """What a result keeps of it."""
+        return {
+            "layout": self.layout,
+            "side": self.side,
+            "size": self.size,
+            "guides": [list(guide.classes) for guide in guides],
+            "probabilities": [list(guide.likely) for guide in guides],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Guided:
+    """One stitched picture as the model takes it, what was found on the whole of it, and the original's part."""
+
+    stitched: Tensor
+    whole: Attribution
+    part: Attribution
+
+
+INTERPOLATE = "interpolate_pos_encoding"
+"""The keyword by which Hugging Face's models are asked to."""
+
+
+def asked_to_interpolate(model: nn.Module) -> dict[str, Any]:
+    """The keywords that make the model interpolate its positions; none if it takes none."""
+    return {INTERPOLATE: True} if INTERPOLATE in inspect.signature(model.forward).parameters else {}
+
+
+@contextmanager
+def of_any_size(model: nn.Module) -> Iterator[None]:
+    """Let a shadow of a timm model take pictures of any size, as if made with `dynamic_img_size=True`; then undo it."""
+    patches = getattr(model, "patch_embed", None)
+    if not hasattr(model, "dynamic_img_size") or not hasattr(patches, "strict_img_size") or model.dynamic_img_size:
+        yield
+        return
+    from timm.layers.format import Format
+
+    changes: list[tuple[Any, str, Any]] = [
+        (model, "dynamic_img_size", True),
+        (patches, "strict_img_size", False),
+        (patches, "flatten", False),
+        (patches, "output_fmt", Format.NHWC),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(changes, before, strict=True):
+            setattr(owner, name, value)
 
 
 def guide(  # noqa: PLR0913  (each is a choice of its own)

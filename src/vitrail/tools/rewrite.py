@@ -1,30 +1,221 @@
-"""Class rewriting: an adversarial robustness audit of your own model.
+"""Class rewriting.
+
+How alike two pictures are: PSNR and SSIM.
+
+Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE
+Transactions on Image Processing 13(4), 2004. Paper -> code: mu -> mean, sigma -> variance, C1 and C2 -> STEADY, the
+11 x 11 Gaussian window of standard deviation 1.5 -> SIGMA and REACH; only windows that lie in the picture count.
+
+What `rewrite` gives back: the new picture, how far it is from the old one, and what the model says of both.
+
+Class rewriting: an adversarial robustness audit of your own model.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.5 and Fig. 11: pixels follow the gradient of logit_source - logit_target
 until the model sees the target class, while a person sees no change. It is a targeted adversarial attack, without a
 limit unless one is set; use it to learn how easily a model of yours is fooled. The paper leaves space, step size,
 clipping and end open: here raw values from 0 to 1, clipped, until the target is top-1 with the wanted probability in
 the 8-bit picture itself.
+
+A rewritten picture beside the original: what changed, and what the model said on the way.
 """
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from vitrail.attribution import provenance
 from vitrail.capture.shadow import autograd, shadow
-from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.methods.options import check_count
-from vitrail.tools.budget import Budget
-from vitrail.tools.lens import Lens, Levels, View, focus, sight_of
-from vitrail.tools.rewriting import NOTICE, Rewriting
+from vitrail.plots.canvas import GREY, new_figure, panel, write
+from vitrail.storage import finite, json_text
+from vitrail.tools.lens import Budget, Lens, Levels, View, focus, sight_of, to_array, to_image
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from PIL.Image import Image
+
+Pixels = Float[np.ndarray, "h w c"]
+SIGMA, REACH = 1.5, 5
+STEADY = (0.01**2, 0.03**2)
+
+
+def psnr(first: Pixels, second: Pixels) -> float:
+    """The peak signal-to-noise ratio in decibels of two pictures with values from 0 to 1; infinite for equal ones."""
+    error = float(np.mean((np.asarray(first, np.float64) - second) ** 2))
+    return math.inf if error == 0 else -10 * math.log10(error)
+
+
+def ssim(first: Pixels, second: Pixels) -> float:
+    """Eq. 13 and 17: the mean structural similarity of two pictures with values from 0 to 1, over channels too."""
+    if min(first.shape[:2]) <= 2 * REACH:
+        raise InputError(f"SSIM compares windows of 11 x 11, but the picture has {first.shape[0]} x {first.shape[1]}.")
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    mean_a, mean_b = local_mean(a), local_mean(b)
+    variance_a, variance_b = local_mean(a * a) - mean_a**2, local_mean(b * b) - mean_b**2
+    covariance = local_mean(a * b) - mean_a * mean_b
+    light = (2 * mean_a * mean_b + STEADY[0]) / (mean_a**2 + mean_b**2 + STEADY[0])
+    structure = (2 * covariance + STEADY[1]) / (variance_a + variance_b + STEADY[1])
+    return float(np.mean(light * structure))
+
+
+def local_mean(values: Pixels) -> Float[np.ndarray, "y x c"]:
+    """Eq. 14: Gaussian-weighted means of all windows inside the picture."""
+    blurred = gaussian_filter(values, (SIGMA, SIGMA, 0), radius=(REACH, REACH, 0))
+    return blurred[REACH:-REACH, REACH:-REACH]
+
+
+NOTICE = "adversarial robustness audit of your own model"
+"""What every result, file and command says that it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rewriting:
+    """Adversarial robustness audit of your own model: one picture, rewritten from one class to another.
+
+    Args:
+        levels: the original and the new picture as the model sees them, values from 0 to 1 on 256 levels.
+        classes: source and target.
+        names: of source and target.
+        logits: of the original and of the new picture, saved as PNG and loaded again.
+        trace: the probabilities of source and target before the first step and after each, before rounding to 8 bits.
+        reached: whether the new picture's top-1 class is the target with the probability wanted.
+        settings: eta, steps, probability, l2, linf.
+    """
+
+    levels: tuple[Float[Tensor, "1 3 h w"], Float[Tensor, "1 3 h w"]]
+    classes: tuple[int, int]
+    names: tuple[str, str]
+    logits: tuple[Float[Tensor, " c"], Float[Tensor, " c"]]
+    trace: Float[Tensor, "s 2"]
+    reached: bool
+    settings: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @property
+    def original(self) -> "Image":
+        """What the model saw."""
+        return to_image(self.levels[0])
+
+    @property
+    def picture(self) -> "Image":
+        """The rewritten picture, 8 bits a channel, at the model's own size."""
+        return to_image(self.levels[1])
+
+    @property
+    def change(self) -> Float[Tensor, "1 3 h w"]:
+        """New minus old, in units of the range 0 to 1."""
+        return self.levels[1] - self.levels[0]
+
+    @property
+    def amplification(self) -> int:
+        """How many times larger `difference` shows the change: so that 99.5 % of the values fit."""
+        usual = float(np.quantile(self.change.abs().cpu().numpy(), 0.995))
+        return max(1, int(0.5 / max(usual, 1 / 255)))
+
+    @property
+    def difference(self) -> "Image":
+        """The change, amplified around grey."""
+        return to_image((0.5 + self.amplification * self.change).clamp(0, 1))
+
+    @property
+    def l2(self) -> float:
+        """The Euclidean norm of the change."""
+        return float(self.change.double().norm())
+
+    @property
+    def linf(self) -> float:
+        """The largest change of any value."""
+        return float(self.change.abs().max())
+
+    @cached_property
+    def psnr(self) -> float:
+        """Decibels between the two pictures."""
+        return psnr(*(to_array(x) / 255 for x in self.levels))
+
+    @cached_property
+    def ssim(self) -> float:
+        """The structural similarity of the two pictures."""
+        return ssim(*(to_array(x) / 255 for x in self.levels))
+
+    @property
+    def fooled(self) -> bool:
+        """Whether the target is the new picture's top-1 class, whatever its probability."""
+        return int(self.logits[1].argmax()) == self.classes[1]
+
+    @property
+    def probabilities(self) -> Float[Tensor, "2 2"]:
+        """Of source and target (columns) in the original and in the new picture (rows), as saved and loaded again."""
+        return torch.stack([x.softmax(dim=0) for x in self.logits])[:, list(self.classes)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, as JSON holds them."""
+        return finite(
+            {
+                "format": "vitrail.rewriting",
+                "notice": NOTICE,
+                "source": {"index": self.classes[0], "name": self.names[0]},
+                "target": {"index": self.classes[1], "name": self.names[1]},
+                "reached": self.reached,
+                "fooled": self.fooled,
+                "probabilities": {"before": self.probabilities[0].tolist(), "after": self.probabilities[1].tolist()},
+                "logits": {"before": self.logits[0].tolist(), "after": self.logits[1].tolist()},
+                "steps": len(self.trace) - 1,
+                "psnr": self.psnr,
+                "ssim": self.ssim,
+                "l2": self.l2,
+                "linf": self.linf,
+                "settings": dict(self.settings),
+                "trace": self.trace.tolist(),
+                "provenance": dict(self.provenance),
+            }
+        )
+
+    def plot(self) -> "Figure":
+        """A figure of both pictures, the amplified difference and the probabilities on the way."""
+
+        return rewriting_sheet(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the new picture as `.png`, with what it is and how it was made in it, or the numbers as `.json`."""
+        from vitrail.storage import write_bytes
+
+        path = Path(path)
+        if path.suffix.lower() not in WRITERS:
+            raise OutputError(
+                f"{path} does not end in .png, which keeps every value as it is, or .json for the numbers."
+            )
+        return write_bytes(path, WRITERS[path.suffix.lower()](self))
+
+
+def png(picture: "Image", about: Mapping[str, Any]) -> bytes:
+    """The picture as a PNG file that says what it is."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info, sink = PngInfo(), BytesIO()
+    info.add_text("Title", f"rewritten picture: {NOTICE}")
+    info.add_text("Description", json_text({key: x for key, x in about.items() if key not in ("trace", "logits")}))
+    picture.save(sink, "PNG", pnginfo=info)
+    return sink.getvalue()
+
+
+WRITERS: dict[str, Callable[[Rewriting], bytes]] = {
+    ".png": lambda made: png(made.picture, made.to_dict()),
+    ".json": lambda made: json_text(made.to_dict()).encode(),
+}
+
 
 FIRST_STEP = 0.1 / 255
 """Without a step size of one's own: the root mean square of the first step, a tenth of a level, but not less than a
@@ -183,3 +374,48 @@ def _look(lens: Lens, pixels: Levels, aim: Aim) -> tuple[Tensor, Tensor]:
     logits = lens.logits(pixels)
     (gradient,) = torch.autograd.grad(aim.loss(logits), pixels)
     return logits.detach(), gradient
+
+
+SIDE, MARGIN, GAP, TOP = 2.0, 0.15, 0.15, 0.75
+AXIS = 0.32
+SMALL, HEADING = 7.5, 10.0
+BLUE, RED = "#2b6cb0", "#b8112a"
+"""Of the source and of the target."""
+
+
+def rewriting_sheet(rewriting: Rewriting) -> "Figure":
+    """A figure of the original, the new picture, their amplified difference and the probabilities on the way."""
+    figure = new_figure(2 * MARGIN + 4 * SIDE + 3 * GAP + AXIS, TOP + SIDE + 0.45)
+    source, target = rewriting.names
+    write(figure, f"{source} → {target}", MARGIN, MARGIN, fontsize=HEADING, weight="bold")
+    before, after = rewriting.probabilities.tolist()
+    likeness = f"PSNR {rewriting.psnr:.1f} dB, SSIM {rewriting.ssim:.4f}"
+    shown = (
+        ("original", f"{source} {before[0]:.1%}, {target} {before[1]:.1%}", rewriting.original),
+        ("rewritten", f"{source} {after[0]:.1%}, {target} {after[1]:.1%}", rewriting.picture),
+        (f"difference × {rewriting.amplification}", likeness, rewriting.difference),
+    )
+    for number, (first, second, picture) in enumerate(shown):
+        left = MARGIN + number * (SIDE + GAP)
+        write(figure, f"{first}\n{second}", left, TOP - 0.08, fontsize=SMALL, va="bottom")
+        panel(figure, left, TOP, SIDE, SIDE).imshow(np.asarray(picture), aspect="equal")
+    left = MARGIN + 3 * (SIDE + GAP) + AXIS
+    write(figure, "probability at each step\n ", left, TOP - 0.08, fontsize=SMALL, va="bottom")
+    write(figure, source, left, TOP - 0.08, fontsize=SMALL, va="bottom", color=BLUE)
+    write(figure, target, left + SIDE, TOP - 0.08, fontsize=SMALL, va="bottom", color=RED, ha="right")
+    _trace(panel(figure, left, TOP, SIDE, SIDE), rewriting)
+    width = figure.get_size_inches()[0]
+    write(figure, NOTICE, width / 2, TOP + SIDE + 0.22, fontsize=SMALL, color=GREY, ha="center")
+    return figure
+
+
+def _trace(axes: "Axes", rewriting: Rewriting) -> None:
+    values = rewriting.trace.cpu().numpy()
+    for column, colour in enumerate((BLUE, RED)):
+        axes.plot(values[:, column], color=colour, linewidth=1.2)
+    axes.axhline(rewriting.settings["probability"], color=GREY, linewidth=0.6, linestyle=":")
+    axes.set(ylim=(-0.02, 1.02), xlim=(0, max(1, len(values) - 1)))
+    axes.set_yticks([0, 0.5, 1])
+    axes.set_xticks([0, max(1, len(values) - 1)])
+    axes.tick_params(labelsize=6.5, colors=GREY, length=2)
+    axes.spines[["left", "bottom"]].set(visible=True, color=GREY, linewidth=0.6)

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, OutputError, suggest
 from vitrail.storage import finite, json_text
-from vitrail.tools.budget import Budget
-from vitrail.tools.lens import Lens, Levels, View, focus, sight_of
-from vitrail.tools.rewrite import PROBABILITY, Way, rewrite_levels, strongest
-from vitrail.tools.rewriting import NOTICE, Rewriting
+from vitrail.tools.lens import Budget, Lens, Levels, View, focus, sight_of
+from vitrail.tools.rewrite import NOTICE, PROBABILITY, Rewriting, Way, rewrite_levels, strongest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

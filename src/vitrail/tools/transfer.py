@@ -1,8 +1,14 @@
-"""Attention transfer: the attention maps are the only parameters, and follow the gradient of the target.
+"""Attention transfer.
+
+What `transfer` gives back: the prediction and its explanation, step by step.
+
+Attention transfer: the attention maps are the only parameters, and follow the gradient of the target.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 6. Paper -> code: the updated attention maps -> maps (Theta),
 learning rate 0.0004 -> eta, loss = logit of the target class -> the target. The loss is descended, so attention moves
 away from the target; the other direction is ours. The explanation shown at each step is `complete_gradient`.
+
+A film of explanations: evenly spaced frames side by side, or all of them one after the other.
 """
 
 import math
@@ -11,9 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.api import Request, attribution_of, read_request
@@ -25,14 +34,135 @@ from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.recording import widen
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
-from vitrail.errors import OptionError, TargetError
+from vitrail.errors import OptionError, OutputError, TargetError, suggest
 from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.plots.canvas import check_index, require_matplotlib, sample_target
+from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
+from vitrail.plots.tokens import Row, pieces, sentence_figure
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import Walker
+from vitrail.storage import finite, json_text
 from vitrail.targets import AnyTarget, Target, as_target
-from vitrail.tools.film import Transfer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image
+
+FRAMES = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """One entry for the model as it is and one after each update of its attention maps.
+
+    Args:
+        target: one class for each sample, the same in all steps.
+        logits: with the maps of each step put in place of the model's own.
+        scalar: the target's value, which the updates follow.
+        attributions: the explanation of each step.
+        attention: the maps of every block after the last update, first block to last.
+        clean: the logits of the model as it is, computed by its own attention.
+        settings: eta, steps, direction, gradient, renormalise.
+    """
+
+    target: Target
+    logits: Float[Tensor, "s b c"]
+    scalar: Float[Tensor, "s b"]
+    attributions: tuple[Attribution, ...]
+    attention: tuple[Float[Tensor, "b h q k"], ...]
+    clean: Float[Tensor, "b c"]
+    settings: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        """How many pictures the film has: one more than updates."""
+        return len(self.attributions)
+
+    @property
+    def maps(self) -> Float[Tensor, "s b n"]:
+        """The scores of all steps."""
+        return torch.stack([attribution.scores for attribution in self.attributions])
+
+    @property
+    def probabilities(self) -> Float[Tensor, "s b c"]:
+        """The softmax over classes; of a single logit, its sigmoid."""
+        return self.logits.sigmoid() if self.logits.shape[2] == 1 else self.logits.softmax(dim=2)
+
+    @property
+    def deviation(self) -> float:
+        """How far the logits are from the model's own when its unchanged maps are put in: 0 where bit for bit."""
+        return float((self.logits[0] - self.clean).abs().max())
+
+    def plot(
+        self,
+        image: Any = None,  # noqa: ANN401
+        *,
+        index: int = 0,
+        frames: int = FRAMES,
+        title: str | None = None,
+    ) -> "Figure":
+        """A film strip of one sample: maps of evenly spaced steps, first and last among them.
+
+        Args:
+            image: what to draw the maps over; a sentence needs none.
+            title: in place of the target.
+        """
+
+        return film_strip(self, image, index=index, frames=frames, title=title)
+
+    def gif(self, image: Any = None, *, index: int = 0, title: str | None = None) -> bytes:  # noqa: ANN401
+        """All steps of one sample as an animated GIF."""
+
+        return film_gif(self, image, index=index, title=title)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers of all steps, as JSON holds them."""
+        return finite(
+            {
+                "format": "vitrail.transfer",
+                "target": {"name": self.target.name, "first": self.target.first, "second": self.target.second},
+                "settings": dict(self.settings),
+                "deviation": self.deviation,
+                "grid": self.attributions[0].grid,
+                "tokens": self.attributions[0].tokens,
+                "scalar": self.scalar.tolist(),
+                "logits": self.logits.tolist(),
+                "scores": self.maps.tolist(),
+            }
+        )
+
+    def save(
+        self,
+        path: str | Path,
+        image: Any = None,  # noqa: ANN401
+        *,
+        index: int = 0,
+        title: str | None = None,
+    ) -> Path:
+        """Write the film strip as `.png`, `.pdf` or `.svg`, the film as `.gif`, the numbers as `.json`."""
+        from vitrail.storage import write_bytes
+
+        path = Path(path)
+        if path.suffix.lower() not in WRITERS:
+            raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
+        return write_bytes(path, WRITERS[path.suffix.lower()](self, image, index, title))
+
+
+def _strip(film: Transfer, image: Any, index: int, title: str | None, *, form: str) -> bytes:  # noqa: ANN401
+    from vitrail.plots.canvas import rendered
+
+    return rendered(film.plot(image, index=index, title=title), form)
+
+
+WRITERS: dict[str, Callable[[Transfer, Any, int, str | None], bytes]] = {
+    ".png": partial(_strip, form="png"),
+    ".pdf": partial(_strip, form="pdf"),
+    ".svg": partial(_strip, form="svg"),
+    ".gif": lambda film, image, index, title: film.gif(image, index=index, title=title),
+    ".json": lambda film, image, index, title: json_text(film.to_dict()).encode(),
+}
+
 
 METHOD = "complete_gradient"
 WANTED = Wanted.of(frozenset({"output_grad"}))
@@ -204,3 +334,84 @@ def _film(scene: Scene, maps: Maps, put: Put, rule: Rule, steps: int) -> tuple[l
             leaves = shown if put is in_place_of else scene.see(maps, in_place_of)
             maps = rule.step(maps, leaves.gradients, visible)
     return seen, maps
+
+
+LINE, SIDE = 4, 2.2
+"""Pictures in a line of the strip; inches of a frame of the film."""
+MILLISECONDS, LAST = 160, 1600
+
+
+def film_strip(
+    film: Transfer,
+    image: Any = None,  # noqa: ANN401
+    *,
+    index: int = 0,
+    frames: int = FRAMES,
+    title: str | None = None,
+) -> "Figure":
+    """A figure of evenly spaced steps, each map divided by its own largest magnitude."""
+    index = check_index(film.attributions[0], index)
+    if frames < 2:
+        raise OptionError(f"frames={frames}, but a strip shows at least the first step and the last.")
+    return _figure(film, _spaced(len(film), frames), image, index, title, side=1.5)
+
+
+def film_gif(film: Transfer, image: Any = None, *, index: int = 0, title: str | None = None) -> bytes:  # noqa: ANN401
+    """All steps as an animated GIF that starts over after its last picture."""
+    index = check_index(film.attributions[0], index)
+    pictures = [_pixels(_figure(film, [step], image, index, title, side=SIDE)) for step in range(len(film))]
+    size = max(p.width for p in pictures), max(p.height for p in pictures)
+    shown = [_on_white(picture, size) for picture in pictures]
+    sink = BytesIO()
+    durations = [MILLISECONDS] * (len(shown) - 1) + [LAST]
+    shown[0].save(sink, "GIF", save_all=True, append_images=shown[1:], duration=durations, loop=0)
+    return sink.getvalue()
+
+
+def _spaced(count: int, frames: int) -> list[int]:
+    frames = min(frames, count)
+    return sorted({round(i * (count - 1) / max(frames - 1, 1)) for i in range(frames)})
+
+
+def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str | None, *, side: float) -> "Figure":  # noqa: ANN401
+    require_matplotlib()
+    heading = str(sample_target(film.attributions[0], index)) if title is None else title
+    if film.attributions[0].kind == "text":
+        rows = [Row(_caption(film, step, index), pieces(film.attributions[step], index)) for step in steps]
+        return sentence_figure([(heading, rows)], signed=True)
+    picture = None if image is None else as_picture(image, index)
+    start = [Panel("input", picture=picture)] if picture is not None and len(steps) > 1 else []
+    maps = [
+        Panel(_caption(film, step, index), sample_map(film.attributions[step], index, picture), signed=True)
+        for step in steps
+    ]
+    panels = [*start, *maps]
+    lines = [panels[i : i + LINE] for i in range(0, len(panels), LINE)]
+    return panel_figure(lines, picture, heading=heading, side=side)
+
+
+def _caption(film: Transfer, step: int, index: int) -> str:
+    """The step, the value that is followed, and the probability where the target is one class."""
+    value, first = float(film.scalar[step, index]), film.target.first
+    said = f"step {step}: {value:.2f}"
+    if film.target.second is not None or not isinstance(first, tuple):
+        return said
+    return f"{said}, {float(film.probabilities[step, index, first[index]]):.1%}"
+
+
+def _pixels(figure: "Figure") -> "Image":
+    from PIL import Image
+
+    sink = BytesIO()
+    figure.savefig(sink, format="png", dpi=100)
+    with Image.open(sink) as picture:
+        return picture.convert("RGB")
+
+
+def _on_white(picture: "Image", size: tuple[int, int]) -> "Image":
+    """The picture at the top left of a white one, in the 256 colours that reach furthest."""
+    from PIL import Image
+
+    canvas = Image.new("RGB", size, "white")
+    canvas.paste(picture, (0, 0))
+    return canvas.quantize(256, Image.Quantize.MAXCOVERAGE)

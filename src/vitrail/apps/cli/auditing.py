@@ -15,8 +15,8 @@ from vitrail.apps.cli.reporting import note, out, reported
 from vitrail.apps.cli.specs import check_specs, parse_spec
 from vitrail.errors import InputError, OutputError
 from vitrail.models.loading import Loaded
+from vitrail.tools.audit import Audit
 from vitrail.tools.detail import DEFAULT_METHOD
-from vitrail.tools.findings import Audit
 
 HELP = """Find the pictures of a labelled folder whose label the model doubts.
 

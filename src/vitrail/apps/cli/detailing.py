@@ -135,9 +135,7 @@ def _write_matrix(path: Path, loaded: Loaded, sample: Sample, matrix: list[list[
 
 
 def _image_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> "Figure":
-    from vitrail.plots.overlay import sample_map
-    from vitrail.plots.panels import Panel, panel_figure
-    from vitrail.plots.picture import as_picture
+    from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
     picture = as_picture(sample.picture)
     names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
@@ -153,9 +151,8 @@ def _image_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]
 
 
 def _text_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> "Figure":
-    from vitrail.plots.pieces import pieces
-    from vitrail.plots.sentence import Row as Line
-    from vitrail.plots.sentence import sentence_figure
+    from vitrail.plots.tokens import Row as Line
+    from vitrail.plots.tokens import pieces, sentence_figure
 
     names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
     groups = [

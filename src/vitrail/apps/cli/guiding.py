@@ -21,10 +21,9 @@ from vitrail.apps.cli.sources import Source, check_source, sample_of
 from vitrail.apps.cli.specs import Spec, check_specs, parse_spec
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.bench.opened import affine
+from vitrail.evaluate.stitch import SIZES, find_arrangement
 from vitrail.models.loading import Loaded, Sample
-from vitrail.tools.guide import average, guided
-from vitrail.tools.setup import DEFAULT_METHOD, Guided, Setup
-from vitrail.tools.stitch import SIZES, find_arrangement
+from vitrail.tools.guide import DEFAULT_METHOD, Guided, Setup, average, guided
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,9 +150,7 @@ def _write(path: Path, row: Row, first: Guided, sample: Sample, loaded: Loaded, 
 
 def _sheet(row: Row, first: Guided, sample: Sample, loaded: Loaded, alone: Attribution) -> "Figure":
     """The picture, its map without guidance, the stitched picture with its map, and the part that is kept."""
-    from vitrail.plots.overlay import sample_map
-    from vitrail.plots.panels import Panel, panel_figure
-    from vitrail.plots.picture import as_picture
+    from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
     (found,) = row.attributions
     picture, stitched = as_picture(sample.picture), as_picture(_in_colours(first.stitched, loaded))

@@ -123,8 +123,7 @@ def _figure(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
 
 def _page(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
     """One page with every picture or sentence under the name of its target."""
-    from vitrail.plots.document import document
-    from vitrail.plots.page import to_html
+    from vitrail.plots.page import document, to_html
     from vitrail.storage import write_bytes
 
     body: list[str] = []

@@ -21,10 +21,8 @@ from vitrail.apps.cli.sources import Source, check_source, images_in
 from vitrail.errors import OptionError, OutputError, TargetError, VitrailError
 from vitrail.models.loading import Loaded
 from vitrail.models.loading.images import open_image
-from vitrail.tools.budget import Budget
-from vitrail.tools.lens import sight_of
-from vitrail.tools.rewrite import PROBABILITY, STEPS, Way, rewrite
-from vitrail.tools.rewriting import NOTICE, Rewriting
+from vitrail.tools.lens import Budget, sight_of
+from vitrail.tools.rewrite import NOTICE, PROBABILITY, STEPS, Rewriting, Way, rewrite
 from vitrail.tools.robustness import AUDIT_STEPS, BUDGETS, WRITERS, Robustness, robustness
 
 if TYPE_CHECKING:
@@ -130,7 +128,7 @@ def _show(made: Rewriting) -> None:
 def _write(made: Rewriting, output: Path | None, sheet: Path | None, difference: Path | None) -> None:
     from vitrail.plots.canvas import rendered
     from vitrail.storage import write_bytes
-    from vitrail.tools.rewriting import png
+    from vitrail.tools.rewrite import png
 
     if output is not None:
         note(f"wrote {made.save(output)}")

@@ -17,8 +17,7 @@ from vitrail.apps.cli.show import show_answer
 from vitrail.apps.cli.sources import Source, check_source, sample_of
 from vitrail.errors import InputError, OutputError, suggest
 from vitrail.models.loading import Loaded
-from vitrail.tools.film import WRITERS, Transfer
-from vitrail.tools.transfer import transfer
+from vitrail.tools.transfer import WRITERS, Transfer, transfer
 
 HELP = """Let the attention maps follow the gradient of a class, and watch.
 

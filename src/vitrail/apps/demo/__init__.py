@@ -14,8 +14,7 @@ from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
-from vitrail.plots.document import document, image
-from vitrail.plots.page import to_html
+from vitrail.plots.page import document, embedded, to_html
 from vitrail.storage import write_bytes
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[E
     for (name, data), explained in zip(sheets.items(), (pictures, sentences), strict=True):
         methods = ", ".join(a.label for a in explained[0].attributions)
         alt = f"{name}: {methods} for {'; '.join(e.title for e in explained)}"
-        blocks.append(f"<p>{image(data, alt, look='max-width:100%')}</p>")
+        blocks.append(f"<p>{embedded(data, alt, look='max-width:100%')}</p>")
     for one in sentences:
         blocks.append(f"<h2>{escape(one.title)}</h2>")
         blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]

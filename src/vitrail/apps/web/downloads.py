@@ -8,11 +8,9 @@ from vitrail.apps.web.explaining import Case
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
 from vitrail.plots.canvas import rendered
-from vitrail.plots.overlay import sample_map
+from vitrail.plots.figures import comparison_sheet
 from vitrail.plots.page import origin
-from vitrail.plots.panels import Panel, panel_figure
-from vitrail.plots.picture import as_picture
-from vitrail.plots.sheet import comparison_sheet
+from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.storage import WRITERS, json_text
 
 PALETTES = {

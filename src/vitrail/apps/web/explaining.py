@@ -22,11 +22,11 @@ from vitrail.apps.web.refusals import GoneError
 from vitrail.apps.web.sessions import Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
+from vitrail.capture.predict import look
 from vitrail.errors import OptionError, TargetError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample
 from vitrail.relevance import Walk
-from vitrail.tools.looking import look
 
 SMALL = 2**12
 """Bytes that every result is counted for at least."""

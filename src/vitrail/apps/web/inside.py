@@ -15,7 +15,7 @@ from vitrail.apps.web.payload import packed
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError
-from vitrail.plots.pieces import real_tokens
+from vitrail.plots.tokens import real_tokens
 
 MOST = 2**25
 """Bytes of the attention maps that are kept of one input."""

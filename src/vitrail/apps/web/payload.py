@@ -10,7 +10,7 @@ from vitrail.apps.web.explaining import Case
 from vitrail.apps.web.reading import data_url
 from vitrail.attribution import Attribution
 from vitrail.methods import METHODS
-from vitrail.plots.pieces import pieces, real_tokens, token_names, word_groups
+from vitrail.plots.tokens import pieces, real_tokens, token_names, word_groups
 
 TOP = 6
 """Classes that are listed before one searches."""

@@ -13,12 +13,12 @@ from vitrail.apps.web.explaining import Case, Explorer
 from vitrail.apps.web.passes import running
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
+from vitrail.capture.predict import look
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
 from vitrail.evaluate.metrics.perturbation import UNITS
 from vitrail.evaluate.metrics.texts import MODES
-from vitrail.tools.looking import look
 
 RANDOM = 8
 """Random orders that every map is compared with."""

@@ -11,8 +11,8 @@ from vitrail.apps.web.payload import case_json, map_json, token_json
 from vitrail.apps.web.reading import data_url
 from vitrail.apps.web.words import PLAIN
 from vitrail.attribution import Attribution
-from vitrail.plots.document import document
-from vitrail.plots.picture import as_picture
+from vitrail.plots.page import document
+from vitrail.plots.pictures import as_picture
 
 
 def case_page(case: Case, target: int, found: Sequence[Attribution], palette: str) -> str:

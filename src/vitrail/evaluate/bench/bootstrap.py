@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from vitrail.evaluate.bench.column import Column
+from vitrail.evaluate.bench.measure import Column
 
 Features = Float[np.ndarray, "n f"]
 Present = Bool[np.ndarray, " n"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vitrail.errors import MissingExtraError, OptionError, suggest
-from vitrail.evaluate.bench.units import Finished, Unit
+from vitrail.evaluate.bench.plan import Finished, Unit
 
 Work = Callable[[Unit], Finished]
 Engine = Callable[[Iterable[Unit], Work], Generator[Finished, None, None]]

@@ -1,10 +1,18 @@
-"""What methods show of a batch, each explanation made once: for the explained class, for other classes, and for the
-model with its weights randomised. One recording serves all methods that want the same examples and classes."""
+"""Explanations of a batch.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+What one method made of a batch, as metrics see it.
+
+Which other classes a metric wants explained, for each example of a batch.
+
+What methods show of a batch, each explanation made once: for the explained class, for other classes, and for the
+model with its weights randomised. One recording serves all methods that want the same examples and classes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail import targets
@@ -12,12 +20,92 @@ from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, VitrailError
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.batches import Batch
-from vitrail.evaluate.bench.further import Classes
+from vitrail.evaluate.bench.opened import Settings
+from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
-from vitrail.evaluate.bench.settings import Settings
-from vitrail.evaluate.bench.shown import Shown
-from vitrail.evaluate.bench.texts import Texts
+from vitrail.evaluate.bench.texts import Batch, Texts
+
+Values = list[dict[str, Any]]
+"""For each example the plain numbers that are stored of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What one method made of a batch.
+
+    Args:
+        scores: one per patch or token.
+        classes: the explained class of each example; empty for questions.
+        maps: for pictures, the patches in their places.
+        pixels: for methods that work on pixels.
+        others: for each example, what is shown for the other classes that a metric asks for.
+        cascade: the scores of the model whose parts are randomised one after the other, with the parts' names.
+    """
+
+    scores: Float[Tensor, "b n"]
+    classes: tuple[int, ...]
+    maps: Float[Tensor, "b y x"] | None = None
+    pixels: Float[Tensor, "b h w"] | None = None
+    others: tuple[Mapping[int, "Shown"], ...] = ()
+    cascade: Sequence[tuple[str, Float[Tensor, "b n"]]] = ()
+
+    @property
+    def finest(self) -> Float[Tensor, "b y x"]:
+        """The map as fine as the method gives it."""
+        found = self.maps if self.pixels is None else self.pixels
+        assert found is not None
+        return found
+
+    @property
+    def places(self) -> Float[Tensor, "b y x"]:
+        """One value per patch."""
+        assert self.maps is not None
+        return self.maps
+
+    def with_(self, others: tuple[Mapping[int, "Shown"], ...], cascade: Sequence[tuple[str, Tensor]]) -> "Shown":
+        """The same beside what else a metric asks for."""
+        return replace(self, others=others, cascade=cascade)
+
+    def take(self, rows: Sequence[int]) -> "Shown":
+        """Some of the examples."""
+        some = list(rows)
+        return Shown(
+            self.scores[some],
+            tuple(self.classes[i] for i in some) if self.classes else (),
+            None if self.maps is None else self.maps[some],
+            None if self.pixels is None else self.pixels[some],
+            tuple(self.others[i] for i in some) if self.others else (),
+            [(part, scores[some]) for part, scores in self.cascade],
+        )
+
+
+Classes = tuple[int, ...]
+Further = Callable[[Batch, Classes], tuple[Classes, ...]]
+
+
+def no_other(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
+    """None."""
+    return ((),) * len(batch.keys)
+
+
+def neighbour(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
+    """Another one, as AttCAT's code chooses it: the one before, 1 for class 0."""
+    return tuple((c - 1 if c > 0 else 1,) for c in classes)
+
+
+def rival(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
+    """The likeliest beside the explained one; none where the model has but one class."""
+    logits = batch.logits.clone()
+    for row, c in enumerate(classes):
+        logits[row, c] = -float("inf")
+    return tuple((c,) if logits.shape[1] > 1 else () for c in logits.argmax(dim=1).tolist())
+
+
+def of_objects(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
+    """One for every class of PASCAL VOC that can be seen."""
+    assert isinstance(batch, Pictures)
+    return tuple(() if isinstance(found, str) else tuple(found.classes.values()) for found in batch.objects)
+
 
 Place = tuple[str, tuple[str, ...], Classes]
 """The view, the examples and their classes."""

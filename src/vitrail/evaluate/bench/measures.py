@@ -1,61 +1,35 @@
-"""The table of metrics: a batch and the maps of one method in, plain numbers for each example out.
+"""The table of metrics."""
 
-What is stored is what every later table needs of an example, not the metric itself: counts, or a point of a curve for
-every level. `columns.py` makes numbers of them.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from vitrail.errors import OptionError, suggest
-from vitrail.evaluate import metrics
 from vitrail.evaluate.bench import on_both, on_pictures, on_texts
-from vitrail.evaluate.bench.further import Further, neighbour, no_other, of_objects, rival
-from vitrail.evaluate.bench.shown import Values
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A line of the table.
-
-    Args:
-        kinds: the data it measures on.
-        gives: what the data set must know of an example.
-        further: the classes it wants explained beside the protocol's.
-        randomised: whether it also wants the model explained while its weights are randomised.
-    """
-
-    name: str
-    run: Callable[..., Values]
-    kinds: tuple[str, ...]
-    gives: frozenset[str] = frozenset()
-    further: Further = no_other
-    randomised: bool = False
-
-
-_IMAGE, _TEXT, _BOTH = ("image",), ("text",), ("image", "text")
+from vitrail.evaluate.bench.measure import Column, Measure
+from vitrail.evaluate.bench.protocols import Protocol
 
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
-        Measure("segmentation", on_pictures.segmentation, _IMAGE, frozenset({"mask"})),
-        Measure("pointing", on_pictures.pointing, _IMAGE, frozenset({"mask"})),
-        Measure("boxes", on_pictures.boxes, _IMAGE, frozenset({"boxes"})),
-        Measure("voc", on_pictures.voc, _IMAGE, frozenset({"mask", "voc classes"}), of_objects),
-        Measure("positive", on_pictures.curve("positive"), _IMAGE),
-        Measure("negative", on_pictures.curve("negative"), _IMAGE),
-        Measure("insertion", on_pictures.steps(metrics.insertion), _IMAGE),
-        Measure("deletion", on_pictures.steps(metrics.deletion), _IMAGE),
-        Measure("text_deletion", on_texts.text_curve("delete"), _TEXT),
-        Measure("text_padding", on_texts.text_curve("pad"), _TEXT),
-        Measure("comprehensiveness", on_texts.text_curve("delete", "eraser"), _TEXT),
-        Measure("sufficiency", on_texts.text_curve("keep", "eraser"), _TEXT),
-        Measure("kendall", on_texts.kendall, _TEXT, further=neighbour),
-        Measure("token_f1", on_texts.token_f1, _TEXT, frozenset({"rationale"})),
-        Measure("precision_at_k", on_texts.precision_at_k, ("question",), frozenset({"answers"})),
-        Measure("randomisation", on_both.randomisation, _BOTH, randomised=True),
-        Measure("class_sensitivity", on_both.class_sensitivity, _BOTH, further=rival),
-        Measure("ranks", on_both.ranks, (*_BOTH, "question")),
+        on_pictures.SEGMENTATION,
+        on_pictures.POINTING,
+        on_pictures.BOXES,
+        on_pictures.VOC_SEGMENTATION,
+        on_pictures.POSITIVE,
+        on_pictures.NEGATIVE,
+        on_pictures.INSERTION,
+        on_pictures.DELETION,
+        on_pictures.ROAD_POSITIVE,
+        on_pictures.ROAD_NEGATIVE,
+        on_texts.DELETION,
+        on_texts.PADDING,
+        on_texts.COMPREHENSIVENESS,
+        on_texts.SUFFICIENCY,
+        on_texts.KENDALL,
+        on_texts.TOKEN_F1,
+        on_texts.PRECISION_AT_K,
+        on_both.RANDOMISATION,
+        on_both.CLASS_SENSITIVITY,
+        on_both.RANKS,
     )
 }
 
@@ -65,3 +39,9 @@ def find_measure(name: str) -> Measure:
     if name not in MEASURES:
         raise OptionError(f"there is no metric {name!r}. {suggest(name, MEASURES)}")
     return MEASURES[name]
+
+
+def columns_of(protocol: Protocol, metrics: Sequence[str]) -> list[Column]:
+    """The columns that can be made of these metrics, in the order of the metrics."""
+    made = [column for name in metrics for column in MEASURES[name].columns(protocol)]
+    return [column for column in made if set(column.needs) <= set(metrics)]

@@ -1,5 +1,9 @@
 """Metrics of pictures and texts alike: does the map depend on the weights and on the class; which map is like which?"""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from scipy.stats import rankdata
@@ -7,11 +11,11 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.batches import Batch
+from vitrail.evaluate.bench.explained import Shown, Values, rival
+from vitrail.evaluate.bench.measure import Array, Column, Measure, Panel, Stored, plain
 from vitrail.evaluate.bench.on_texts import real_rows
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.shown import Shown, Values
-from vitrail.evaluate.bench.texts import Texts
+from vitrail.evaluate.bench.texts import Batch, Texts
 
 
 def randomisation(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
@@ -46,3 +50,39 @@ def _alike(batch: Batch, scores: Tensor, other: Tensor) -> np.ndarray:
 def _rows(batch: Batch, scores: Tensor) -> list[np.ndarray]:
     """The scores of each example, without padding."""
     return real_rows(batch, scores) if isinstance(batch, Texts) else list(scores.cpu().numpy())
+
+
+def _cascade_columns(protocol: Protocol) -> list[Column]:
+    """How like the trained model's map: with a random head, with all weights random, and the mean over all steps.
+
+    A map with its sign turned is alike too, so the size of the correlation counts.
+    """
+    steps = {"random head": lambda row: row[0], "all random": lambda row: row[-1], "cascade": np.mean}
+    return [
+        Column(name, ("randomisation",), higher=False, features=partial(_likeness, of)) for name, of in steps.items()
+    ]
+
+
+def _likeness(of: Callable[[Array], Any], values: Stored) -> Array:
+    return np.array([[of(np.abs(row["correlation"]))] for (row,) in values])
+
+
+_BOTH = ("image", "text")
+RANDOMISATION = Measure(
+    "randomisation", "rank correlation with the map of the model with random weights", randomisation, _BOTH,
+    _cascade_columns, randomised=True,
+    panels=(
+        Panel(
+            "weights randomised", "parts, from the output down", "|rank correlation|",
+            lambda row: [1.0, *np.abs(row["correlation"])], lambda _, count: np.arange(count),
+        ),
+    ),
+)  # fmt: skip
+CLASS_SENSITIVITY = Measure(
+    "class_sensitivity", "rank correlation of the maps of the two most likely classes", class_sensitivity, _BOTH,
+    lambda _: [plain("class sensitivity", "class_sensitivity", "correlation", higher=False)], further=rival,
+)  # fmt: skip
+RANKS = Measure(
+    "ranks", "the order of the scores, from which the agreement of methods is computed", ranks, (*_BOTH, "question"),
+    lambda _: [],  # the agreement is a table of its own
+)  # fmt: skip

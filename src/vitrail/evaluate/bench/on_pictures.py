@@ -1,7 +1,8 @@
 """Metrics of pictures as the bench runs them: counts against masks and boxes, points of perturbation curves."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
+from vitrail.evaluate.bench.explained import Shown, Values, of_objects
+from vitrail.evaluate.bench.measure import TINY, Array, Column, Measure, Panel, Stored, plain
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.shown import Shown, Values
+from vitrail.evaluate.data.segmented import VOC
+from vitrail.evaluate.metrics.localisation import SETTINGS, THRESHOLDS
 
 T = TypeVar("T")
 
@@ -106,6 +110,27 @@ def steps(run: Callable[..., metrics.Curve]) -> Callable[[Pictures, Shown, Proto
     return measure
 
 
+def road(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
+    """Hits and probability while pixels are imputed in this order, at the protocol's levels below 1."""
+
+    def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
+        levels = [level for level in protocol.levels if level < 1]
+        judged = _judged(batch, protocol)
+        seen: list[Tensor] = []
+
+        def score(images: Tensor) -> Tensor:
+            logits = batch.score(images)
+            seen.append(logits.argmax(dim=1) == judged)
+            return logits
+
+        labels = torch.tensor(shown.classes)
+        found = metrics.road(score, batch.images, shown.finest, labels, order=order, levels=levels)
+        pairs = zip(torch.stack(seen, dim=1).tolist(), found.curve.tolist(), strict=True)
+        return [{"hits": list(map(int, hit)), "probability": likely} for hit, likely in pairs]
+
+    return measure
+
+
 def _masks(batch: Pictures) -> Tensor:
     return torch.stack([batch.mask(number) for number in range(len(batch.examples))])
 
@@ -126,3 +151,165 @@ def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
 def _point(logits: Tensor, classes: Sequence[int]) -> Float[np.ndarray, " b"]:
     chosen = torch.tensor(classes, device=logits.device)[:, None]
     return logits.log_softmax(dim=1).gather(1, chosen)[:, 0].double().exp().cpu().numpy()
+
+
+POINTS = 1 + len(THRESHOLDS)
+CLASSES = len(VOC)
+
+
+def segmentation_columns(protocol: Protocol) -> list[Column]:
+    """Pixel accuracy, mAP, mIoU and mF1 of object and background."""
+    chosen = tuple(SETTINGS[protocol.threshold])
+    return [
+        Column(name, ("segmentation",), higher=True, features=_counts, finish=partial(_at_threshold, chosen, part))
+        for part, name in enumerate(("pixel accuracy", "mAP", "mIoU", "mF1"))
+    ]
+
+
+def _counts(values: Stored) -> Array:
+    confusion = np.array([row["confusion"] for (row,) in values], dtype=np.float64)
+    hits, alarms, misses, _ = np.moveaxis(confusion, -1, 0)
+    f1 = 2 * hits / np.maximum(2 * hits + alarms + misses, 1)
+    precision = np.array([[row["average_precision"]] for (row,) in values])
+    return np.concatenate([confusion.reshape(len(values), -1), f1, precision], axis=1)
+
+
+def _at_threshold(chosen: tuple[int, ...], part: int, means: Array) -> Array:
+    """Pixel accuracy, mAP, mIoU or mF1 in per cent, at the chosen threshold with the highest mIoU."""
+    confusion = means[..., : 4 * POINTS].reshape(*means.shape[:-1], POINTS, 4)
+    f1, precision = means[..., 4 * POINTS : 5 * POINTS], means[..., -1]
+    hits, alarms, misses, rejections = np.moveaxis(confusion, -1, 0)
+    both = np.stack([rejections, hits], axis=-1)
+    iou = (both / np.maximum(both + (alarms + misses)[..., None], TINY)).mean(axis=-1)
+    best = np.array(chosen)[iou[..., list(chosen)].argmax(axis=-1)]
+    accuracy = (hits + rejections) / np.maximum(confusion.sum(axis=-1), TINY)
+
+    def at(per_threshold: Array) -> Array:
+        return np.take_along_axis(per_threshold, best[..., None], axis=-1)[..., 0]
+
+    return 100 * (at(accuracy), precision, at(iou), at(f1))[part]
+
+
+def voc_columns(protocol: Protocol) -> list[Column]:
+    """Pixel accuracy and mIoU over VOC's classes and the background."""
+    return [
+        Column(name, ("voc",), higher=True, features=_class_counts, finish=partial(_over_classes, part))
+        for part, name in enumerate(("VOC pixel accuracy", "VOC mIoU"))
+    ]
+
+
+def _class_counts(values: Stored) -> Array:
+    """Of every class: pixels of the mask, then, at each threshold, those in mask and maps, and those in the maps."""
+    whole = np.zeros((len(values), 1 + 2 * len(THRESHOLDS), CLASSES))
+    for one, (row,) in zip(whole, values, strict=True):
+        shared, shown, true = np.moveaxis(np.array(row["counts"]), -1, 0)
+        one[:, row["classes"]] = np.concatenate([true[:1], shared, shown])
+    return whole.reshape(len(values), -1)
+
+
+def _over_classes(part: int, means: Array) -> Array:
+    """Pixel accuracy or mIoU in per cent, at the threshold with the highest mIoU over the classes that are there."""
+    counts = means.reshape(*means.shape[:-1], 1 + 2 * len(THRESHOLDS), CLASSES)
+    true, shared, shown = np.split(counts, [1, 1 + len(THRESHOLDS)], axis=-2)
+    union = shown + true - shared
+    iou = (shared / np.maximum(union, TINY)).sum(axis=-1) / np.maximum((union > 0).sum(axis=-1), 1)
+    accuracy = shared.sum(axis=-1) / np.maximum(true.sum(axis=-1), TINY)
+    best = iou.argmax(axis=-1)[..., None]
+    return 100 * np.take_along_axis((accuracy, iou)[part], best, axis=-1)[..., 0]
+
+
+def _curve_columns(order: str, protocol: Protocol) -> list[Column]:
+    """The area under the curve; where the protocol says so AOPC and LOdds, or the distance of the two curves."""
+    found = [Column(f"{order} AUC", (order,), order == "negative", partial(_areas, protocol))]
+    if protocol.drops and order == "positive":
+        found.append(Column("AOPC", (order,), higher=True, features=_drops))
+        found.append(Column("LOdds", (order,), higher=False, features=_log_odds))
+    if protocol.area == "mean" and order == "negative":  # AGCAM
+        found.append(Column("ABPC", ("positive", "negative"), higher=True, features=_gaps))
+    return found
+
+
+def _areas(protocol: Protocol, values: Stored) -> Array:
+    hits = np.array([row["hits"] for (row,) in values], dtype=np.float64)
+    return metrics.areas(hits.T, rule=protocol.area, levels=protocol.levels)[:, None]
+
+
+def _drops(values: Stored) -> Array:
+    likely = np.array([row["probability"] for (row,) in values])
+    return (likely[:, :1] - likely).mean(axis=1, keepdims=True)
+
+
+def _log_odds(values: Stored) -> Array:
+    likely = np.log(np.maximum([row["probability"] for (row,) in values], TINY))
+    return (likely - likely[:, :1]).mean(axis=1, keepdims=True)
+
+
+def _gaps(values: Stored) -> Array:
+    """The mean distance of the two probability curves: how far the order of the map matters."""
+    pairs = [np.mean(low["probability"]) - np.mean(high["probability"]) for high, low in values]
+    return np.array(pairs)[:, None]
+
+
+def _mean_of(entry: str, values: Stored) -> Array:
+    return np.array([np.mean(row[entry], keepdims=True) for (row,) in values])
+
+
+def _curve_panels(order: str) -> tuple[Panel, ...]:
+    def of(entry: str) -> Callable[[Mapping[str, Any]], Sequence[float]]:
+        return lambda row: row[entry]
+
+    return tuple(
+        Panel(f"{order}: {up}", "removed fraction", up, of(entry), lambda protocol, _: np.array(protocol.levels))
+        for up, entry in (("accuracy", "hits"), ("probability", "probability"))
+    )
+
+
+_IMAGE, _MASK = ("image",), frozenset({"mask"})
+SEGMENTATION = Measure(
+    "segmentation", "the map against the mask of the object", segmentation, _IMAGE, segmentation_columns, _MASK
+)
+POINTING = Measure(
+    "pointing", "whether the highest point lies on the object", pointing, _IMAGE,
+    lambda _: [plain("pointing", "pointing", "hit")], _MASK,
+)  # fmt: skip
+BOXES = Measure(
+    "boxes", "energy inside the boxes, overlap with the box around the map, pointing game", boxes, _IMAGE,
+    lambda _: [
+        plain("box energy", "boxes", "energy"), plain("box IoU", "boxes", "iou"), plain("box pointing", "boxes", "hit"),
+    ],
+    frozenset({"boxes"}),
+)  # fmt: skip
+VOC_SEGMENTATION = Measure(
+    "voc", "maps of all classes in the picture against the classes of the mask", voc, _IMAGE, voc_columns,
+    frozenset({"mask", "voc classes"}), of_objects,
+)  # fmt: skip
+POSITIVE, NEGATIVE = (
+    Measure(
+        order, f"the prediction while the {first}-scored parts are removed first", curve(order), _IMAGE,
+        partial(_curve_columns, order), panels=_curve_panels(order),
+    )
+    for order, first in (("positive", "highest"), ("negative", "lowest"))
+)  # fmt: skip
+INSERTION = Measure(
+    "insertion", "the probability while the highest-scored pixels appear", steps(metrics.insertion), _IMAGE,
+    lambda _: [plain("insertion", "insertion", "mean")],
+)  # fmt: skip
+DELETION = Measure(
+    "deletion", "the probability while the highest-scored pixels disappear", steps(metrics.deletion), _IMAGE,
+    lambda _: [plain("deletion", "deletion", "mean", higher=False)],
+)  # fmt: skip
+ROAD_POSITIVE, ROAD_NEGATIVE = (
+    Measure(
+        f"road_{order}", f"ROAD: the prediction while the {first}-scored pixels are imputed first", road(order), _IMAGE,
+        lambda _, order=order, higher=higher: [
+            Column(f"ROAD {order} accuracy", (f"road_{order}",), higher, partial(_mean_of, "hits"))
+        ],
+        panels=(
+            Panel(
+                f"ROAD {order}: accuracy", "removed fraction", "accuracy", lambda row: row["hits"],
+                lambda protocol, count: np.array(protocol.levels[:count]),
+            ),
+        ),
+    )
+    for order, first, higher in (("positive", "highest", False), ("negative", "lowest", True))
+)  # fmt: skip

@@ -1,6 +1,7 @@
 """Metrics of texts and questions as the bench runs them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
+from vitrail.evaluate.bench.explained import Shown, Values, neighbour
+from vitrail.evaluate.bench.measure import TINY, Array, Column, Measure, Panel, Stored, plain
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.shown import Shown, Values
 from vitrail.evaluate.bench.texts import Texts
 from vitrail.evaluate.metrics.rationales import top
 
@@ -78,3 +80,78 @@ def real_rows(batch: Texts, scores: Tensor) -> list[np.ndarray]:
     """The scores of the real tokens of each text."""
     real = batch.encoding["attention_mask"].bool().cpu()
     return [row[keep].numpy() for row, keep in zip(scores.cpu(), real, strict=True)]
+
+
+def _drop(name: str, metric: str, *, higher: bool, absolute: bool = False) -> Column:
+    def features(values: Stored) -> Array:
+        drops = np.array([[row["p"]] for (row,) in values]) - np.array([row["p_k"] for (row,) in values])
+        return (np.abs(drops) if absolute else drops).mean(axis=1, keepdims=True)
+
+    return Column(name, (metric,), higher, features)
+
+
+def _log_odds(values: Stored) -> Array:
+    clean, removed = np.array([[row["p"]] for (row,) in values]), np.array([row["p_k"] for (row,) in values])
+    return (np.log(np.maximum(removed, TINY)) - np.log(np.maximum(clean, TINY))).mean(axis=1, keepdims=True)
+
+
+def _f1_columns(protocol: Protocol) -> list[Column]:
+    """The mean over all k, and single ones: all of a short list, every fourth of a long one."""
+    shown = range(len(protocol.ks)) if len(protocol.ks) <= 8 else range(3, len(protocol.ks), 4)
+    whole = Column("token-F1", ("token_f1",), higher=True, features=lambda values: _f1(values).mean(1, keepdims=True))
+    single = [Column(f"F1@{protocol.ks[i]}", ("token_f1",), higher=True, features=partial(_f1_at, i)) for i in shown]
+    return [whole, *single]
+
+
+def _f1(values: Stored) -> Array:
+    """ERASER's F1 of every text at every k, in per cent."""
+    return np.array([100 * _f1_curve(row) for (row,) in values])
+
+
+def _f1_at(index: int, values: Stored) -> Array:
+    return _f1(values)[:, [index]]
+
+
+def _f1_curve(row: Mapping[str, Any]) -> Array:
+    return 2 * np.array(row["hits"], dtype=np.float64) / np.maximum(np.array(row["chosen"]) + row["gold"], 1)
+
+
+def _removal_panel(name: str) -> Panel:
+    """The probability level by level, the clean one first."""
+    return Panel(
+        name, "level", "probability", lambda row: [row["p"], *row["p_k"]], lambda _, count: np.linspace(0, 1, count)
+    )
+
+
+_TEXT = ("text",)
+DELETION = Measure(
+    "text_deletion", "how far the probability falls while the highest-scored tokens are deleted",
+    text_curve("delete"), _TEXT, lambda p: [_drop("AOPC", "text_deletion", higher=True, absolute=p.absolute)],
+    panels=(_removal_panel("tokens deleted"),),
+)  # fmt: skip
+PADDING = Measure(
+    "text_padding", "how far the log-probability falls while the highest-scored tokens become [PAD]",
+    text_curve("pad"), _TEXT, lambda _: [Column("LOdds", ("text_padding",), higher=False, features=_log_odds)],
+    panels=(_removal_panel("tokens padded"),),
+)  # fmt: skip
+COMPREHENSIVENESS = Measure(
+    "comprehensiveness", "ERASER: how far the probability falls without the highest-scored tokens",
+    text_curve("delete", "eraser"), _TEXT, lambda _: [_drop("comprehensiveness", "comprehensiveness", higher=True)],
+)  # fmt: skip
+SUFFICIENCY = Measure(
+    "sufficiency", "ERASER: how far the probability falls with the highest-scored tokens only",
+    text_curve("keep", "eraser"), _TEXT, lambda _: [_drop("sufficiency", "sufficiency", higher=False)],
+)  # fmt: skip
+KENDALL = Measure(
+    "kendall", "rank correlation of the scores for two classes", kendall, _TEXT,
+    lambda _: [plain("Kendall", "kendall", "tau", higher=False)], further=neighbour,
+)  # fmt: skip
+TOKEN_F1 = Measure(
+    "token_f1", "agreement of the highest-scored words with the rationale", token_f1, _TEXT, _f1_columns,
+    frozenset({"rationale"}),
+    panels=(Panel("token F1", "k", "F1", _f1_curve, lambda protocol, _: np.array(protocol.ks)),),
+)  # fmt: skip
+PRECISION_AT_K = Measure(
+    "precision_at_k", "how many tokens of the answer are among the highest-scored", precision_at_k, ("question",),
+    lambda p: [plain(f"Precision@{p.k}", "precision_at_k", "count")], frozenset({"answers"}),
+)  # fmt: skip

@@ -1,22 +1,151 @@
-"""Pictures as a model takes them, in 0..1 on its device, so that they can be perturbed there."""
+"""Batches of pictures.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+Which classes of a model are one of PASCAL VOC's twenty.
+
+ImageNet has no class "person" or "potted plant": people stand in three of its classes, plants in that of flowerpots.
+Cars leave out lorries and emergency vehicles, cats and dogs their wild relatives, as in VOC.
+
+What can be seen in a picture, in the pixels of what the model sees: objects by PASCAL VOC's classes, and boxes.
+
+Pictures as a model takes them, in 0..1 on its device, so that they can be perturbed there.
+
+Pictures with a guide of another class beside them, as Cui et al. measure (arXiv:2605.11392, Sec. 4.6).
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.capture.predict import look
 from vitrail.errors import InputError
 from vitrail.evaluate import data
-from vitrail.evaluate.bench.objects import Boxes, Objects, find_boxes, find_objects
-from vitrail.evaluate.bench.opened import Opened
-from vitrail.evaluate.bench.settings import Broken, Settings
-from vitrail.evaluate.bench.voc_classes import voc_classes
-from vitrail.evaluate.data.examples import ImageExample
+from vitrail.evaluate.bench.opened import Broken, Opened, Settings
+from vitrail.evaluate.data.coco import SPELT_IN_VOC
+from vitrail.evaluate.data.examples import IGNORE, ImageExample
+from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.segmented import VOC
 from vitrail.evaluate.metrics import fills
+from vitrail.evaluate.stitch import SHIPPED, open_shipped, plan_canvas, stitch
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# By VOC's class: numbers among ImageNet's 1,000 classes, (first, last) for neighbours.
+IMAGENET: Mapping[str, tuple[int | tuple[int, int], ...]] = {
+    "aeroplane": (404, 895),  # airliner, warplane
+    "bicycle": (444, 671),  # tandem, mountain bike
+    "bird": ((7, 24), (80, 100), (127, 146)),
+    "boat": (403, 472, 484, 510, 554, 576, 625, 628, 724, 780, 814, 871, 914),  # from aircraft carrier to yawl
+    "bottle": (440, 720, 737, 898, 907),  # of beer, pills, soda, water, wine
+    "bus": (654, 779, 874),  # minibus, school bus, trolleybus
+    "car": (436, 468, 511, 609, 627, 656, 661, 751, 817),  # from estate car to sports car
+    "cat": ((281, 285),),
+    "chair": (423, 559, 765, 857),  # of a barber, folding, rocking, throne
+    "cow": (345,),  # ox
+    "diningtable": (532,),
+    "dog": ((151, 268),),
+    "horse": (339,),  # sorrel
+    "motorbike": (665, 670),  # moped, scooter
+    "person": ((981, 983),),  # baseball player, groom, diver
+    "pottedplant": (738,),  # flowerpot
+    "sheep": (348, 349),  # ram, bighorn
+    "sofa": (831,),  # studio couch
+    "train": (466, 547, 565, 705, 820, 829),  # bullet train, locomotives, carriages, tram
+    "tvmonitor": (664, 782, 851),  # monitor, screen, television
+}
+COUNT = 1000
+KNOWN = {0: "tench", 404: "airliner", 817: "sports car"}
+"""Classes that tell ImageNet's numbering from another of 1,000 classes."""
+
+
+def _numbers() -> dict[int, int]:
+    """ImageNet's number -> VOC's."""
+    found: dict[int, int] = {}
+    for name, parts in IMAGENET.items():
+        for part in parts:
+            first, last = part if isinstance(part, tuple) else (part, part)
+            found |= dict.fromkeys(range(first, last + 1), VOC.index(name))
+    return found
+
+
+VOC_NUMBERS = _numbers()
+NAMED = {
+    **{name: number for number, name in enumerate(VOC) if number},
+    **{other: VOC.index(name) for other, name in SPELT_IN_VOC.items()},
+    **{name.casefold(): VOC_NUMBERS[number] for name, number in IMAGENETTE_SYNSETS.values() if number in VOC_NUMBERS},
+}
+"""A class called like one of VOC, of COCO or of Imagenette -> VOC's number."""
+
+
+@lru_cache(maxsize=8)
+def voc_classes(names: tuple[str, ...] | None, count: int) -> dict[int, tuple[int, ...]]:
+    """VOC's number -> the model's classes that are this class; by ImageNet's numbers, else by name."""
+    if count == COUNT and (names is None or _is_imagenet(names)):
+        pairs = list(VOC_NUMBERS.items())
+    else:
+        pairs = [(i, NAMED[word]) for i, label in enumerate(names or ()) for word in _words(label) if word in NAMED]
+    return {wanted: tuple(sorted({i for i, number in pairs if number == wanted})) for _, wanted in pairs}
+
+
+def _is_imagenet(names: Sequence[str]) -> bool:
+    return all(name in _words(names[number]) for number, name in KNOWN.items())
+
+
+def _words(label: str) -> set[str]:
+    return {" ".join(part.casefold().replace("_", " ").split()) for part in label.split(",")}
+
+
+Size = tuple[int, int]
+Boxes = list[list[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """The objects of one picture.
+
+    Args:
+        mask: VOC's class of every pixel; classes that the model does not know are ignored.
+        classes: for every class of the mask, the class of the model that is explained for it.
+    """
+
+    mask: Tensor
+    classes: Mapping[int, int]
+
+
+def find_objects(example: ImageExample, size: Size, logits: Tensor, known: Mapping[int, Sequence[int]]) -> Objects:
+    """The objects whose class the model knows; each is explained by the likeliest of the model's classes for it."""
+    mask = example.mask
+    assert mask is not None
+    mask = data.resize_mask(mask, size)
+    there = [int(value) for value in mask.unique() if value > 0]
+    if not there:
+        raise InputError("the mask shows none of PASCAL VOC's classes.")
+    classes = {value: max(known[value], key=lambda c: float(logits[c])) for value in there if value in known}
+    if not classes:
+        raise InputError("the mask shows only classes that the model does not know.")
+    for value in set(there) - set(classes):
+        mask = mask.masked_fill(mask == value, IGNORE)
+    return Objects(mask, classes)
+
+
+def find_boxes(example: ImageExample, size: Size) -> Boxes:
+    """Left, top, right, bottom of the boxes, cut where they leave the picture."""
+    (wide, high), (height, width) = example.image.size, size
+    cut = (
+        (max(b.x0, 0) / wide, max(b.y0, 0) / high, min(b.x1, wide) / wide, min(b.y1, high) / high)
+        for b in example.boxes
+    )
+    boxes = [[x0 * width, y0 * height, x1 * width, y1 * height] for x0, y0, x1, y1 in cut if x0 < x1 and y0 < y1]
+    if not boxes:
+        raise InputError("there are no boxes in this picture.")
+    return boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,3 +256,59 @@ def read_pictures(opened: Opened, settings: Settings, examples: Sequence[Any], v
     weight = next(opened.loaded.model.parameters())
     images = stacked.to(opened.device).to(weight.dtype) / 255
     return Pictures(opened, settings, good, images, view), broken
+
+
+def guide_identity(guide: str) -> str:
+    """What tells two guides apart: the name of one in the package, the name and content of a file."""
+    if guide in SHIPPED:
+        return guide
+    try:
+        digest = hashlib.sha256(Path(guide).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"there is no guide {guide}: give one of {', '.join(SHIPPED)} or the path of a picture ({error.strerror})."
+        ) from error
+    return f"{Path(guide).name} {digest[:12]}"
+
+
+def beside_guide(batch: Pictures, guide: str) -> Pictures:
+    """The pictures in the left half and the guide in the right, both squashed; no mask or box fits them any more."""
+    if not batch.keys:
+        return replace(batch, view="stitched")
+    grid = look(batch.opened.loaded.model, batch.inputs[:1]).grid
+    assert grid is not None
+    size = (batch.images.shape[2], batch.images.shape[3])
+    canvas = plan_canvas("beside", "left", "resize", (size, grid))
+    other, _ = _read_guide(batch.opened, guide)
+    return replace(batch, images=stitch(batch.images, [other.to(batch.images)], canvas), view="stitched", emptied={})
+
+
+def shown_beside(batch: Pictures, guide: str) -> dict[str, str]:
+    """By key, why a picture cannot be measured beside this guide: it is of the guide's own class."""
+    _, own = _read_guide(batch.opened, guide)
+    name = batch.opened.loaded.class_name(own)
+    pairs = zip(batch.keys, batch.labels, strict=True)
+    return {key: f"{key}: it is of the guide's class, {name}." for key, label in pairs if label == own}
+
+
+def _read_guide(opened: Opened, guide: str) -> tuple[Tensor, int]:
+    """The guide in 0..1 as the model sees it squashed, and the class the model sees in it."""
+    return _guide_and_class(opened, guide, guide_identity(guide))
+
+
+@lru_cache(maxsize=1)  # it holds the model: no more than the one at work
+def _guide_and_class(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]:
+    """The same, kept for the next batch as long as the guide's content is the same."""
+    seen = opened.loaded.image(_open_guide(guide), squash=True)
+    pixels = torch.from_numpy(np.array(seen.picture)).permute(2, 0, 1)[None].to(opened.device) / 255
+    weight = next(opened.loaded.model.parameters())
+    with torch.no_grad():
+        return pixels.to(weight.dtype), int(opened.logits(pixels.to(weight.dtype)).argmax())
+
+
+def _open_guide(guide: str) -> "Image":
+    if guide in SHIPPED:
+        return open_shipped(guide)
+    from vitrail.models.loading.images import open_image
+
+    return open_image(Path(guide))

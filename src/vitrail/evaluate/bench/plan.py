@@ -1,15 +1,60 @@
-"""`Plan`: which models, methods, data sets and protocols are to be run, as frozen data."""
+"""What to run: models, data, methods and protocols as plain data.
 
-from collections.abc import Collection, Mapping
+The methods' own switches, as their papers' ablations set them.
+
+`vtranm`: Table 4 of arXiv:2403.14552. The baseline is the map of one block, which one is not said: both are run. With
+lengths but without directions the start is not said either: both are run.
+`gradtoken`: Table 3 (schemes), Table 4 (heads) and the curve over depth of the paper (Neural Networks 2024).
+
+`Plan`: which models, methods, data sets and protocols are to be run, as frozen data.
+
+What an engine hands to a worker, and what comes back: plain data that can be sent to another machine.
+"""
+
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from vitrail.errors import MethodError, OptionError, suggest
-from vitrail.evaluate.bench.ablations import ABLATIONS
 from vitrail.evaluate.bench.protocols import CLASSES, Protocol, find_protocol
 from vitrail.methods import METHODS
+
+Spec = tuple[str, dict[str, Any]]
+_BARE: dict[str, Any] = {"length": False, "direction": False, "ffn": False, "initial": "identity"}
+_SCHEMES = ("none", "rollout_elementwise", "rollout_matmul", "average_elementwise", "average_matmul")
+
+
+def vtranm(blocks: int) -> list[Spec]:
+    """Baseline; with aggregation (AF); with lengths (L) in both readings; with directions (NECC), the full method."""
+    return [
+        ("tokentm", {**_BARE, "blocks": "first"}),
+        ("tokentm", {**_BARE, "blocks": "last"}),
+        ("tokentm", dict(_BARE)),
+        ("tokentm", {"direction": False, "initial": "identity"}),
+        ("tokentm", {"direction": False}),
+        ("tokentm", {}),
+    ]
+
+
+def gradtoken(blocks: int) -> list[Spec]:
+    """Every scheme; the plain mean over heads; the full method propagated to every depth above the first."""
+    schemes = [("gradtoken", {"scheme": scheme}) for scheme in _SCHEMES]
+    joined = [("gradtoken", {"heads": "mean"})]
+    depths = [("gradtoken", {"depth": depth}) for depth in range(2, blocks)]
+    return schemes + joined + depths
+
+
+ABLATIONS: dict[str, Callable[[int], list[Spec]]] = {"vtranm": vtranm, "gradtoken": gradtoken}
+
+
+def ablation(name: str, blocks: int) -> list[Spec]:
+    """The variants of an ablation for a model with so many blocks."""
+    if name not in ABLATIONS:
+        raise OptionError(f"there is no ablation {name!r}. {suggest(name, ABLATIONS)}")
+    return ABLATIONS[name](blocks)
+
 
 DTYPES: dict[str, torch.dtype | None] = {
     "float32": None,
@@ -130,3 +175,58 @@ class Plan:
 def protocols_of(names: tuple[str, ...]) -> tuple[Protocol, ...]:
     """The protocols of these names."""
     return tuple(find_protocol(name) for name in names)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method under one protocol, on some examples of a unit.
+
+    Args:
+        run: the identity its results are stored under.
+        keys: the examples that have no results yet.
+    """
+
+    run: str
+    trial: Trial
+    protocol: Protocol
+    metrics: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A batch of examples of one data set for one model, with all that is to be measured on it.
+
+    Args:
+        numbers: the places of the examples in the data set, as its reader counts them.
+        skipped: examples of the batch that have all their results already; counted by the progress bar only.
+        contents: the hash of each example as the driver read it; a worker that reads another content refuses.
+    """
+
+    model: ModelSpec
+    data: DataSpec
+    keys: tuple[str, ...]
+    numbers: tuple[int, ...]
+    jobs: tuple[Job, ...]
+    skipped: int = 0
+    contents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one example: what it needs of the example as JSON, or why it was left out."""
+
+    run: str
+    key: str
+    metric: str
+    value: Mapping[str, Any] | None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The results of a unit."""
+
+    unit: Unit
+    rows: tuple[Row, ...]
+    seconds: float

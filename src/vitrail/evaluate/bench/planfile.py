@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
-from vitrail.evaluate.bench.builtin import OWN, find_entry, guess
+from vitrail.evaluate.bench.opened import OWN, find_entry, guess
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec, Plan, Trial
 from vitrail.evaluate.bench.protocols import Protocol, find_protocol
 from vitrail.evaluate.data import DATASETS

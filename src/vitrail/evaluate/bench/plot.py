@@ -1,14 +1,16 @@
 """Perturbation curves: what becomes of accuracy and probability while pixels or tokens are removed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.errors import InputError
-from vitrail.evaluate.bench.groups import Group, Method, read_groups
+from vitrail.evaluate.bench.measure import Panel
+from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.store import reading
+from vitrail.evaluate.bench.table import Group, Method, read_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,38 +19,16 @@ if TYPE_CHECKING:
 Series = tuple[np.ndarray, np.ndarray]
 Panels = dict[str, list[tuple[str, Series]]]
 """Kind of curve -> methods and their curves."""
-LEFT_OUT = "removed fraction"
+PANELS: dict[str, tuple[str, Panel]] = {
+    panel.name: (measure.name, panel) for measure in MEASURES.values() for panel in measure.panels
+}
+"""Kind of curve -> the metric it is read from, and how it is drawn."""
 
 
-def _entry(metric: str, entry: str) -> Callable[[Group, Method], Series | None]:
-    """The mean over examples of a stored curve of pictures."""
-
-    def read(group: Group, method: Method) -> Series | None:
-        mean = _mean(row[entry] for row in group.values(method, metric))
-        return None if mean is None else (np.array(group.protocol.levels), mean)
-
-    return read
-
-
-def _texts(metric: str) -> Callable[[Group, Method], Series | None]:
-    """The mean over texts of the probability, level by level, the clean one first."""
-
-    def read(group: Group, method: Method) -> Series | None:
-        mean = _mean([row["p"], *row["p_k"]] for row in group.values(method, metric))
-        return None if mean is None else (np.linspace(0, 1, len(mean)), mean)
-
-    return read
-
-
-def _f1(group: Group, method: Method) -> Series | None:
-    rows = group.values(method, "token_f1")
-    mean = _mean(2 * np.array(r["hits"]) / np.maximum(np.array(r["chosen"]) + r["gold"], 1) for r in rows)
-    return None if mean is None else (np.array(group.protocol.ks), mean)
-
-
-def _cascade(group: Group, method: Method) -> Series | None:
-    mean = _mean([1.0, *np.abs(row["correlation"])] for row in group.values(method, "randomisation"))
-    return None if mean is None else (np.arange(len(mean)), mean)
+def _series(group: Group, method: Method, metric: str, panel: Panel) -> Series | None:
+    """The mean over examples of a stored curve."""
+    mean = _mean(panel.curve(row) for row in group.values(method, metric))
+    return None if mean is None else (panel.places(group.protocol, len(mean)), mean)
 
 
 def _mean(rows: Iterable[Sequence[float] | np.ndarray]) -> np.ndarray | None:
@@ -57,18 +37,6 @@ def _mean(rows: Iterable[Sequence[float] | np.ndarray]) -> np.ndarray | None:
     for row in rows:
         total, count = total + np.asarray(row, dtype=np.float64), count + 1
     return total / count if count else None
-
-
-PANELS: dict[str, tuple[str, str, Callable[[Group, Method], Series | None]]] = {
-    "positive: accuracy": (LEFT_OUT, "accuracy", _entry("positive", "hits")),
-    "positive: probability": (LEFT_OUT, "probability", _entry("positive", "probability")),
-    "negative: accuracy": (LEFT_OUT, "accuracy", _entry("negative", "hits")),
-    "negative: probability": (LEFT_OUT, "probability", _entry("negative", "probability")),
-    "tokens deleted": ("level", "probability", _texts("text_deletion")),
-    "tokens padded": ("level", "probability", _texts("text_padding")),
-    "token F1": ("k", "F1", _f1),
-    "weights randomised": ("parts, from the output down", "|rank correlation|", _cascade),
-}
 
 
 def curves(path: str | Path) -> "Figure":
@@ -100,19 +68,19 @@ def panels_of(path: str | Path) -> list[tuple[str, Panels]]:
 
 def _panels(group: Group) -> Panels:
     found = {
-        name: [(m.label, series) for m in group.methods if (series := read(group, m)) is not None]
-        for name, (_, _, read) in PANELS.items()
+        name: [(m.label, series) for m in group.methods if (series := _series(group, m, metric, panel)) is not None]
+        for name, (metric, panel) in PANELS.items()
     }
     return {name: series for name, series in found.items() if series}
 
 
 def _draw(place: "Axes", name: str, series: Sequence[tuple[str, Series]]) -> None:
-    across, up, _ = PANELS[name]
+    _, panel = PANELS[name]
     for number, (label, (x, y)) in enumerate(series):
         place.plot(
             x, y, label=label, marker="o", markersize=2.5, linewidth=1.2, linestyle=("-", "--", ":")[number // 10 % 3]
         )
     place.set_title(name, loc="left", fontsize=9)
-    place.set_xlabel(across)
-    place.set_ylabel(up)
+    place.set_xlabel(panel.across)
+    place.set_ylabel(panel.up)
     place.grid(alpha=0.3)

@@ -84,7 +84,7 @@ class Protocol:
         known = {name: x for name, x in asdict(self).items() if name not in ("metrics", "guide")}
         if not self.guide:
             return known
-        from vitrail.evaluate.bench.stitched import guide_identity
+        from vitrail.evaluate.bench.pictures import guide_identity
 
         return {**known, "guide": guide_identity(self.guide)}
 

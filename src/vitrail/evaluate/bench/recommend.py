@@ -9,10 +9,9 @@ from vitrail.errors import InputError
 from vitrail.evaluate.bench.bootstrap import Estimate
 from vitrail.evaluate.bench.driver import Watch, run
 from vitrail.evaluate.bench.engines import Engine, local
-from vitrail.evaluate.bench.groups import common
 from vitrail.evaluate.bench.plan import Plan
 from vitrail.evaluate.bench.store import reading
-from vitrail.evaluate.bench.table import SIGNIFICANT, Table, tables
+from vitrail.evaluate.bench.table import SIGNIFICANT, Table, common, tables
 
 RANKED_BY = ("ABPC", "AOPC")
 """Pictures: the area between the two perturbation curves. Texts: the drop when the highest tokens are deleted."""

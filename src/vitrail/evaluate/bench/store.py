@@ -1,4 +1,8 @@
-"""Results in one SQLite file: a row for each run, example and metric, one transaction for each finished unit.
+"""Results file.
+
+One writer at a time: a lock on a file beside the results, let go by the system even if the process is killed.
+
+Results in one SQLite file: a row for each run, example and metric, one transaction for each finished unit.
 
 A run is everything that decides a number, hashed into its identity: model weights, data set, method with all its
 options, protocol, precision and library versions. A kill at any moment leaves whole units or nothing of them.
@@ -8,6 +12,7 @@ is known from the start. The file keeps a hash of each example that was measured
 data set whose examples all have the content they have now; where one of them changed, it starts a new version.
 """
 
+import contextlib
 import hashlib
 import json
 import sqlite3
@@ -16,11 +21,45 @@ from contextlib import closing, contextmanager
 from itertools import count, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vitrail.errors import OptionError, OutputError
-from vitrail.evaluate.bench.lock import locked
-from vitrail.evaluate.bench.units import Row
+from vitrail.evaluate.bench.plan import Row
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a results file, or say that another process does."""
+    place = path.with_name(path.name + ".lock")
+    try:
+        file = place.open("a+b")
+    except OSError as error:
+        raise OutputError(f"{place} cannot be written: {error.strerror}. Choose another file with -o.") from error
+    with file:
+        if not _take(file):
+            raise OutputError(
+                f"another process is writing to {path}. Wait for it, or write to another file with -o; reading it with "
+                "bench table is possible at any time."
+            )
+        yield
+
+
+def _take(file: IO[bytes]) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        with contextlib.suppress(OSError):
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+            return True
+        return False
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
 
 FORMAT = 0x56495452  # "VITR": tells our files from other databases
 SCHEMA = """

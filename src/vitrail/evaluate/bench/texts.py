@@ -1,6 +1,11 @@
-"""Texts and questions as token ids, padded to the longest of a batch."""
+"""Batches of texts.
 
-from collections.abc import Mapping, Sequence
+Texts and questions as token ids, padded to the longest of a batch.
+
+A batch of examples as a model takes it; an example that cannot be read is kept with the reason, the others go on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ModelError
-from vitrail.evaluate.bench.opened import Opened
-from vitrail.evaluate.bench.settings import Broken, Settings
+from vitrail.evaluate.bench.opened import Broken, Opened, Settings
+from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.data.examples import QuestionExample, TextExample
 from vitrail.models.inputs import position_limit
 from vitrail.models.loading.loaded import is_blank
@@ -162,3 +167,11 @@ def _answer_tokens(encoding: Any, row: int, example: QuestionExample) -> tuple[i
     first = encoding.char_to_token(row, answer.start, sequence_index=1)
     last = encoding.char_to_token(row, answer.end - 1, sequence_index=1)
     return None if first is None or last is None else (first, last)
+
+
+Batch = Pictures | Texts
+READERS: dict[str, Callable[[Opened, Settings, Sequence[Any], str], tuple[Batch, Broken]]] = {
+    "image": read_pictures,
+    "text": read_texts,
+    "question": read_questions,
+}

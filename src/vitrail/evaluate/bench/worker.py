@@ -8,19 +8,15 @@ from typing import Any
 import torch
 
 from vitrail.errors import EngineError, InputError, OptionError
-from vitrail.evaluate.bench.batches import READERS, Batch
-from vitrail.evaluate.bench.explained import Explanations, one_line
-from vitrail.evaluate.bench.further import Classes
-from vitrail.evaluate.bench.generators import own_generators
+from vitrail.evaluate.bench.explained import Classes, Explanations, Shown, one_line
 from vitrail.evaluate.bench.identity import hash_of
-from vitrail.evaluate.bench.measures import MEASURES, Measure
-from vitrail.evaluate.bench.opened import open_data, open_model
-from vitrail.evaluate.bench.pictures import Pictures
+from vitrail.evaluate.bench.measure import Measure
+from vitrail.evaluate.bench.measures import MEASURES
+from vitrail.evaluate.bench.opened import Settings, open_data, open_model, own_generators
+from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
+from vitrail.evaluate.bench.plan import Finished, Job, Row, Unit
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.settings import Settings
-from vitrail.evaluate.bench.shown import Shown
-from vitrail.evaluate.bench.stitched import beside_guide, shown_beside
-from vitrail.evaluate.bench.units import Finished, Job, Row, Unit
+from vitrail.evaluate.bench.texts import READERS, Batch
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.storage import is_finite
 

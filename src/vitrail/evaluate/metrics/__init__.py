@@ -26,7 +26,14 @@ from vitrail.evaluate.metrics.localisation import (
     voc_counts,
 )
 from vitrail.evaluate.metrics.perturbation import Curve, deletion, insertion, perturbation_curve
-from vitrail.evaluate.metrics.pointing import box_energy, box_iou, box_masks, pointing_game
+from vitrail.evaluate.metrics.pointing import (
+    box_energy,
+    box_iou,
+    box_masks,
+    energy_pointing_game,
+    grid_pointing_game,
+    pointing_game,
+)
 from vitrail.evaluate.metrics.randomisation import Cascade, cascading_randomisation, randomised
 from vitrail.evaluate.metrics.rationales import (
     TokenF1,
@@ -37,6 +44,9 @@ from vitrail.evaluate.metrics.rationales import (
     token_ranking,
     word_scores,
 )
+from vitrail.evaluate.metrics.road import road, road_impute
+from vitrail.evaluate.metrics.sensitivity import infidelity, max_sensitivity
+from vitrail.evaluate.metrics.sources import lds, recall_at, topk_drop
 from vitrail.evaluate.metrics.texts import TextCurve, perturbed_ids, text_curve
 
 __all__ = [
@@ -64,17 +74,25 @@ __all__ = [
     "class_sensitivity",
     "comprehensiveness",
     "deletion",
+    "energy_pointing_game",
     "fills",
+    "grid_pointing_game",
+    "infidelity",
     "insertion",
     "kendall",
+    "lds",
     "log_odds",
     "log_odds_per_level",
+    "max_sensitivity",
     "perturbation_curve",
     "perturbed_ids",
     "pointing_game",
     "precision_at_k",
     "randomised",
     "rank_correlation",
+    "recall_at",
+    "road",
+    "road_impute",
     "row_f1",
     "segmentation",
     "segmentation_counts",
@@ -83,6 +101,7 @@ __all__ = [
     "token_f1",
     "token_f1_at_k",
     "token_ranking",
+    "topk_drop",
     "voc",
     "voc_counts",
     "word_scores",

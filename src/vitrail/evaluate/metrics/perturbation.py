@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.integrate import trapezoid
 from torch import Tensor
 
 from vitrail.errors import InputError
@@ -95,14 +96,22 @@ Hits = Bool[np.ndarray, "l b"]
 Probability = Float[np.ndarray, "l b"]
 Labels = Int[Tensor, " b"]
 AT_ONCE = 64
+Baseline = Numbers | int | float | str
+BASELINES = {"zero": 0.0}
+PROBABILITIES = 1e-4
+"""How far the sum of a row of probabilities may be from 1, also in half precision."""
 
 
-def read_inputs(images: Numbers, maps: Numbers, labels: Numbers) -> tuple[Images, Maps, Labels]:
-    """Images, maps and labels on the images' device, refused where they do not fit each other."""
+def read_inputs(images: Numbers, maps: Numbers, labels: Numbers, *, unit: bool = True) -> tuple[Images, Maps, Labels]:
+    """Images, maps and labels on the images' device, refused where they do not fit each other.
+
+    Args:
+        unit: whether the images must lie in 0..1, since a fill is chosen for that range.
+    """
     pictures, classes = to_tensor(images), to_tensor(labels)
     check_axes(pictures.shape, "images", "b c h w")
     check_axes(classes.shape, "labels", "b")
-    if not pictures.is_floating_point() or pictures.amin() < -1e-4 or pictures.amax() > 1 + 1e-4:
+    if not pictures.is_floating_point() or (unit and (pictures.amin() < -1e-4 or pictures.amax() > 1 + 1e-4)):
         raise InputError(
             f"images must be floating point in 0..1, not yet normalised (score does that), but these are "
             f"{pictures.dtype} from {pictures.amin().item():g} to {pictures.amax().item():g}."
@@ -170,6 +179,16 @@ class Curve:
     hits: Hits
     probability: Probability
 
+    @property
+    def curve(self) -> Float[np.ndarray, "b l"]:
+        """The probability with the images first."""
+        return self.probability.T
+
+    @property
+    def auc(self) -> Float[np.ndarray, " b"]:
+        """The area under each image's curve by trapezoids, its points at equal distances from 0 to 1."""
+        return trapezoid(self.probability, dx=1 / max(1, len(self.levels) - 1), axis=0)
+
 
 def perturbation_curve(  # noqa: PLR0913  (one option for each convention the papers differ in)
     score: Score,
@@ -205,7 +224,7 @@ def perturbation_curve(  # noqa: PLR0913  (one option for each convention the pa
     return Curve(fractions, *watch(score, pictures, background, masks, classes, levels=len(fractions), batch=batch))
 
 
-def deletion(
+def deletion(  # noqa: PLR0913  (one option for each convention the papers differ in)
     score: Score,
     images: Numbers,
     maps: Numbers,
@@ -213,26 +232,35 @@ def deletion(
     *,
     steps: int = 224,
     fill: str | Fill = "blur",
+    baseline: Baseline | None = None,
+    step: int | None = None,
     batch: int | None = None,
 ) -> Curve:
     """The clean image loses its highest-scored pixels first; a good map's curve falls fast.
 
+    Without `baseline` and `step` the curve follows TIS: `steps` points after the first step, pixels turn into `fill`.
+    With one of them it follows RISE: both ends belong to the curve, and its area is `.auc`.
+
     Args:
-        score: images in 0..1 -> logits.
-        images: `[b, c, h, w]` in 0..1.
+        score: images -> logits `[n, classes]`, or probabilities, which are taken as they are.
+        images: `[b, c, h, w]`, in 0..1 where a `fill` is used.
         maps: `[b, y, x]` of any size.
         labels: `[b]`, the class whose probability is watched.
         steps: each takes `ceil(h w / steps)` pixels; the point before the first is not part of the curve.
         fill: what the pixels turn into.
+        baseline: what the pixels turn into, in place of `fill`: `"zero"`, a number, `[c, h, w]` or `[b, c, h, w]`.
+        step: pixels of a step, in place of `steps`; by default one 224th of them.
         batch: images that go through `score` at once.
     """
+    if baseline is not None or step is not None:
+        return _rise(score, images, maps, labels, baseline=baseline, step=step, batch=batch, inserted=False)
     pictures, given, classes = read_inputs(images, maps, labels)
     levels, masks = _plan(given, (pictures.shape[2], pictures.shape[3]), steps)
     background = filled(pictures, fill)
     return Curve(levels, *watch(score, pictures, background, masks, classes, levels=steps, batch=batch))
 
 
-def insertion(
+def insertion(  # noqa: PLR0913  (see deletion)
     score: Score,
     images: Numbers,
     maps: Numbers,
@@ -240,9 +268,13 @@ def insertion(
     *,
     steps: int = 224,
     fill: str | Fill = "blur",
+    baseline: Baseline | None = None,
+    step: int | None = None,
     batch: int | None = None,
 ) -> Curve:
     """The fill gains the image's highest-scored pixels first; a good map's curve rises fast. See `deletion`."""
+    if baseline is not None or step is not None:
+        return _rise(score, images, maps, labels, baseline=baseline, step=step, batch=batch, inserted=True)
     pictures, given, classes = read_inputs(images, maps, labels)
     levels, masks = _plan(given, (pictures.shape[2], pictures.shape[3]), steps)
     background = filled(pictures, fill)
@@ -255,3 +287,53 @@ def _plan(given: Maps, size: tuple[int, int], steps: int) -> tuple[tuple[float, 
     total = size[0] * size[1]
     counts = [min(math.ceil(total / steps) * step, total) for step in range(1, steps + 1)]
     return tuple(count / total for count in counts), by_rank(resize(given, size), counts)
+
+
+def _rise(
+    score: Score,
+    images: Numbers,
+    maps: Numbers,
+    labels: Numbers,
+    *,
+    baseline: Baseline | None,
+    step: int | None,
+    batch: int | None,
+    inserted: bool,
+) -> Curve:
+    """RISE's curves: from the clean image to the baseline, or back, both ends included."""
+    pictures, given, classes = read_inputs(images, maps, labels, unit=False)
+    total = pictures.shape[2] * pictures.shape[3]
+    size = math.ceil(total / 224) if step is None else step
+    if size < 1:
+        raise InputError(f"step is a number of pixels, at least 1, not {size}.")
+    counts = [*range(0, total, size), total]
+    others = _baseline_of(0.0 if baseline is None else baseline, pictures)
+    first, second = (others, pictures) if inserted else (pictures, others)
+    masks = by_rank(resize(given, (pictures.shape[2], pictures.shape[3])), counts)
+    found = watch(logits_of(score), first, second, masks, classes, levels=len(counts), batch=batch)
+    return Curve(tuple(count / total for count in counts), *found)
+
+
+def _baseline_of(baseline: Baseline, pictures: Images) -> Images:
+    baseline = look_up(BASELINES, baseline, "baseline") if isinstance(baseline, str) else baseline
+    values = torch.as_tensor(baseline) if isinstance(baseline, int | float) else to_tensor(baseline)
+    try:
+        return values.to(pictures).expand_as(pictures)
+    except RuntimeError as error:
+        raise InputError(
+            f"a baseline is a number, an image [c, h, w] or one for each image, but its shape is {list(values.shape)} "
+            f"for images {list(pictures.shape)}."
+        ) from error
+
+
+def logits_of(score: Score) -> Score:
+    """The function with logits as its result: rows that are probabilities already become their logarithms."""
+
+    def scored(images: Tensor) -> Tensor:
+        found = score(images)
+        if not isinstance(found, Tensor) or found.ndim != 2 or found.shape[1] < 2 or bool((found < 0).any()):
+            return found
+        sums = found.double().sum(dim=1)
+        return found.log() if bool((sums - 1).abs().max() < PROBABILITIES) else found
+
+    return scored

@@ -25,6 +25,7 @@ from vitrail.evaluate.metrics.arrays import (
     Numbers,
     brief,
     check_same,
+    flags_of,
     look_up,
     maps_and_masks,
     maps_of,
@@ -43,10 +44,7 @@ def box_energy(maps: Numbers, boxes: Sequence[Numbers] | Numbers, size: tuple[in
     """The share of the map's positive part that lies inside the boxes; 0 for a map without a positive part."""
     resized, inside = _resized(maps, size), box_masks(boxes, size)
     check_same(resized.shape[:1], inside.shape[:1], "the numbers of maps and of lists of boxes")
-    energy = resized.clamp(min=0).cpu().double()
-    share = torch.where(torch.from_numpy(inside), energy, 0.0).sum(dim=(1, 2))
-    whole = energy.sum(dim=(1, 2))
-    return torch.where(whole > 0, share / whole, 0.0).numpy()
+    return _energy_inside(resized, inside)
 
 
 def box_iou(
@@ -129,3 +127,47 @@ def pointing_game(maps: Numbers, masks: Numbers, *, margin: int = 0) -> Float[np
     highest = resized == resized.amax(dim=(1, 2), keepdim=True)
     near = F.max_pool2d(foreground[:, None].float(), 2 * margin + 1, stride=1, padding=margin)[:, 0] > 0
     return (highest & near).sum(dim=(1, 2)).cpu().double().numpy() / highest.sum(dim=(1, 2)).cpu().numpy()
+
+
+def grid_pointing_game(maps: Numbers, cells: Numbers, size: int | tuple[int, int]) -> Float[np.ndarray, " b"]:
+    """The share of the map's positive part inside one cell of a grid of pictures; 0 for a map without one.
+
+    Böhle, Fritz and Schiele, "Convolutional Dynamic Alignment Networks for Interpretable Classifications", CVPR 2021,
+    arXiv:2104.00032: pictures of different classes form a grid, and the map of a class should lie on its picture.
+
+    Args:
+        maps: of the whole grid, one per example; their height and width are multiples of the grid's.
+        cells: `[b]`, the cell of the explained class, counted in reading order.
+        size: rows and columns of the grid; one number for as many rows as columns.
+    """
+    given, places = maps_of(maps), to_array(cells).astype(np.int64)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    check_same([len(given)], places.shape, "the numbers of maps and of cells")
+    if rows < 1 or columns < 1 or given.shape[1] % rows or given.shape[2] % columns:
+        raise InputError(f"maps of {given.shape[1]} x {given.shape[2]} do not divide into {rows} x {columns} cells.")
+    if places.min() < 0 or places.max() >= rows * columns:
+        raise InputError(f"cells run from 0 to {rows * columns - 1}, but they are {brief(places.tolist())}.")
+    height, width = given.shape[1] // rows, given.shape[2] // columns
+    down, across = np.arange(given.shape[1]) // height, np.arange(given.shape[2]) // width
+    return _energy_inside(given, (down[:, None] * columns + across) == places[:, None, None])
+
+
+def energy_pointing_game(maps: Numbers, masks: Numbers) -> Float[np.ndarray, " b"]:
+    """The share of the map's positive part inside the mask; 0 for a map without one.
+
+    Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279, with a mask in place of a box.
+
+    Args:
+        maps: one per example.
+        masks: True on the object, of the maps' size.
+    """
+    given, inside = maps_of(maps), flags_of(masks, "masks", "b y x")
+    check_same(given.shape, inside.shape, "the shapes of maps and masks")
+    return _energy_inside(given, inside)
+
+
+def _energy_inside(maps: torch.Tensor, inside: Bool[np.ndarray, "b y x"]) -> Float[np.ndarray, " b"]:
+    energy = maps.clamp(min=0).cpu().double()
+    share = torch.where(torch.from_numpy(inside), energy, 0.0).sum(dim=(1, 2))
+    whole = energy.sum(dim=(1, 2))
+    return torch.where(whole > 0, share / whole, 0.0).numpy()

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitrail.evaluate.metrics import area
-from vitrail.plots.pieces import Piece
+from vitrail.plots.tokens import Piece
 
 Curve = tuple[float, ...]
 """The probability of the explained class while 0, 10, ..., 100 % are removed, the highest scores first."""

@@ -1,20 +1,315 @@
-"""Explain every input of a folder or file, one by one, and keep what a page needs of it."""
+"""Explain every input of a report.
+
+The inputs of a report: every picture of a folder, every text file of a folder, every line of a text file.
+
+What becomes of the probability while the highest-scored pixels or tokens are removed, and while random ones are.
+
+Maps as a page shows them: shaded tokens, or pictures so small that fifty images stay under five megabytes.
+
+One input, explained: every method's map of a target, its curve, and how far the maps agree.
+
+Explain every input of a folder or file, one by one, and keep what a page needs of it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from vitrail.api import DEFAULT_METHOD, MethodSpec
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.api import DEFAULT_METHOD, MethodSpec, compare
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, MethodError, VitrailError
+from vitrail.capture.predict import look
+from vitrail.errors import InputError, MethodError, OptionError, VitrailError
+from vitrail.evaluate.bench.opened import Opened, affine
+from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
+from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
-from vitrail.plots.report.drawing import drawn_picture
-from vitrail.plots.report.entries import Entry, Report
-from vitrail.plots.report.perturbing import measure_of
-from vitrail.plots.report.reading import items_of
-from vitrail.plots.report.rows import Plan, one_line, row_of
-from vitrail.targets import AnyTarget, probability
-from vitrail.tools.looking import look
+from vitrail.plots.pictures import as_picture, sample_map, smallest, with_map
+from vitrail.plots.report.entries import Curve, Entry, Map, Report, Row
+from vitrail.plots.tokens import pieces
+from vitrail.targets import AnyTarget, only, probability
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Item:
+    """An input that is opened when its turn comes.
+
+    Args:
+        read: raises InputError where the input is broken.
+    """
+
+    name: str
+    read: Callable[[], tuple[Sample, str]]
+
+
+def items_of(source: Path, loaded: Loaded, *, squash: bool, limit: int | None) -> list[Item]:
+    """The inputs, at most so many, at even distances."""
+    if limit is not None and limit < 1:
+        raise OptionError(f"limit={limit}: a report needs at least one input.")
+    if loaded.task not in READERS:
+        raise InputError(f"{loaded.name} answers questions, but a report takes pictures or sentences: use explain.")
+    if not source.exists():
+        raise InputError(f"there is no folder or file {source}. Check its name.")
+    found = READERS[loaded.task](source, loaded, squash)
+    if limit is None or limit >= len(found):
+        return found
+    return [found[i * len(found) // limit] for i in range(limit)]
+
+
+def _picture_items(source: Path, loaded: Loaded, squash: bool) -> list[Item]:  # noqa: FBT001
+    from vitrail.models.loading.images import images_in
+
+    paths = images_in(source) if source.is_dir() else [source]
+    return [Item(path.name, partial(_picture, path, loaded, squash=squash)) for path in paths]
+
+
+def _picture(path: Path, loaded: Loaded, *, squash: bool) -> tuple[Sample, str]:
+    from vitrail.models.loading.images import open_image
+
+    return loaded.image(open_image(path), squash=squash), ""
+
+
+def _text_items(source: Path, loaded: Loaded, squash: bool) -> list[Item]:  # noqa: FBT001
+    if source.is_dir():
+        paths = sorted(p for p in source.glob("*.txt") if p.is_file() and not p.name.startswith("."))
+        if not paths:
+            raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
+        return [Item(path.name, partial(_file, path, loaded)) for path in paths]
+    lines = list(enumerate(_content(source).splitlines(), 1))
+    found = [Item(f"line {n}", partial(_line, line.strip(), loaded)) for n, line in lines if line.strip()]
+    if not found:
+        raise InputError(f"{source} is empty: write one sentence on each line.")
+    return found
+
+
+def _file(path: Path, loaded: Loaded) -> tuple[Sample, str]:
+    return _line(_content(path).strip(), loaded)
+
+
+def _line(text: str, loaded: Loaded) -> tuple[Sample, str]:
+    return loaded.text(text), text
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{path} cannot be read as text: {reason}.") from error
+
+
+READERS: dict[str, Callable[[Path, Loaded, bool], list[Item]]] = {
+    "image": _picture_items,
+    "sequence": _text_items,
+    "causal": _text_items,
+}
+"""A model's task -> how its inputs are listed."""
+
+
+LEVELS = tuple(k / 10 for k in range(11))
+FILL = "black"
+RANDOM = 3
+"""Random orders whose mean is shown beside the methods."""
+Curves = tuple[list[Curve], Curve]
+Measure = Callable[[Sample, Sequence[Attribution], int], Curves]
+
+
+def measure_of(loaded: Loaded) -> Measure:
+    """The function that gives the methods' curves and the random one, for an input and a class."""
+    if loaded.task not in MEASURES:
+        raise InputError(f"{loaded.name} is a language model; curves are drawn for models of classes.")
+    return MEASURES[loaded.task](loaded)
+
+
+def _on_pictures(loaded: Loaded) -> Measure:
+    device = next(loaded.model.parameters()).device
+    return partial(_picture_curves, Opened(loaded, device, *affine(loaded)))
+
+
+def _picture_curves(opened: Opened, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
+    inputs = read_inputs(sample.inputs).shown.detach()
+    image = ((inputs - opened.shift.to(inputs)) / opened.scale.to(inputs)).clamp(0, 1)
+    size = (image.shape[2], image.shape[3])
+    rows, columns = found[0].grid or size
+    maps = torch.cat([*(a.heatmap(size).detach().to(image) for a in found), _noise((rows, columns), size).to(image)])
+    images, labels = image.expand(len(maps), -1, -1, -1), [index] * len(maps)
+    inner = perturbation_curve(opened.logits, images, maps, labels, levels=LEVELS[1:-1], fill=FILL).probability
+    # Nothing or all removed: the same for every map.
+    ends = perturbation_curve(opened.logits, image, maps[:1], [index], levels=(0, 1), fill=FILL).probability
+    first, last = (np.broadcast_to(end, (1, len(maps))) for end in ends)
+    return _split(np.concatenate([first, inner, last]).T, len(found))
+
+
+def _noise(grid: tuple[int, int], size: tuple[int, int]) -> Float[Tensor, "r h w"]:
+    values = torch.rand(RANDOM, 1, *grid, generator=torch.Generator().manual_seed(0))
+    return F.interpolate(values, size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+def _on_texts(loaded: Loaded) -> Measure:
+    return partial(_text_curves, loaded)
+
+
+def _text_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
+    tokenizer = loaded.tokenizer
+    ids = np.asarray(read_inputs(sample.inputs).shown[0].cpu())
+    generator = np.random.default_rng(0)
+    scores = [*(a.scores[0].detach().cpu().numpy() for a in found), *generator.random((RANDOM, len(ids)))]
+    curve = text_curve(
+        partial(_logits, loaded),
+        [ids] * len(scores),
+        scores,
+        [index] * len(scores),
+        special=set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id},
+        pad=tokenizer.pad_token_id or 0,
+    )
+    return _split(curve.p_k, len(found))
+
+
+def _logits(loaded: Loaded, ids: Tensor, mask: Tensor) -> Tensor:
+    device = next(loaded.model.parameters()).device
+    return loaded.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+
+
+def _split(rows: Float[np.ndarray, "n l"], methods: int) -> Curves:
+    return [tuple(row) for row in rows[:methods].tolist()], tuple(rows[methods:].mean(axis=0).tolist())
+
+
+MEASURES: dict[str, Callable[[Loaded], Measure]] = {"image": _on_pictures, "sequence": _on_texts}
+
+
+ROOM = 60_000
+"""Bytes for all pictures of an input; a third more once they are written as text, so that fifty need four megabytes."""
+STEPS = ((224, 80), (224, 65), (192, 60), (160, 60), (128, 55), (96, 50), (64, 40))
+"""Longer side and quality, the first that fits."""
+
+
+@cache
+def _form() -> str:
+    """WebP, which every browser shows and which is smaller; JPEG where Pillow was built without it."""
+    from PIL import features
+
+    return "WEBP" if features.check("webp") else "JPEG"
+
+
+def drawn_picture(picture: "Image", share: int) -> bytes:
+    """What the model saw.
+
+    Args:
+        share: so many pictures have to get on with the room of an input.
+    """
+    return smallest(as_picture(picture), STEPS, most=ROOM // share, form=_form())
+
+
+def drawn(made: Attribution, picture: "Image | None", share: int) -> dict[str, Any]:
+    """The fields of a map: a picture, or the words of a text."""
+    if made.kind == "text":
+        return {"pieces": tuple(pieces(made, merge=True))}
+    assert picture is not None
+    seen = as_picture(picture)
+    shown = with_map(sample_map(made, 0, seen), seen, signed=made.signed)
+    return {"picture": smallest(shown, STEPS, most=ROOM // share, form=_form())}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is done with every input."""
+
+    loaded: Loaded
+    methods: Sequence[MethodSpec]
+    targets: Sequence[AnyTarget]
+    preset: str
+    measure: Measure | None
+
+    @property
+    def pictures(self) -> int:
+        """Of one input: for each target what the model saw, and every method's map."""
+        return (len(self.methods) + 1) * len(self.targets)
+
+
+def row_of(plan: Plan, sample: Sample, target: AnyTarget, logits: Tensor, origins: dict[str, Attribution]) -> Row:
+    """One target of an input.
+
+    Args:
+        logits: what the model said of the input.
+        origins: the first attribution under each label is kept here.
+    """
+    found, failed = _explained(plan, sample, target)
+    if not found:
+        return Row("", None, (), failed)
+    labels = _labels(found)
+    for label, made in zip(labels, found, strict=True):
+        origins.setdefault(label, made)
+    aim = found[0].target
+    index = only(aim.first) if aim.first is not None else None
+    curves, random, reason = _curves(plan, sample, found, index)
+    maps = [
+        Map(label, made.signed, curve=curve, **drawn(made, sample.picture, plan.pictures))
+        for label, made, curve in zip(labels, found, curves, strict=True)
+    ]
+    likely = None if index is None else float(probability(index)(logits))
+    alike = _alike(labels, found) if len(found) > 1 else None
+    return Row(plan.loaded.target_name(aim), likely, tuple(maps), failed, alike, random, reason)
+
+
+def _explained(plan: Plan, sample: Sample, target: AnyTarget) -> tuple[list[Attribution], dict[str, str]]:
+    """The maps of all methods from one recording; where one of them fails, each from its own."""
+    try:
+        return list(compare(plan.loaded.model, sample.inputs, plan.methods, target, plan.preset)), {}
+    except MethodError:
+        raise
+    except VitrailError as error:
+        if len(plan.methods) == 1:
+            raise InputError(one_line(error)) from error
+    found: list[Attribution] = []
+    failed: dict[str, str] = {}
+    for spec in plan.methods:
+        try:
+            found += compare(plan.loaded.model, sample.inputs, [spec], target, plan.preset)
+        except VitrailError as error:
+            failed[spec if isinstance(spec, str) else spec[0]] = one_line(error)
+    return found, failed
+
+
+def _labels(found: Sequence[Attribution]) -> list[str]:
+    """The methods' names, told apart where only the preset differs."""
+    plain = [made.label for made in found]
+    return [f"{x}, {made.preset}" if plain.count(x) > 1 else x for x, made in zip(plain, found, strict=True)]
+
+
+def _curves(
+    plan: Plan, sample: Sample, found: Sequence[Attribution], index: int | None
+) -> tuple[Sequence[Curve | None], Curve | None, str]:
+    none = [None] * len(found)
+    if plan.measure is None:
+        return none, None, ""
+    if index is None:
+        return none, None, "the target has no class whose probability could be watched"
+    try:
+        return *plan.measure(sample, found, index), ""
+    except VitrailError as error:
+        return none, None, one_line(error)
+
+
+def _alike(labels: Sequence[str], found: Sequence[Attribution]) -> Float[np.ndarray, "m m"]:
+    valid = found[0].valid
+    maps = {label: made.scores.detach().cpu() for label, made in zip(labels, found, strict=True)}
+    return agreement(maps, valid=None if valid is None else valid.cpu()).matrix
+
+
+def one_line(error: BaseException) -> str:
+    """The message without line breaks."""
+    return " ".join(str(error).split())
 
 
 def of_inputs(  # noqa: PLR0913  (each is a choice of its own)

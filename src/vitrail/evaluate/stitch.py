@@ -1,4 +1,6 @@
-"""Where pictures go when they are stitched together, and the way back from the map of the whole to the original's part.
+"""Pictures stitched together.
+
+Where pictures go when they are stitched together, and the way back from the map of the whole to the original's part.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4, leave the geometry open. Every edge between two pictures lies between
 two patches here, so that no patch shows both.
@@ -6,7 +8,9 @@ two patches here, so that no patch shows both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import accumulate, cycle
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +20,11 @@ from torch import Tensor
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError, suggest
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SHIPPED = ("golf_ball", "temple")
+"""Guide pictures that come with the package."""
 Size = tuple[int, int]
 Images = Float[Tensor, "_ c _ _"]
 
@@ -177,3 +186,11 @@ def crop(attribution: Attribution, canvas: Canvas, size: Size) -> Attribution:
 def _cropped(values: Tensor, canvas: Canvas) -> Tensor:
     down, across = canvas.own
     return values.unflatten(-1, canvas.grid)[..., down, across].flatten(-2)
+
+
+def open_shipped(name: str) -> "Image":
+    """A guide picture of the package."""
+    from PIL import Image
+
+    with files("vitrail.apps.demo").joinpath("pictures", f"{name}.jpg").open("rb") as file, Image.open(file) as picture:
+        return picture.convert("RGB")

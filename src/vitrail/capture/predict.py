@@ -1,4 +1,7 @@
-"""What a model says of an input, and how it divides a picture, from one plain pass."""
+"""The logits of one plain pass.
+
+What a model says of an input, and how it divides a picture, from one plain pass.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,10 +50,10 @@ def look(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     """What the model says, for a language model of the token that follows."""
     read = read_inputs(inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), Settings()) as run:
-        return Seen(read, _answer(run), run.origin.grid)
+        return Seen(read, _class_logits(run), run.origin.grid)
 
 
-def _answer(run: Pass) -> Float[Tensor, "b c"]:
+def _class_logits(run: Pass) -> Float[Tensor, "b c"]:
     logits = run.output.wide.detach()
     if run.output.span:
         raise TargetError("a model that answers questions has no classes to contrast: use vitrail.explain.")

@@ -1,0 +1,99 @@
+"""A metric of the bench as one object: how it is measured, which columns and curves it gives, and its words.
+
+`Measure.run` turns a batch and the maps of one method into plain numbers for each example. What is stored is what every
+later table needs of an example, not the metric itself: counts, or a point of a curve for every level. `Column` makes
+one number of a table of them and `Panel` one curve of a figure. A column is a function of means over examples, so a
+bootstrap needs only weighted means of each example's features, also where pixels are pooled over a data set.
+
+To add a metric, write its `Measure` beside the others of its kind (`on_pictures`, `on_texts`, `on_both`) and add one
+line to `measures.MEASURES`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitrail.evaluate.bench.explained import Further, Values, no_other
+from vitrail.evaluate.bench.protocols import Protocol
+
+Stored = Sequence[tuple[Any, ...]]
+"""For each example, what is stored of the metrics that a column needs."""
+Array = np.ndarray
+TINY = float(np.finfo(np.float64).tiny)
+ARROWS = {True: "↑", False: "↓", None: ""}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a table.
+
+    Args:
+        needs: the stored metrics it is made of.
+        higher: whether more is better; None where neither is.
+        features: from the examples' stored values, one tuple each, to their features `[n, f]`.
+        finish: from means of the features `[..., f]` to the number `[...]`.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    higher: bool | None
+    features: Callable[[Stored], Array]
+    finish: Callable[[Array], Array] = lambda means: means[..., 0]
+
+    @property
+    def title(self) -> str:
+        """The name with an arrow that points to where better is."""
+        return f"{self.name} {ARROWS[self.higher]}".strip()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One kind of curve in the figure of a results file: the mean over examples.
+
+    Args:
+        across: the words below the horizontal axis.
+        up: the words beside the vertical axis.
+        curve: from what is stored of one example to the heights of its curve.
+        places: from the protocol and the number of points to their places on the horizontal axis.
+    """
+
+    name: str
+    across: str
+    up: str
+    curve: Callable[[Mapping[str, Any]], Sequence[float] | Array]
+    places: Callable[[Protocol, int], Array]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric: one object for the worker, the tables, the figures and the manual.
+
+    Args:
+        words: what it measures, in one line.
+        run: from a batch, the maps of one method and the protocol to what is stored of each example.
+        kinds: the data it measures on.
+        columns: the columns of a table, with their direction, under a protocol.
+        gives: what the data set must know of an example.
+        further: the classes it wants explained beside the protocol's.
+        randomised: whether it also wants the model explained while its weights are randomised.
+        panels: the curves it draws.
+    """
+
+    name: str
+    words: str
+    run: Callable[..., Values]
+    kinds: tuple[str, ...]
+    columns: Callable[[Protocol], list[Column]]
+    gives: frozenset[str] = frozenset()
+    further: Further = no_other
+    randomised: bool = False
+    panels: tuple[Panel, ...] = ()
+
+
+def plain(name: str, metric: str, entry: str, *, higher: bool = True) -> Column:
+    """The mean over examples of one stored entry."""
+    return Column(
+        name, (metric,), higher, lambda values: np.array([[row[entry]] for (row,) in values], dtype=np.float64)
+    )

@@ -1,0 +1,361 @@
+"""Maps over pictures.
+
+Whatever a user calls an image, as one array to draw on.
+
+Maps side by side in rows and columns, with titles that fit and one colour bar for each scale.
+
+A map over its image.
+
+Unsigned maps lie over the image. Signed maps lie below it, as in Cui et al., Sec. 4.2: red for the target, white for
+nothing, blue against it, and the image above with transparency.
+
+Small pictures for pages: what the model saw, and maps over or below it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.attribution import Attribution
+from vitrail.errors import InputError
+from vitrail.plots.canvas import (
+    FAINT,
+    GREY,
+    INK,
+    POINTS,
+    SIGNED_MAP,
+    UNSIGNED_MAP,
+    check_index,
+    colour_bar,
+    new_figure,
+    panel,
+    require_matplotlib,
+    sample_target,
+    stretched,
+    symmetric,
+    text_width,
+    wrap,
+    write,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Picture = Float[np.ndarray, "h w 3"]
+
+
+def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
+    """The image with values from 0 to 1; whatever reaches beyond is stretched to that range.
+
+    Args:
+        image: a PIL image, an array [h, w], [h, w, 1], [h, w, 3] or [h, w, 4], or a tensor [3, h, w] or [b, 3, h, w].
+        index: which image of a batch; a batch of one serves every sample.
+    """
+    if isinstance(image, Tensor):
+        return _unit(_three_channels(_last_channels(image, index)))
+    if hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
+        deep = image.mode.startswith("I") or image.mode == "F"  # Pillow would clip them at 255
+        return _unit(_three_channels(np.asarray(image if deep else image.convert("RGB"))))
+    if isinstance(image, np.ndarray):
+        return _unit(_three_channels(image))
+    raise InputError(
+        f"an image is a PIL image, an array [h, w, 3] or a tensor [3, h, w] or [b, 3, h, w], not "
+        f"{type(image).__name__}. Open a file with PIL.Image.open(path)."
+    )
+
+
+def _last_channels(image: Tensor, index: int) -> np.ndarray:
+    """The chosen image of a batch, with channels last as pictures have them."""
+    if image.ndim == 4:
+        if 1 < image.shape[0] <= index:
+            raise InputError(f"sample {index} is drawn, but the batch holds {image.shape[0]} images.")
+        image = image[index if image.shape[0] > 1 else 0]
+    if image.ndim != 3 or image.shape[0] not in (1, 3, 4):
+        raise InputError(f"a tensor image is [3, h, w] or [b, 3, h, w], but this one is {list(image.shape)}.")
+    plain = image.detach().cpu()
+    return (plain.double() if plain.is_floating_point() else plain).permute(1, 2, 0).numpy()
+
+
+def _three_channels(image: np.ndarray) -> np.ndarray:
+    image = image[..., None] if image.ndim == 2 else image
+    if image.ndim != 3 or image.shape[2] not in (1, 3, 4):
+        raise InputError(f"an array image is [h, w, 3], but this one is {list(image.shape)}. Put the channels last.")
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[..., :3]
+
+
+def _unit(image: np.ndarray) -> Picture:
+    if image.dtype == np.uint8:
+        return image / 255
+    image = image.astype(np.float64)
+    low, high = image.min(), image.max()
+    if low >= 0 and high <= 1:
+        return image
+    return (image - low) / (high - low) if high > low else np.zeros_like(image)
+
+
+MARGIN, GAP, BAR = 0.12, 0.08, 0.36
+TITLE, HEADING, LINE = 8.0, 10.0, 1.3
+SIGNED_ALPHA, UNSIGNED_ALPHA = 0.35, 0.55
+SIGNED_TICKS = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
+UNSIGNED_TICKS = ((0.0, "least"), (1.0, "most"))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map and its title; without values, the picture alone.
+
+    Args:
+        values: within [-1, 1] where signed, within [0, 1] where not.
+        picture: in place of the figure's.
+    """
+
+    title: str
+    values: Float[Tensor, "h w"] | None = None
+    signed: bool = False
+    alpha: float | None = None
+    cmap: str | None = None
+    picture: Picture | None = None
+
+    @property
+    def colours(self) -> str:
+        """The name of its colour map."""
+        return self.cmap or (SIGNED_MAP if self.signed else UNSIGNED_MAP)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where everything goes, in inches."""
+
+    cell: tuple[float, float]
+    columns: int
+    left: float
+    heading: list[str]
+    bold: int
+    titles: list[list[str]]
+
+    @property
+    def width(self) -> float:
+        """The figure's width."""
+        return self.left + self.columns * (self.cell[0] + GAP) - GAP + MARGIN
+
+    def title_height(self, row: int) -> float:
+        """The room above a row for its longest title."""
+        lines = max((title.count("\n") + 1 if title else 0 for title in self.titles[row]), default=0)
+        return lines * TITLE * LINE / POINTS
+
+    def top(self, row: int) -> float:
+        """The upper edge of a row of panels."""
+        heading = len(self.heading) * HEADING * LINE / POINTS + (GAP if self.heading else 0)
+        above = sum(self.title_height(r) + self.cell[1] + GAP for r in range(row))
+        return MARGIN + heading + above + self.title_height(row)
+
+
+def panel_figure(
+    rows: Sequence[Sequence[Panel | None]],
+    picture: Picture | None = None,
+    *,
+    row_titles: Sequence[str] = (),
+    heading: str = "",
+    side: float = 1.5,
+) -> "Figure":
+    """A figure of panels; the same titles in every row are written once.
+
+    Args:
+        picture: drawn with every map.
+        row_titles: written upwards at the left.
+        side: inches of a square panel; others keep its area.
+    """
+    plan = _plan(rows, picture, row_titles, heading, side)
+    used = {p.colours: p.signed for row in rows for p in row if p is not None and p.values is not None}
+    figure = new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if used else 0) + MARGIN)
+    _write_heading(figure, plan)
+    for number, row in enumerate(rows):
+        if row_titles:
+            text, middle = _upright(row_titles[number], plan.cell), plan.top(number) + plan.cell[1] / 2
+            write(figure, text, plan.left - GAP, middle, fontsize=TITLE, rotation=90, ha="right", va="center")
+        for column, (item, title) in enumerate(zip(row, plan.titles[number], strict=True)):
+            if item is not None:
+                left = plan.left + column * (plan.cell[0] + GAP)
+                axes = panel(figure, left, plan.top(number), *plan.cell)
+                draw_panel(axes, item, picture if item.picture is None else item.picture)
+                _write_title(figure, title, left + plan.cell[0] / 2, plan.top(number))
+    _draw_bars(figure, used, plan.top(len(rows) - 1) + plan.cell[1] + 0.12)
+    return figure
+
+
+def _write_heading(figure: "Figure", plan: Plan) -> None:
+    for number, line in enumerate(plan.heading):
+        style = {"weight": "bold", "color": INK} if number < plan.bold else {"color": GREY}
+        top = MARGIN + (number + 0.8) * HEADING * LINE / POINTS
+        write(figure, line, plan.width / 2, top, fontsize=HEADING, ha="center", va="baseline", **style)
+
+
+def _write_title(figure: "Figure", title: str, middle: float, bottom: float) -> None:
+    """Write the lines one by one: only so do titles with and without descenders stand at the same height."""
+    for number, line in enumerate(reversed(title.split("\n") if title else [])):
+        height = bottom - 0.055 - number * TITLE * LINE / POINTS
+        write(figure, line, middle, height, fontsize=TITLE, ha="center", va="baseline")
+
+
+def _upright(title: str, cell: tuple[float, float]) -> str:
+    return wrap(title, int(cell[1] * POINTS / (TITLE * 0.6)))
+
+
+def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
+    """Draw the map below the picture where it is signed, above it where it is not."""
+    low = -1.0 if item.signed else 0.0
+    layers = []
+    if item.values is not None:
+        layers.append((item.values.numpy(), {"cmap": item.colours, "vmin": low, "vmax": 1.0}))
+    if picture is not None:
+        layers.insert(len(layers) if item.signed else 0, (picture, {}))
+    upper = item.alpha if item.alpha is not None else SIGNED_ALPHA if item.signed else UNSIGNED_ALPHA
+    for number, (values, style) in enumerate(layers):
+        axes.imshow(values, aspect="auto", alpha=upper if number else 1.0, **style)
+    axes.spines[:].set(visible=True, color=FAINT, linewidth=0.6)
+
+
+def _plan(
+    rows: Sequence[Sequence[Panel | None]],
+    picture: Picture | None,
+    row_titles: Sequence[str],
+    heading: str,
+    side: float,
+) -> Plan:
+    shapes = [p.values.shape for row in rows for p in row if p is not None and p.values is not None]
+    height, width = picture.shape[:2] if picture is not None else shapes[0]
+    stretch = (width / height) ** 0.5
+    cell = (side * stretch, side / stretch)
+    columns = max(len(row) for row in rows)
+    letters = int(cell[0] * POINTS / (TITLE * 0.58))
+    titles = [[wrap(p.title, letters) if p is not None and p.title else "" for p in row] for row in rows]
+    if len(rows) > 1 and all(row == titles[0] for row in titles):
+        titles[1:] = [["" for _ in row] for row in rows[1:]]
+    upright = max((_upright(title, cell).count("\n") + 1 for title in row_titles), default=0)
+    left = MARGIN + (upright * TITLE * LINE / POINTS + GAP if row_titles else 0)
+    room = left + columns * (cell[0] + GAP) - GAP
+    parts = [_fit(line, room).split("\n") for line in heading.split("\n") if line]
+    return Plan(cell, columns, left, [line for part in parts for line in part], len(parts[0]) if parts else 0, titles)
+
+
+def _fit(line: str, room: float) -> str:
+    width = text_width(line, HEADING, "bold")
+    return line if width <= room else wrap(line, max(8, int(len(line) * room / width)))
+
+
+def _draw_bars(figure: "Figure", used: dict[str, bool], top: float) -> None:
+    """Draw one colour bar for every colour map in use, side by side in the middle."""
+    width = min(1.5, figure.get_size_inches()[0] / max(len(used), 1) - 3 * MARGIN)
+    step = width + 4 * MARGIN
+    start = figure.get_size_inches()[0] / 2 - (len(used) * step - 4 * MARGIN) / 2
+    for number, (cmap, signed) in enumerate(used.items()):
+        axes = panel(figure, start + number * step, top, width, 0.09)
+        colour_bar(axes, cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+
+
+PATCH = 16
+OVERLAY_SIDE = 3.6
+
+
+def overlay(
+    attribution: Attribution,
+    image: Any = None,  # noqa: ANN401
+    *,
+    index: int = 0,
+    alpha: float | None = None,
+    cmap: str | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """A figure with the map of one sample over the image, and a colour bar.
+
+    Args:
+        image: see `as_picture`; None draws the map alone. It should show what the model saw: the map is stretched
+            over all of it.
+        alpha: how opaque the upper layer is: the map where it is unsigned, the image where the map is signed.
+        cmap: one of matplotlib's colour maps.
+        title: in place of the method and its target.
+    """
+    index = check_index(attribution, index)
+    picture = None if image is None else as_picture(image, index)
+    shown = Panel("", sample_map(attribution, index, picture), signed=attribution.signed, alpha=alpha, cmap=cmap)
+    heading = f"{attribution.label}\n{sample_target(attribution, index)}" if title is None else title
+    return panel_figure([[shown]], picture, heading=heading, side=OVERLAY_SIDE)
+
+
+def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, int]:
+    """Height and width of the map: those of the picture, else of what the model saw."""
+    if picture is not None:
+        return picture.shape[0], picture.shape[1]
+    rows, columns = attribution.grid or (1, 1)
+    return attribution.size or (rows * PATCH, columns * PATCH)
+
+
+def sample_map(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
+    """The map of one sample at the picture's size, within [-1, 1] where it is signed and [0, 1] where not."""
+    shown = replace(attribution, scores=attribution.shown)
+    values = shown.heatmap(map_size(attribution, picture))[index].detach().double().cpu()
+    return symmetric(values) if attribution.signed else stretched(values)
+
+
+def maps_of(attribution: Attribution, rows: Float[Tensor, "r n"], size: tuple[int, int]) -> Float[Tensor, "r h w"]:
+    """Rows of scores, one per patch, as maps of this size."""
+    plain = replace(
+        attribution, scores=rows.detach().double().cpu(), pixels=None, layers=None, heads=None, own=None, readout=None
+    )
+    return plain.heatmap(size)
+
+
+THUMBNAIL_SIDE, QUALITY = 160, 82
+
+
+def thumbnail(picture: Picture, *, side: int = THUMBNAIL_SIDE, quality: int = QUALITY, form: str = "JPEG") -> bytes:
+    """The picture as a file whose longer side is short.
+
+    Args:
+        form: a format of Pillow's.
+    """
+    from PIL import Image
+
+    image = Image.fromarray((picture.clip(0, 1) * 255).round().astype(np.uint8))
+    image.thumbnail((side, side))
+    sink = BytesIO()
+    image.save(sink, form, quality=quality)
+    return sink.getvalue()
+
+
+def smallest(picture: Picture, steps: Sequence[tuple[int, int]], *, most: int, form: str = "JPEG") -> bytes:
+    """The picture at the first of these sides and qualities that needs no more bytes, else at the last."""
+    data = b""
+    for side, quality in steps:
+        data = thumbnail(picture, side=side, quality=quality, form=form)
+        if len(data) <= most:
+            return data
+    return data
+
+
+def with_map(values: Float[Tensor, "h w"], picture: Picture, *, signed: bool) -> Picture:
+    """The picture with a map of its size: signed ones below it, others above, as `overlay` draws them.
+
+    Args:
+        values: within [-1, 1] where signed, within [0, 1] where not.
+    """
+    require_matplotlib()
+    from matplotlib import colormaps
+
+    shown = colormaps[SIGNED_MAP](values.numpy() / 2 + 0.5) if signed else colormaps[UNSIGNED_MAP](values.numpy())
+    share = SIGNED_ALPHA if signed else 1 - UNSIGNED_ALPHA
+    return share * picture + (1 - share) * shown[..., :3]
+
+
+def signed_thumbnail(scores: Float[Tensor, "y x"], picture: Picture) -> bytes:
+    """The map below the picture as a JPEG: red above zero, blue below."""
+    size = (picture.shape[0], picture.shape[1])
+    values = F.interpolate(scores[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+    return thumbnail(with_map(symmetric(values), picture, signed=True))

@@ -1,0 +1,410 @@
+"""Shaded tokens.
+
+The tokens of a text as readable pieces: which are shown, what they say, which belong to one word.
+
+Sentences with shaded tokens, as in AttCAT's Fig. 5: green for the target, red against it, darker for more.
+
+Rows of scores x tokens as a heat map, the final scores in a row of their own at the bottom.
+
+A sentence with shaded tokens for the terminal.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+from unicodedata import category
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.attribution import Attribution
+from vitrail.errors import InputError, MissingExtraError, OptionError
+from vitrail.plots.canvas import (
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    POINTS,
+    RED,
+    WHITE,
+    check_index,
+    colour_bar,
+    font,
+    ink,
+    new_figure,
+    panel,
+    sample_target,
+    shade,
+    symmetric,
+    text_width,
+    through,
+    wrap,
+    write,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
+SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z]+\d*\]")
+STARTS = ("▁", "Ġ")  # SentencePiece and byte-level BPE mark the piece that starts a word
+CONTINUES = "##"  # WordPiece marks the pieces that do not
+VISIBLE = {"\n": "↵", "\t": "⇥"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token or word as it is drawn.
+
+    Args:
+        raw: the tokens as the tokenizer wrote them.
+        value: the score.
+        score: the score divided by the largest magnitude of the sentence.
+        glued: whether it continues the word before it, so that no space stands between.
+        left_out: whether the prediction is read here, so that its own score is not shown.
+    """
+
+    text: str
+    raw: str
+    value: float
+    score: float
+    glued: bool = False
+    left_out: bool = False
+
+
+def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> list[Piece]:
+    """The sentence of one sample without padding, scores divided by the largest magnitude."""
+    if attribution.kind != "text":
+        raise OptionError(f"{attribution.method} was run on an image, which has no sentence. Use .plot(image).")
+    index = check_index(attribution, index)
+    shown = real_tokens(attribution, index)
+    tokens = [token_names(attribution, index)[i] for i in shown]
+    values = attribution.shown[index, shown].detach().double().cpu()
+    groups = word_groups(tokens) if merge else [[i] for i in range(len(tokens))]
+    scores = _join(groups, values.tolist(), signed=attribution.signed)
+    mark, readout = _mark(tokens), -1 if attribution.readout is None else int(attribution.readout[index])
+    relative = symmetric(torch.tensor(scores, dtype=torch.float64)).tolist()
+    return [
+        Piece(
+            text=_readable([tokens[i] for i in group], mark)
+            if merge or mark in STARTS
+            else _printable(tokens[group[0]]),
+            raw="".join(tokens[i] for i in group),
+            value=value,
+            score=score,
+            glued=mark in STARTS and not _starts(tokens, group[0], mark),
+            left_out=[shown[i] for i in group] == [readout],
+        )
+        for group, value, score in zip(groups, scores, relative, strict=True)
+    ]
+
+
+def merge_pieces(
+    tokens: Sequence[str], scores: Sequence[float] | Tensor, *, signed: bool
+) -> tuple[list[str], list[float]]:
+    """The words that word pieces make up, and one score for each.
+
+    Signed scores are impacts and add up, so a word has the sum of its pieces. Unsigned ones say how much was looked
+    at; a sum would favour rare words, which have more pieces, so a word has the largest. A word ends where the
+    tokenizer saw a space: SentencePiece and byte-level BPE keep the full stop with its word, WordPiece does not.
+    Special tokens stay alone.
+    """
+    values = scores.tolist() if isinstance(scores, Tensor) else list(scores)
+    if len(values) != len(tokens):
+        raise InputError(f"{len(tokens)} tokens came with {len(values)} scores. Give one score for each token.")
+    groups, mark = word_groups(tokens), _mark(tokens)
+    return [_readable([tokens[i] for i in group], mark) for group in groups], _join(groups, values, signed=signed)
+
+
+def _join(groups: list[list[int]], values: list[float], *, signed: bool) -> list[float]:
+    join = sum if signed else max
+    return [float(join([values[i] for i in group])) for group in groups]
+
+
+def word_groups(tokens: Sequence[str]) -> list[list[int]]:
+    """The positions of the pieces of each word."""
+    mark, groups = _mark(tokens), []
+    for i in range(len(tokens)):
+        if _starts(tokens, i, mark):
+            groups.append([])
+        groups[-1].append(i)
+    return groups
+
+
+def _mark(tokens: Sequence[str]) -> str:
+    """The sign with which this tokenizer marks words, empty where none is to be seen."""
+    for mark in STARTS:
+        if any(token.startswith(mark) for token in tokens):
+            return mark
+    return CONTINUES if any(token.startswith(CONTINUES) for token in tokens) else ""
+
+
+def _starts(tokens: Sequence[str], i: int, mark: str) -> bool:
+    if i == 0 or not mark or SPECIAL.fullmatch(tokens[i]) or SPECIAL.fullmatch(tokens[i - 1]):
+        return True
+    return not tokens[i].startswith(CONTINUES) if mark == CONTINUES else tokens[i].startswith((mark, "Ċ"))
+
+
+def token_names(attribution: Attribution, index: int) -> tuple[str, ...]:
+    """The tokens as the tokenizer wrote them, or their positions where the model was given embeddings."""
+    if attribution.tokens is None:
+        return tuple(str(i) for i in range(attribution.scores.shape[1]))
+    return attribution.tokens[index]
+
+
+def real_tokens(attribution: Attribution, index: int) -> list[int]:
+    """The positions that are not padding."""
+    if attribution.valid is None:
+        return list(range(attribution.scores.shape[1]))
+    return attribution.valid[index].nonzero().flatten().tolist()
+
+
+def _readable(parts: Sequence[str], mark: str) -> str:
+    """What the pieces of a word say, without the tokenizer's marks."""
+    if mark == CONTINUES:
+        return _printable("".join(part.removeprefix(CONTINUES) for part in parts))
+    text = "".join(parts)
+    if mark == "Ġ" and all(letter in _bytes() for letter in text):
+        text = bytes(_bytes()[letter] for letter in text).decode(errors="replace").removeprefix(" ")
+    return _printable(text.removeprefix(mark) if mark else text)
+
+
+@cache
+def _bytes() -> dict[str, int]:
+    """Byte-level BPE's alphabet: printable bytes stand for themselves, the others for letters from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(other)}
+
+
+def _printable(text: str) -> str:
+    """The text with control characters replaced (they would steer a terminal) and spaces alone made visible."""
+    shown = "".join(VISIBLE.get(c, "�" if category(c) in {"Cc", "Cs"} else c) for c in text)
+    return shown if shown.strip() else "␣"
+
+
+SIZE, LABEL, HEADING = 11.0, 9.0, 10.0
+WIDTH, MARGIN, LINE, BOX, PAD, SPACE = 8.0, 0.15, 0.27, 0.215, 0.035, 0.05
+BASELINE, BETWEEN, BAR = 0.74, 0.12, 0.36
+LABEL_LETTERS = 24
+LABEL_LINE = LABEL * 1.25 / POINTS
+SIGNED_TICKS = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
+UNSIGNED_TICKS = ((0.0, "none"), (1.0, "most"))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A piece and where it stands in its line, in inches."""
+
+    piece: Piece
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sentence and the label in front of it."""
+
+    label: str
+    pieces: Sequence[Piece]
+
+    @cached_property
+    def label_lines(self) -> list[str]:
+        """The label as it is wrapped."""
+        return wrap(self.label, LABEL_LETTERS).split("\n") if self.label else []
+
+    @cached_property
+    def lines(self) -> list[list[Placed]]:
+        """The sentence as it is wrapped."""
+        return flow(self.pieces, WIDTH)
+
+    @property
+    def height(self) -> float:
+        """The inches it takes."""
+        return max(len(self.lines) * LINE, len(self.label_lines) * LABEL_LINE) + 0.06
+
+
+Group = tuple[str, Sequence[Row]]
+
+
+def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, title: str | None = None) -> "Figure":
+    """A figure of one sentence with its tokens shaded, without padding and without the readout's own score.
+
+    Args:
+        merge: join word pieces into words, see `merge_pieces`.
+        title: in place of the method and its target.
+    """
+    index = check_index(attribution, index)
+    heading = f"{attribution.label} · {sample_target(attribution, index)}" if title is None else title
+    return sentence_figure([(heading, [Row("", pieces(attribution, index, merge=merge))])], signed=attribution.signed)
+
+
+def sentence_figure(groups: Sequence[Group], *, signed: bool) -> "Figure":
+    """A figure of sentences in groups, every group below its heading, and a colour bar."""
+    every = [row for _, rows in groups for row in rows]
+    indent = max((text_width(line, LABEL) for row in every for line in row.label_lines), default=0.0)
+    left = MARGIN + (indent + 0.15 if indent else 0)
+    headings = [text_width(heading, HEADING, "bold") - left for heading, _ in groups]
+    width = max([item.left + item.width for row in every for line in row.lines for item in line] + headings + [2.0])
+    height = sum(_height(group) + BETWEEN for group in groups)
+    figure = new_figure(left + width + MARGIN, MARGIN + height + BAR)
+    top = MARGIN
+    for group in groups:
+        _draw_group(figure, group, top, left, width)
+        top += _height(group) + BETWEEN
+    cmap = through(RED, WHITE, GREEN) if signed else through(WHITE, GREEN)
+    colour_bar(panel(figure, left, top, 1.5, 0.09), cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+    return figure
+
+
+def _height(group: Group) -> float:
+    heading, rows = group
+    return (0.28 if heading else 0.0) + sum(row.height for row in rows)
+
+
+def _draw_group(figure: "Figure", group: Group, top: float, left: float, width: float) -> None:
+    heading, rows = group
+    write(figure, heading, MARGIN, top, fontproperties=font(HEADING, "bold"))
+    top += _height((heading, []))
+    for row in rows:
+        for number, line in enumerate(row.label_lines):
+            height = top + BOX * BASELINE + number * LABEL_LINE
+            write(figure, line, MARGIN, height, fontproperties=font(LABEL), color=GREY, va="baseline")
+        draw_lines(panel(figure, left, top, width, row.height), row.lines)
+        top += row.height
+
+
+def flow(sentence: Sequence[Piece], room: float) -> list[list[Placed]]:
+    """The pieces in lines that fit the room; a piece longer than a line is cut."""
+    lines: list[list[Placed]] = [[]]
+    for piece in (part for whole in sentence for part in _cut(whole, room)):
+        width = text_width(piece.text, SIZE) + 2 * PAD
+        left = lines[-1][-1].left + lines[-1][-1].width + (0.012 if piece.glued else SPACE) if lines[-1] else 0.0
+        if lines[-1] and left + width > room:
+            lines.append([])
+            left = 0.0
+        lines[-1].append(Placed(piece, left, width))
+    return lines
+
+
+def _cut(piece: Piece, room: float) -> list[Piece]:
+    width = text_width(piece.text, SIZE) + 2 * PAD
+    if width <= room:
+        return [piece]
+    letters = max(1, int(len(piece.text) * (room - 2 * PAD) / width * 0.9))
+    parts = [piece.text[i : i + letters] for i in range(0, len(piece.text), letters)]
+    return [replace(piece, text=part, glued=piece.glued or i > 0) for i, part in enumerate(parts)]
+
+
+def draw_lines(axes: "Axes", lines: Sequence[Sequence[Placed]]) -> None:
+    """Draw every piece as a box of its shade, at one inch per unit."""
+    from matplotlib.patches import FancyBboxPatch
+
+    width, height = axes.get_position().size * axes.get_figure().get_size_inches()  # pyright: ignore
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    for number, line in enumerate(lines):
+        for item in line:
+            colour, top = shade(item.piece.score), number * LINE
+            box = FancyBboxPatch(
+                (item.left, top),
+                item.width,
+                BOX,
+                boxstyle="round,pad=0,rounding_size=0.03",
+                facecolor=colour,
+                linewidth=0,
+            )
+            axes.add_patch(box)
+            axes.text(
+                item.left + item.width / 2,
+                top + BOX * BASELINE,
+                item.piece.text,
+                ha="center",
+                va="baseline",
+                color=GREY if item.piece.left_out else ink(colour) if item.piece.score else INK,
+                fontproperties=font(SIZE),
+                parse_math=False,
+            )
+
+
+HEATMAP_SIZE, ROW = 8.0, 0.2
+WIDEST = 10.0
+CELLS = (0.16, 0.4)
+"""The narrowest and the widest column, in inches."""
+
+
+def token_heatmap(
+    attribution: Attribution, rows: Float[Tensor, "r n"], names: Sequence[str], index: int, *, signed: bool
+) -> "Figure":
+    """A figure of these rows above the attribution's scores, each divided by its largest magnitude.
+
+    Args:
+        names: one for each row, and one for the scores.
+        signed: whether the rows reach below zero.
+    """
+    shown, words = real_tokens(attribution, index), [piece.text for piece in pieces(attribution, index)]
+    values = relative_rows(attribution, rows, index)[:, shown]
+    cell = min(max(WIDEST / len(shown), CELLS[0]), CELLS[1])
+    left = MARGIN + max(text_width(name, HEATMAP_SIZE) for name in names) + 0.08
+    below = max(text_width(word, HEATMAP_SIZE) for word in words) + 0.1
+    heading = f"{attribution.label} · {sample_target(attribution, index)}"
+    width = max(left + cell * len(shown), MARGIN + text_width(heading, HEADING, "bold"), left + 1.6) + MARGIN
+    figure = new_figure(width, MARGIN + 0.3 + ROW * len(names) + below + 0.45)
+    write(figure, heading, MARGIN, MARGIN, fontproperties=font(HEADING, "bold"))
+    cmap = (through(RED, WHITE, GREEN) if signed else through(WHITE, GREEN)).with_extremes(bad=FAINT)
+    axes = panel(figure, left, MARGIN + 0.3, cell * len(shown), ROW * len(names))
+    axes.imshow(values, cmap=cmap, vmin=-1 if signed else 0, vmax=1, aspect="auto", interpolation="nearest")
+    _label(axes, names, words)
+    bar = panel(figure, left, MARGIN + 0.3 + ROW * len(names) + below + 0.1, 1.5, 0.09)
+    colour_bar(bar, cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+    return figure
+
+
+def relative_rows(attribution: Attribution, rows: Float[Tensor, "r n"], index: int) -> np.ma.MaskedArray:
+    """The rows and the scores, each divided by its largest magnitude; the readout's own entries are masked."""
+    table = torch.cat([rows, attribution.scores[index, None]]).detach().double().cpu()
+    hidden = torch.zeros_like(table, dtype=torch.bool)
+    if attribution.readout is not None and attribution.readout[index] >= 0:
+        hidden[:, int(attribution.readout[index])] = True
+    relative = torch.stack([symmetric(row) for row in table.masked_fill(hidden, 0.0)])
+    return np.ma.MaskedArray(relative.numpy(), mask=hidden.numpy())
+
+
+def _label(axes: "Axes", names: Sequence[str], words: Sequence[str]) -> None:
+    """Write the names and the words beside the cells, and set the last row apart."""
+    axes.set_yticks(range(len(names)), labels=list(names))
+    axes.set_xticks(range(len(words)), labels=list(words), rotation=90, parse_math=False)
+    axes.tick_params(length=0, pad=3, labelcolor=INK)
+    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
+        label.set_fontproperties(font(HEATMAP_SIZE))
+    axes.axhline(len(names) - 1.5, color=INK, linewidth=1.2)
+    axes.spines[:].set(visible=True, color=GREY, linewidth=0.5)
+
+
+def terminal(attribution: Attribution, *, index: int = 0, merge: bool = False) -> "Text":
+    """The sentence of one sample as rich text, green for the target and red against it.
+
+    Args:
+        merge: join word pieces into words, see `merge_pieces`.
+    """
+    try:
+        from rich.text import Text
+    except ImportError as error:
+        raise MissingExtraError("shaded text in the terminal needs rich: pip install 'vitrail[cli]'") from error
+    text = Text()
+    for number, piece in enumerate(pieces(attribution, index, merge=merge)):
+        text.append("" if number == 0 or piece.glued else " ")
+        text.append(piece.text, style=_style(piece))
+    return text
+
+
+def _style(piece: Piece) -> str:
+    """No background for a score of zero, which would be a white box on a dark terminal."""
+    if piece.score == 0:
+        return "dim" if piece.left_out else ""
+    colour = shade(piece.score)
+    return f"{ink(colour)} on {colour}"
