@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitrail.models import zoo
     from vitrail.models.anatomy import Anatomy, TextTower
     from vitrail.plots import report
+    from vitrail.prepared import Prepared, prepare
     from vitrail.tools.audit import audit
     from vitrail.tools.detail import detail
     from vitrail.tools.guide import guide
@@ -44,6 +45,8 @@ else:
         "detail": "vitrail.tools.detail",
         "explain": "vitrail.api",
         "guide": "vitrail.tools.guide",
+        "Prepared": "vitrail.prepared",
+        "prepare": "vitrail.prepared",
         "record": "vitrail.capture.forward",
         "rewrite": "vitrail.tools.rewrite",
         "transfer": "vitrail.tools.transfer",
@@ -70,6 +73,7 @@ __all__ = [
     "Attribution",
     "Comparison",
     "Layer",
+    "Prepared",
     "Recording",
     "TextTower",
     "VitrailError",
@@ -82,6 +86,7 @@ __all__ = [
     "guide",
     "metrics",
     "plots",
+    "prepare",
     "record",
     "report",
     "rewrite",

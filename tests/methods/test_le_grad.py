@@ -105,7 +105,7 @@ def test_the_model_is_restored_when_its_head_fails():
 
     def fail(module, args):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) > 1:
             raise RuntimeError("no head")
 
     handle = model.head.register_forward_pre_hook(fail)

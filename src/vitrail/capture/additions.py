@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
+from vitrail.capture.graphs import decided
 from vitrail.capture.recording import widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import every_module
@@ -355,7 +356,7 @@ def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Te
     if seen.given is None:
         return heads
     given = seen.given.reshape(heads.shape) if seen.given.numel() == heads.numel() else seen.given
-    if given.shape != heads.shape or not torch.equal(given, heads):
+    if given.shape != heads.shape or not decided((given == heads).all()):
         raise Unknown(
             "something stands between the heads' outputs and the output projection (a norm, a gate), or heads are "
             "joined in another order"
@@ -371,8 +372,8 @@ def _check_affine(module: nn.Module, parts: tuple[Tensor, Tensor | None], given:
     found = widen(rows[some]).to(wanted.dtype) @ widen(weight).to(wanted.dtype).T
     found = found if bias is None else found + bias
     exact = result.dtype in TOLERANCES and is_plain(module)
-    allowed = (TOLERANCES[result.dtype] if exact else QUANTISED) * float(wanted.abs().amax())
-    if float((found - wanted[some]).abs().amax()) > allowed:
+    allowed = (TOLERANCES[result.dtype] if exact else QUANTISED) * wanted.abs().amax()
+    if decided((found - wanted[some]).abs().amax() > allowed):
         raise Unknown(f"the output projection {type(module).__name__} is not affine, or hooks change what it gives")
 
 
@@ -436,11 +437,11 @@ def _sums(adding: Adding, after: tuple[Tensor | None, ...], before: Tensor, besi
 
 def _factor(sums: list[Tensor], added: Tensor, stream: Tensor, module: nn.Module) -> Tensor | None:
     """What each channel is multiplied by before it is added; None for one."""
-    rounding = 16 * torch.finfo(stream.dtype).eps * float(stream.abs().amax())
+    rounding = 16 * torch.finfo(stream.dtype).eps * widen(stream).abs().amax()
     if any(_alike(x, added, stream.dtype, rounding) for x in sums):
         return None
     size = added.square().flatten(0, -2).sum(dim=0)
-    for x in (x for x in sums if float(x.abs().amax()) > rounding):
+    for x in (x for x in sums if decided(x.abs().amax() > rounding)):
         factor = (x * added).flatten(0, -2).sum(dim=0) / torch.where(size == 0, torch.ones_like(size), size)
         if stream.shape[:-1].numel() > 1 and _alike(x, factor * added, stream.dtype, rounding):
             return factor
@@ -450,10 +451,10 @@ def _factor(sums: list[Tensor], added: Tensor, stream: Tensor, module: nn.Module
     )
 
 
-def _alike(x: Tensor, y: Tensor, dtype: torch.dtype, rounding: float = 0.0) -> bool:
+def _alike(x: Tensor, y: Tensor, dtype: torch.dtype, rounding: Tensor | float = 0.0) -> bool:
     """Whether two tensors agree up to rounding, measured by the largest entry."""
-    allowed = TOLERANCES.get(dtype, QUANTISED) * float(y.abs().amax()) + rounding
-    return float((x - y).abs().amax()) <= allowed
+    allowed = TOLERANCES.get(dtype, QUANTISED) * y.abs().amax() + rounding
+    return decided((x - y).abs().amax() <= allowed)
 
 
 def _as_stream(x: Tensor, stream: Tensor) -> Tensor:

@@ -178,15 +178,15 @@ def _counts_past_padding(model: nn.Module) -> bool:
 def words_of(runner: Runner) -> Content:
     """The tokens that may be blanked: not special ones, not where the answer is read, not the first and the last."""
     valid = runner.run.patches(runner.run.valid)
-    rows = torch.arange(len(valid), device=valid.device)
-    words = valid & ~special_tokens(runner.inputs) if runner.inputs.ids is not None else valid.clone()
-    words[rows, valid.to(torch.int64).argmax(dim=1)] = False
-    words[rows, last_position(valid)] = False
+    words = valid & ~special_tokens(runner.inputs) if runner.inputs.ids is not None else valid
+    places = [valid.to(torch.int64).argmax(dim=1), last_position(valid)]
     padding = getattr(getattr(runner.model, "config", None), "pad_token_id", None)
     if runner.inputs.ids is not None and padding is not None:  # classifiers read the last token that is not this
-        words[rows, last_position(valid & (runner.inputs.ids.to(valid.device) != padding))] = False
+        places.append(last_position(valid & (runner.inputs.ids.to(valid.device) != padding)))
     if runner.part.position is not None and runner.part.position.max() < words.shape[1]:
-        words[rows, runner.part.position] = False
+        places.append(runner.part.position)
+    for place in places:
+        words = words.scatter(1, place[:, None], value=False)
     return words
 
 

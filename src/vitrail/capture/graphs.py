@@ -1,0 +1,230 @@
+"""A computation that is recorded once and replayed on new values in the same memory.
+
+A CUDA graph holds kernels and the addresses they read, and nothing of what Python decided on the way. So that a replay
+is right, every answer that Python took from the device is logged while the computation runs for the first time, given
+again while the graph is recorded, and compared on the device in every replay: a replay tells whether Python would have
+decided the same. Checks for NaN are such answers.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vitrail.errors import VitrailError
+
+T = TypeVar("T")
+
+READS = {
+    Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist, torch.is_nonzero,
+}  # fmt: skip
+"""Functions by which Python takes values of a tensor."""
+COMPARISONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.equal: lambda a, b: (a == b).all(),
+    Tensor.equal: lambda a, b: (a == b).all(),
+    torch.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+    Tensor.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+}
+"""Functions that take a truth value of two tensors, and the same without waiting for it."""
+CONSTANTS = {torch.tensor, torch.as_tensor, Tensor.new_tensor}
+INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
+
+
+class GraphError(VitrailError, RuntimeError):
+    """A computation cannot be recorded as a graph."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What Python took from the device, or put there, at one place of a computation.
+
+    Args:
+        name: of the function.
+        value: the number or list that was taken, or the data a constant was made of.
+        expected: the value on the device, or the constant itself.
+    """
+
+    name: str
+    value: Any
+    expected: Tensor
+
+
+class HostAnswers(TorchFunctionMode):
+    """Log what Python takes from a device, and give it again without asking the device.
+
+    Args:
+        device: the type of device that is meant; tensors elsewhere are left alone.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.log: list[Answer] = []
+        self.flags: list[Tensor] = []
+        self.replaying, self.place = False, 0
+
+    def __enter__(self) -> "HostAnswers":
+        """Answer for the functions of this thread."""
+        _active.answers.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Answer no more."""
+        super().__exit__(*error)
+        _active.answers.remove(self)
+
+    def decided(self, flag: Tensor) -> bool:
+        """A truth value that is asked for where torch functions are not intercepted."""
+        with torch._C.DisableTorchFunction():
+            return self._taken(Tensor.__bool__, flag, lambda: bool(flag))
+
+    def again(self) -> "HostAnswers":
+        """The same answers, to be given from the start."""
+        self.replaying, self.place = True, 0
+        self.flags = []
+        return self
+
+    def agree(self) -> Tensor:
+        """Whether every value that was taken is what it was when it was logged."""
+        if self.place != len(self.log):
+            raise GraphError(f"Python asked the device {len(self.log)} times at first and {self.place} times later.")
+        return torch.stack(self.flags).all() if self.flags else torch.ones((), dtype=torch.bool, device=self.device)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # noqa: ANN401
+        """Run one function, or answer for it."""
+        kwargs = kwargs or {}
+        if func in READS and args[0].device.type == self.device:
+            return self._taken(func, args[0], lambda: func(*args, **kwargs))
+        if func in COMPARISONS and args[0].device.type == self.device:
+            return self._taken(func, COMPARISONS[func](*args, **kwargs), lambda: func(*args, **kwargs))
+        if func in CONSTANTS:
+            return self._made(func, args, kwargs)
+        if func in INDEXING and args[0].device.type == self.device:
+            args = (args[0], self._index(args[0], args[1]), *args[2:])
+        return func(*args, **kwargs)
+
+    def _taken(self, func: Callable[..., Any], x: Tensor, ask: Callable[[], Any]) -> Any:  # noqa: ANN401
+        if not self.replaying:
+            value = ask()
+            self.log.append(Answer(func.__name__, value, x.detach().clone()))
+            return value
+        answer = self._next(func.__name__)
+        if answer.expected.shape != x.shape:
+            raise GraphError(f"{func.__name__} was asked of {tuple(answer.expected.shape)}, then of {tuple(x.shape)}.")
+        self.flags.append((x.detach() == answer.expected).all())
+        return answer.value
+
+    def _made(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Tensor:
+        """A tensor made of Python numbers: made once, and copied on the device after that."""
+        data: Any = args[1] if func is Tensor.new_tensor else args[0] if args else kwargs["data"]
+        if isinstance(data, Tensor):
+            return func(*args, **kwargs)
+        data = data.tolist() if hasattr(data, "tolist") else data  # arrays of NumPy
+        if not self.replaying:
+            made = func(*args, **kwargs)
+            if made.device.type == self.device:
+                self.log.append(Answer(func.__name__, data, made))
+                return made.clone()
+            return made
+        target = kwargs.get("device", args[0].device if func is Tensor.new_tensor else "cpu")
+        if torch.device("cpu" if target is None else target).type != self.device:
+            return func(*args, **kwargs)
+        answer = self._next(func.__name__)
+        if answer.value != data:
+            raise GraphError(f"{func.__name__} was given {answer.value} at first and {data} later.")
+        return answer.expected.clone()
+
+    def _index(self, x: Tensor, index: Any) -> Any:  # noqa: ANN401
+        """An index whose lists of numbers are tensors on the device."""
+        if isinstance(index, tuple):
+            return tuple(self._index(x, one) for one in index)
+        if isinstance(index, list) and index and all(type(one) is int for one in index):
+            return self._made(torch.tensor, (index,), {"device": x.device})
+        return index
+
+    def _next(self, name: str) -> Answer:
+        if self.place == len(self.log) or self.log[self.place].name != name:
+            expected = self.log[self.place].name if self.place < len(self.log) else "nothing more"
+            raise GraphError(f"Python asked for {name} where it had asked for {expected} before.")
+        self.place += 1
+        return self.log[self.place - 1]
+
+
+class _Active(threading.local):
+    """The answers of a thread that are logged or given, the innermost last."""
+
+    def __init__(self) -> None:
+        self.answers: list[HostAnswers] = []
+
+
+_active = _Active()
+
+
+def decided(flag: Tensor) -> bool:
+    """The truth value of a tensor, for code that may be recorded and runs with interception switched off."""
+    return _active.answers[-1].decided(flag) if _active.answers else bool(flag)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay(Generic[T]):
+    """A recorded computation.
+
+    Args:
+        run: computes again on the values that are in memory now, and tells whether Python's answers still hold.
+        kept: all that must live as long as the recording.
+    """
+
+    run: Callable[[], tuple[T, Tensor]]
+    kept: tuple[object, ...]
+
+
+def rerun(compute: Callable[[], T], device: str) -> Replay[T]:
+    """A recording that computes again under the logged answers, as a graph would; for devices without graphs."""
+    compute()  # structures are measured in the first run alone
+    answers = HostAnswers(device)
+    with answers:
+        compute()
+
+    def run() -> tuple[T, Tensor]:
+        with answers.again():
+            found = compute()
+        return found, answers.agree()
+
+    return Replay(run, (answers,))
+
+
+WARM_UPS = 3
+
+
+def cuda_graph(compute: Callable[[], T], device: str) -> Replay[T]:
+    """A recording as a CUDA graph. What it computes lies at the same addresses after every replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # kernels are compiled and chosen before anything is recorded
+        for _ in range(WARM_UPS - 1):
+            compute()
+        answers = HostAnswers(device)
+        with answers:
+            compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph), answers.again():
+            found = compute()
+            agrees = answers.agree()
+    except (RuntimeError, GraphError) as error:
+        raise GraphError(str(error).splitlines()[0][:300]) from error
+
+    def run() -> tuple[T, Tensor]:
+        graph.replay()
+        return found, agrees
+
+    return Replay(run, (graph, answers, found, agrees))

@@ -1,0 +1,314 @@
+"""Explain many inputs of one shape: on CUDA, the whole explanation as one graph that is replayed.
+
+Short inputs are bound by Python: the device waits for the host between hundreds of small kernels. A prepared
+explanation runs forward pass, backward passes and relevance as one CUDA graph. Inputs are copied into fixed memory,
+smaller batches are padded, and the predicted class is found on the device. What Python decides on the way is checked
+on the device in every replay; where it would decide otherwise for new inputs, they are explained in the ordinary way.
+"""
+
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.api import Request, attribution_of, explain, read_request, wanted_by
+from vitrail.attribution import Attribution
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.graphs import GraphError, Replay, cuda_graph
+from vitrail.capture.outputs import Scalar
+from vitrail.capture.pass_options import PLAIN
+from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.shadow import shadow
+from vitrail.errors import InputError, OptionError, TargetError, VitrailError
+from vitrail.methods import DEFAULT_METHOD
+from vitrail.models.anatomy import Anatomy
+from vitrail.models.inputs import read_inputs
+from vitrail.models.taking import taken
+from vitrail.relevance import Result, Walk
+from vitrail.relevance.runner import RerunMethod, Runner
+from vitrail.relevance.walk import Walker
+from vitrail.targets import FORMULAS, SCALARS, Target
+
+Batch = Tensor | Mapping[str, Any]
+Record = Callable[[Callable[[], Any], str], Replay[Any]]
+RECORDERS: dict[str, Record] = {"cuda": cuda_graph}
+"""By type of device, how an explanation is recorded; elsewhere inputs are explained in the ordinary way."""
+TARGETS = ("predicted", "given")
+MASK = "attention_mask"
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4}
+ROUGH = 2e-2
+"""How far a replay may be from the ordinary explanation, as a share of its largest score: half precision last."""
+
+logger = logging.getLogger("vitrail")
+
+
+class ClassOnDevice:
+    """The logit or the probability of one class of each sample; the class stays on the device.
+
+    Args:
+        classes: fixed memory for the classes.
+        predicted: find them in the first logits of each computation; else they are given.
+    """
+
+    def __init__(self, classes: Tensor, *, scalar: str, predicted: bool) -> None:
+        self.classes, self.scalar, self.predicted = classes, scalar, predicted
+        self.known = not predicted
+
+    def start(self) -> None:
+        """Begin a new computation."""
+        self.known = not self.predicted
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """One value for each sample."""
+        if logits.ndim != 2:
+            raise GraphError("the model answers at every token, and the position would be found by the host")
+        if not self.known:
+            self.classes.copy_(logits.detach().argmax(dim=1))
+            self.known = True
+        first = logits.gather(1, self.classes[:, None])[:, 0]
+        return FORMULAS[SCALARS[self.scalar]["logit"]](logits, first, first)
+
+
+class Prepared:
+    """A callable that explains inputs of the shape it was made for, and gives what `explain` gives.
+
+    `reason` says why inputs are explained in the ordinary way, or is None where a graph is replayed.
+    """
+
+    def __init__(self, model: object, example: Batch, method: str, options: Mapping[str, Any], target: object) -> None:
+        self.model, self.method, self.options, self.target = model, method, dict(options), target
+        self.example = _changed(example, torch.empty_like)
+        self.batch = read_inputs(example).batch
+        self.reason: str | None = None
+        self._replay: Replay[Any] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: Batch, target: object = None) -> Attribution:
+        """Explain inputs of the prepared shape.
+
+        Args:
+            target: one class, or one for each sample, where the targets are given.
+        """
+        self._check(inputs, target)
+        chosen = self.target if self.target not in TARGETS else target
+        if self._replay is not None:
+            with self._lock:
+                found = self._replayed(inputs, chosen)
+            if found is not None:
+                return found
+            logger.info("a prepared explanation is made in the ordinary way: these inputs lead Python elsewhere.")
+        return explain(self.model, inputs, self.method, chosen, **self.options)  # pyright: ignore[reportArgumentType]
+
+    def _check(self, inputs: Batch, target: object) -> None:
+        """Refuse inputs of another shape, and targets that are missing or not asked for."""
+        if (self.target == "given") != (target is not None):
+            needed = "needs one" if self.target == "given" else f"has the target {self.target!r} already"
+            raise TargetError(f"target={target!r}, but this prepared explanation {needed}.")
+        here, there = ({n: x for n, x in _tensors(one).items() if n != MASK} for one in (inputs, self.example))
+        fits = here.keys() == there.keys() and all(
+            x.shape[1:] == there[name].shape[1:] and 0 < len(x) <= self.batch for name, x in here.items()
+        )
+        if not fits:
+            shapes = {name: tuple(x.shape) for name, x in here.items()}
+            wanted = {name: (f"1 to {self.batch}", *x.shape[1:]) for name, x in there.items()}
+            raise InputError(f"inputs of shape {shapes}, but this explanation was prepared for {wanted}.")
+
+    def record(self, example: Batch, record: Record, anatomy: Anatomy | None, reference: Attribution) -> None:
+        """Record the explanation, and check it against the ordinary one on the example and on other inputs."""
+        module = taken(self.model)
+        device = read_inputs(example).shown.device
+        self._static = _changed(_without_full_mask(example), lambda x: x.detach().clone())
+        self._read = read_inputs(self._static)
+        self._weights = [x.data_ptr() for x in (*module.parameters(), *module.buffers())]
+        self._origin = {n: x for n, x in reference.provenance.items() if n not in PER_CALL}
+        classes = torch.zeros(self.batch, dtype=torch.int64, device=device)
+        predicted, scalar = self.target == "predicted", self._request(_first_class).plan.scalar
+        self._classes = ClassOnDevice(classes, scalar=scalar, predicted=predicted)
+        self._fill(_without_full_mask(example), None if predicted else reference.target.first)
+        self._replay = record(lambda: self._compute(anatomy), device.type)
+        self._verify(example, reference)
+
+    def _compute(self, anatomy: Anatomy | None) -> tuple[Request, Scalar, Result, Pass]:
+        """Everything from the fixed inputs to the scores of all tokens."""
+        self._classes.start()
+        request, settings = self._request(self._classes), Settings()
+        plan, wanted = request.plan, wanted_by([request])
+        options = plan.pass_options if isinstance(plan, RerunMethod) else PLAIN
+        with shadow(self.model) as own:
+            body, lean = find_body(own, anatomy, self._read), isinstance(plan, Walk)
+            with forward(own, request.inputs, body, wanted, settings, options, lean=lean) as run:
+                (part,) = run.parts(request.target)
+                if isinstance(plan, RerunMethod):
+                    result = plan.explain(Runner(own, run.trace.body, request.inputs, run, part, settings))
+                else:
+                    result = _walked(run, part, plan, wanted)
+        return request, part, result, run
+
+    def _request(self, target: Callable[[Tensor], Tensor]) -> Request:
+        given = {name: value for name, value in self.options.items() if name != "anatomy"}
+        return read_request((self.method, given), "recommended", self._read, target)
+
+    def _replayed(self, inputs: Batch, target: object) -> Attribution | None:
+        """The explanation of these inputs by the recording; None where it does not hold for them."""
+        started = time.perf_counter()
+        module = taken(self.model)
+        if self._weights != [x.data_ptr() for x in (*module.parameters(), *module.buffers())]:
+            raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
+        fitting = self._fitting(inputs)
+        if fitting is None:
+            return None
+        self._fill(fitting, target)
+        assert self._replay is not None
+        (request, part, result, run), agrees = self._replay.run()
+        if not bool(agrees):
+            return None
+        count = read_inputs(inputs).batch
+        classes = tuple(self._classes.classes.tolist())
+        part = replace(part, target=Target(SCALARS[request.plan.scalar]["logit"], classes))
+        seen, own = copy.copy(run), read_inputs(inputs)
+        seen.inputs = replace(read_inputs(_padded(inputs, self.batch)), tokens=own.tokens)
+        double = run.output.wide.dtype is torch.float64
+        made = attribution_of(request, [(part, result)], seen, torch.float64 if double else torch.float32)
+        more = {"samples": count, "seconds": time.perf_counter() - started, "shared_seconds": 0.0, "prepared": True}
+        return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), count)
+
+    def _fitting(self, inputs: Batch) -> Batch | None:
+        """Inputs with a mask exactly where the recording has one; None where the recording has none but needs one."""
+        bare = _without_full_mask(inputs)
+        if isinstance(bare, Tensor) or isinstance(self._static, Tensor):
+            return bare
+        if MASK in self._static and MASK not in bare:
+            mask = self._static[MASK]
+            return {**bare, MASK: torch.ones_like(mask[: read_inputs(inputs).batch])}
+        return bare if (MASK in bare) == (MASK in self._static) else None
+
+    def _fill(self, inputs: Batch, target: object) -> None:
+        """Copy inputs and targets into the fixed memory."""
+        for name, x in _tensors(_padded(inputs, self.batch)).items():
+            _tensors(self._static)[name].copy_(x)
+        if target is not None:
+            given = torch.as_tensor(target)
+            count = read_inputs(inputs).batch
+            each = given.expand(count) if given.ndim == 0 else given
+            if each.shape != (count,):
+                raise TargetError(f"{len(each)} targets were given for a batch of {count}.")
+            self._classes.classes.copy_(torch.cat([each, each[-1:].expand(self.batch - count)]))
+
+    def _verify(self, example: Batch, reference: Attribution) -> None:
+        """Drop the recording unless it gives the ordinary explanation, on the example and on other inputs."""
+        target = None if self.target == "predicted" else reference.target.first
+        for inputs in (example, _other(example)):
+            replayed = self._replayed(inputs, target)
+            if replayed is None:
+                raise GraphError("Python decides otherwise when the same inputs are explained again")
+            ordinary = explain(self.model, inputs, self.method, target, **self.options)
+            allowed = CLOSE.get(next(iter(taken(self.model).parameters())).dtype, ROUGH)
+            apart = (replayed.scores - ordinary.scores).abs().amax() / ordinary.scores.abs().amax().clamp(min=1e-30)
+            if replayed.target.first != ordinary.target.first or float(apart) > allowed:
+                raise GraphError(f"a replay differs from the ordinary explanation by {float(apart):.1e} of its maximum")
+
+
+PER_CALL = {"seconds", "shared_seconds", "samples", "residual", "parts", "disagreement"}
+"""What of the provenance belongs to one call."""
+
+
+def prepare(
+    model: object,
+    example: Batch,
+    method: str = DEFAULT_METHOD,
+    target: object = "predicted",
+    *,
+    anatomy: Anatomy | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Prepared:
+    """A callable that explains inputs of one shape; on CUDA as a graph, many times faster for short inputs.
+
+    Args:
+        model: as for `explain`. Its weights may change in place, but not move.
+        example: inputs of the shape and the largest batch to be explained.
+        method: a name of `vitrail.METHODS`, or `auto`.
+        target: `predicted`, `given` (then each call is given its classes), or one class for all.
+        anatomy: where the model's parts are, if it is of no known family.
+        **options: the method's own options and `preset`, as for `explain`.
+    """
+    if isinstance(target, str) and target not in TARGETS:
+        raise OptionError(f"target={target!r} is not a choice. Known: predicted, given, or the index of a class.")
+    first = None if isinstance(target, str) else target
+    asked = {} if anatomy is None else {"anatomy": anatomy}
+    reference = explain(model, example, method, first, **asked, **options)  # pyright: ignore[reportArgumentType]
+    preset = options.pop("preset", "recommended")
+    chosen = {**options, **asked, "preset": preset}
+    prepared = Prepared(model, example, reference.method, chosen, target)
+    device = read_inputs(example).shown.device.type
+    record = RECORDERS.get(device)
+    try:
+        if record is None:
+            raise GraphError(f"graphs are recorded on {', '.join(RECORDERS)}, and the inputs are on {device}")
+        prepared.record(example, record, anatomy, reference)
+    except (VitrailError, torch.OutOfMemoryError) as error:
+        prepared._replay, prepared.reason = None, str(error)
+        logger.info("%s is explained in the ordinary way: %s", type(taken(model)).__name__, error)
+    return prepared
+
+
+def _first_class(logits: Tensor) -> Tensor:
+    return logits[:, 0]
+
+
+def _walked(run: Pass, part: Scalar, plan: Walk, wanted: Wanted) -> Result:
+    """The result of a walk over the layers of a pass."""
+    walker = Walker(plan)
+    for layer in run.layers(part, wanted, again=False):
+        walker.see(layer)
+    run.ran = walker.ran
+    assert walker.result is not None
+    return walker.result
+
+
+def _tensors(inputs: Batch) -> dict[str, Tensor]:
+    """The tensors of inputs by name."""
+    if isinstance(inputs, Tensor):
+        return {"": inputs}
+    return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+
+
+def _changed(inputs: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Inputs with every tensor changed; what else they hold stays."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    return {name: change(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def _padded(inputs: Batch, batch: int) -> Batch:
+    """Inputs filled up to a batch by repeating the last sample."""
+    return _changed(inputs, lambda x: torch.cat([x, x[-1:].expand(batch - len(x), *x.shape[1:])]))
+
+
+def _without_full_mask(inputs: Batch) -> Batch:
+    """Inputs without an attention mask of ones, which libraries ignore, but not while a graph is recorded."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    mask = inputs.get(MASK)
+    full = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask == 1).all())
+    return {name: x for name, x in inputs.items() if name != MASK or not full}
+
+
+def _other(inputs: Batch) -> Batch:
+    """Other inputs of the same kind: the samples in reverse order, or a single one from its end to its start."""
+    return _changed(inputs, lambda x: x.flip(0) if len(x) > 1 else x.flip(x.ndim - 1))
+
+
+def _first(attribution: Attribution, count: int) -> Attribution:
+    """The first samples of an attribution."""
+    cut = {name: x[:count] for name, x in vars(attribution).items() if isinstance(x, Tensor)}
+    tokens = None if attribution.tokens is None else attribution.tokens[:count]
+    classes = attribution.target.first
+    target = replace(attribution.target, first=classes[:count] if isinstance(classes, tuple) else classes)
+    lists = {n: x[:count] for n in ("residual", "disagreement") if (x := attribution.provenance.get(n)) is not None}
+    return replace(attribution, **cut, tokens=tokens, target=target, provenance={**attribution.provenance, **lists})

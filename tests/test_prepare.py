@@ -1,0 +1,174 @@
+"""Prepared explanations: recorded once, replayed on other inputs of the same shape.
+
+Without a CUDA device the recording computes again under the answers that Python logged, which is what a graph does. A
+mode refuses every operation by which the host would wait for the device.
+"""
+
+import pytest
+import torch
+from tiny_models import MODELS, tiny
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import vitrail
+from vitrail import prepared as preparing
+from vitrail.capture.graphs import GraphError, HostAnswers, rerun
+from vitrail.errors import InputError, OptionError, TargetError
+
+NAMES = ("hf_vit", "timm_vit_avg", "hf_bert")
+METHODS = ("gae", "tokentm", "attn_lrp", "consensus")
+WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "lift_fresh", "masked_select"}
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuse what a CUDA graph cannot record: values taken by the host, and tensors made of Python numbers."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in WAITS:
+            raise AssertionError(f"{func} makes the host wait")
+        return func(*args, **(kwargs or {}))
+
+
+def strict(compute, device):
+    """Record as `rerun` does, and refuse waiting in every replay."""
+    recorded = rerun(compute, device)
+
+    def run():
+        with NoWaiting():
+            return recorded.run()
+
+    return preparing.Replay(run, recorded.kept)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    monkeypatch.setitem(preparing.RECORDERS, "cpu", strict)
+
+
+def inputs_of(name, seed, batch=None):
+    generator = torch.Generator().manual_seed(seed)
+
+    def other(x):
+        if x.is_floating_point():
+            return torch.randn(x.shape, generator=generator, dtype=x.dtype)[:batch]
+        return torch.randint(5, 30, x.shape, generator=generator)[:batch]
+
+    given = MODELS[name].inputs()
+    if isinstance(given, torch.Tensor):
+        return other(given)
+    return {n: x[:batch] if "mask" in n else other(x) for n, x in given.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replay_on_new_inputs_gives_what_explain_gives(name, method, recorded, monkeypatch):
+    model = tiny(name)
+    prepared = vitrail.prepare(model, MODELS[name].inputs(), method)
+    assert prepared.reason is None
+    new, fewer = inputs_of(name, 3), inputs_of(name, 4, batch=1)
+    expected = [vitrail.explain(model, x, method) for x in (new, fewer)]
+    monkeypatch.setattr(preparing, "explain", lambda *args, **kwargs: pytest.fail("the ordinary way was taken"))
+    for inputs, ordinary in zip((new, fewer), expected, strict=True):
+        found = prepared(inputs)
+        assert_close(found.scores, ordinary.scores, rtol=1e-6, atol=1e-9)
+        assert found.target == ordinary.target
+        assert found.tokens == ordinary.tokens
+        assert found.label == ordinary.label
+        assert found.provenance["prepared"] is True
+        assert found.provenance["model_hash"] == ordinary.provenance["model_hash"]
+
+
+def test_classes_are_given_with_each_call(recorded):
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    prepared = vitrail.prepare(model, inputs, "gae", target="given")
+    assert prepared.reason is None
+    assert_close(prepared(inputs, [2, 1]).scores, vitrail.explain(model, inputs, "gae", [2, 1]).scores)
+    with pytest.raises(TargetError, match="needs one"):
+        prepared(inputs)
+    with pytest.raises(TargetError, match="already"):
+        vitrail.prepare(model, inputs, "gae")(inputs, 1)
+
+
+def test_inputs_on_which_python_decides_otherwise_are_explained_in_the_ordinary_way(recorded):
+    model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
+    mask = torch.ones_like(inputs["attention_mask"])
+    prepared = vitrail.prepare(model, {**inputs, "attention_mask": mask}, "gae")
+    padded = {**inputs, "attention_mask": mask.index_fill(1, torch.tensor([mask.shape[1] - 1]), 0)}
+    found = prepared(padded)  # recorded without a mask
+    assert "prepared" not in found.provenance
+    assert_close(found.scores, vitrail.explain(model, padded, "gae").scores)
+
+
+def test_not_a_number_is_told_as_ever(recorded):
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    prepared = vitrail.prepare(model, inputs, "gae")
+    broken = (
+        {n: x.clone().fill_(torch.nan) for n, x in inputs.items()} if isinstance(inputs, dict) else inputs * torch.nan
+    )
+    with pytest.raises(InputError, match="NaN"):
+        prepared(broken)
+
+
+def test_other_shapes_and_words_are_refused():
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    prepared = vitrail.prepare(model, inputs, "gae")
+    shown = inputs if isinstance(inputs, torch.Tensor) else inputs["pixel_values"]
+    larger = torch.cat([shown, shown])
+    with pytest.raises(InputError, match="1 to 2"):
+        prepared(larger if isinstance(inputs, torch.Tensor) else {"pixel_values": larger})
+    with pytest.raises(OptionError, match="predicted"):
+        vitrail.prepare(model, inputs, "gae", target="best")
+
+
+def test_without_a_graph_the_reason_is_said_and_results_are_the_same():
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    prepared = vitrail.prepare(model, inputs, "gae")
+    assert "cuda" in prepared.reason
+    assert_close(prepared(inputs).scores, vitrail.explain(model, inputs, "gae").scores)
+
+
+def test_a_different_decision_is_seen_on_the_device_and_a_different_question_is_an_error():
+    x = torch.tensor([1.0, 2.0])
+
+    def compute():
+        return x * 2 if bool((x > 0).all()) else x * 3
+
+    recorded = rerun(compute, "cpu")
+    x.copy_(torch.tensor([5.0, 6.0]))
+    found, agrees = recorded.run()
+    assert bool(agrees)
+    assert_close(found, torch.tensor([10.0, 12.0]))
+    x.copy_(torch.tensor([-5.0, 6.0]))
+    assert not bool(recorded.run()[1])
+    answers = HostAnswers("cpu")
+    with answers:
+        bool(x.any())
+    with pytest.raises(GraphError, match="asked for item"), answers.again():
+        x.sum().item()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cuda_graph_gives_what_explain_gives(name, dtype):
+    import copy
+
+    model = copy.deepcopy(tiny(name)).to("cuda", dtype)
+
+    def there(inputs):
+        return (
+            {n: x.cuda() if not x.is_floating_point() else x.to("cuda", dtype) for n, x in inputs.items()}
+            if isinstance(inputs, dict)
+            else inputs.to("cuda", dtype)
+        )
+
+    for method in METHODS:
+        prepared = vitrail.prepare(model, there(MODELS[name].inputs()), method)
+        assert prepared.reason is None
+        new = there(inputs_of(name, 3))
+        ordinary = vitrail.explain(model, new, method).scores
+        scale = ordinary.abs().max()
+        assert_close(
+            prepared(new).scores / scale, ordinary / scale, rtol=0, atol=1e-6 if dtype is torch.float32 else 1e-3
+        )
