@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install
+.PHONY: demo test check quick install browser
 
 # The stamp is renewed when the project's requirements change.
 $(VENV)/.installed: pyproject.toml
@@ -16,9 +16,17 @@ install: $(VENV)/.installed
 demo: install
 	$(BIN)/vitrail demo
 
-# Format, lint, types and tests; pytest's summary is the last line.
-test check: install
+# Debian's Chromium as root, else Playwright's download. Without either, the browser tests are skipped and say so.
+browser: install
+	@$(BIN)/python tests/browser_of_this_machine.py
+
+# Format, lint, types and all tests; pytest's summary is the last line.
+test check: install browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# The tests without the slow ones, a browser or a GPU: less than a minute on two cores.
+quick: install
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser and not gpu"

@@ -3,10 +3,11 @@
 from contextlib import contextmanager
 
 import pytest
-from served_page import find_browser
+from browser_of_this_machine import find_browser
 
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed (apt-get install chromium)")
+BROWSER = find_browser()
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (make browser)")
 
 
 @contextmanager
@@ -14,7 +15,7 @@ def chromium():
     """The browser of this machine; a test is skipped where there is no Playwright."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
+        opened = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         yield opened
         opened.close()
 

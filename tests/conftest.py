@@ -14,6 +14,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: threads of several
     torch.set_num_threads(1)
 
 
+SLOW = (
+    "app/", "bench/", "cli/", "guided/", "report/", "training/", "zoo/",
+    "relevance/test_fused.py", "test_demo.py", "test_docs.py", "test_families.py", "test_graph_cuts.py",
+    "test_integrity.py", "test_memory.py", "test_real_models.py", "test_shadow.py", "test_surroundings.py",
+    "test_unusual_logits.py", "test_wrappers.py",
+)  # fmt: skip
+"""Folders and files whose tests start processes, train, or run whole models many times. Single tests that take more
+than two seconds carry the mark themselves."""
+FAST = ("bench/test_protocols.py", "bench/test_store.py", "bench/test_boxes.py", "guided/test_detail.py")
+"""Files in those folders that are quick."""
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        name = item.path.relative_to(here).as_posix()
+        if name.startswith(SLOW) and name not in FAST:
+            item.add_marker(pytest.mark.slow)
+        if "browser" in item.path.stem:
+            item.add_marker(pytest.mark.browser)
+        if item.path.stem == "test_cuda":
+            item.add_marker(pytest.mark.gpu)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,12 +10,6 @@ import time
 from contextlib import contextmanager
 
 START = "from vitrail.apps.cli import main; main()"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-def find_browser():
-    """The browser's path, or None."""
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def _await(address):

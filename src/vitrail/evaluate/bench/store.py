@@ -12,53 +12,45 @@ is known from the start. The file keeps a hash of each example that was measured
 data set whose examples all have the content they have now; where one of them changed, it starts a new version.
 """
 
-import contextlib
 import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from errno import ENOENT
 from itertools import count, groupby
 from operator import itemgetter
+from os import strerror
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from vitrail.errors import OptionError, OutputError
 from vitrail.evaluate.bench.plan import Row
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a results file, or say that another process does."""
-    place = path.with_name(path.name + ".lock")
+    lock = FileLock(path.with_name(path.name + ".lock"), timeout=0)
     try:
-        file = place.open("a+b")
+        if not path.parent.is_dir():  # filelock would make the folder
+            raise FileNotFoundError(ENOENT, strerror(ENOENT), str(path.parent))
+        lock.acquire()
+    except Timeout as error:
+        raise OutputError(
+            f"another process is writing to {path}. Wait for it, or write to another file with -o; reading it with "
+            "bench table is possible at any time."
+        ) from error
     except OSError as error:
-        raise OutputError(f"{place} cannot be written: {error.strerror}. Choose another file with -o.") from error
-    with file:
-        if not _take(file):
-            raise OutputError(
-                f"another process is writing to {path}. Wait for it, or write to another file with -o; reading it with "
-                "bench table is possible at any time."
-            )
-        yield
-
-
-def _take(file: IO[bytes]) -> bool:
+        raise OutputError(
+            f"{lock.lock_file} cannot be written: {error.strerror}. Choose another file with -o."
+        ) from error
     try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        with contextlib.suppress(OSError):
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
-            return True
-        return False
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+        yield
+    finally:
+        lock.release()
 
 
 FORMAT = 0x56495452  # "VITR": tells our files from other databases
