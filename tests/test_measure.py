@@ -105,6 +105,25 @@ class Flipped(Block):
         return super().attend(x).flip(1)
 
 
+class FlippedByHand(Block):
+    """The same, where attention is written out as softmax and product."""
+
+    def attend(self, x):
+        q, k, v = self.split(x)
+        return ((q @ k.transpose(2, 3)).softmax(dim=3) @ v).transpose(1, 2).flatten(2).flip(1)
+
+
+class ConvolvedAfterByHand(FlippedByHand):
+    """Attention written by hand, whose results are mixed with those of the neighbours."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Conv1d(16, 16, 3, padding=1)
+
+    def attend(self, x):
+        return self.mix(super().attend(x).flip(1).transpose(1, 2)).transpose(1, 2)
+
+
 class Picture(nn.Module):
     """A Vision Transformer of one's own; the patch, the extra tokens and their places are free."""
 
@@ -136,7 +155,10 @@ def picture(height=32, width=32, batch=2):
     return torch.randn(batch, 3, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("block", [Windows, BatchWindows, Shuffled, ShuffledKeys, Packed, Convolved, Flipped])
+@pytest.mark.parametrize(
+    "block",
+    [Windows, BatchWindows, Shuffled, ShuffledKeys, Packed, Convolved, Flipped, FlippedByHand, ConvolvedAfterByHand],
+)
 @pytest.mark.parametrize("method", WALKING)
 def test_attention_whose_rows_are_not_the_tokens_is_refused(block, method):
     model = built(lambda: Picture(block, before=0, read=3))

@@ -67,7 +67,8 @@ def check_results(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: 
     places: dict[int, Tensor] = {}
     for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
         (call,) = block.calls
-        result = call.output if call.output is not None else call.weights
+        # Attention written by hand goes on from its weights; both have one row for each query.
+        result = call.weights if call.weights is not None else call.output
         if block.leaving is None or result is None or not result.requires_grad:
             assumed.append("what attention gives is added to the tokens in order")
             continue
