@@ -11,6 +11,8 @@ from vitrail.targets import as_target
 
 WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("recommended", {}, "image")), Walk)]
 """Methods that read one recording, which all of them share."""
+WITH_SOURCES = {"context_cite", "sentence_drop"}
+"""Methods that remove sentences, of which the token ids of tiny models have none: tests of their own give spans."""
 CHEAP = {
     "vit_cx": {"threshold": 0.7},
     "tis": {"clusters": 6},

@@ -14,7 +14,8 @@ from vitrail.errors import SeamError, TargetError, VitrailError
 from vitrail.methods import METHODS
 
 IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
-TEXT = [name for name, entry in METHODS.items() if "text" in entry.inputs and name not in {"abs_lrp", "grad_eclip"}]
+FORWARD = {"abs_lrp", "grad_eclip", "ifr", "flashtrace", "context_cite", "leave_one_out", "sentence_drop"}
+TEXT = [name for name, entry in METHODS.items() if "text" in entry.inputs and name not in FORWARD]
 DIFFERENTIATING = [name for name in TEXT if name not in {"rollout", "raw_attention"}]
 
 

@@ -164,6 +164,28 @@ METHODS: dict[str, Method] = {
             cost="1 forward + 1 backward, and the head once for each block",
         ),
         Method(
+            "ifr", "ifr:build", "Ferrando & Voita, EMNLP 2024, arXiv:2403.00824",
+            {"paper": _SAME, "official": {"rows": "tokens"}}, inputs=("text",), class_specific=False, cost=_FORWARD,
+            models="blocks that normalise before attention",
+        ),
+        Method(
+            "flashtrace", "flashtrace:build", "Pan et al. (FlashTrace), ICML 2026, arXiv:2602.01914",
+            {"paper": _SAME, "official": {"rows": "tokens"}}, inputs=("text",), class_specific=False, cost=_FORWARD,
+            models="blocks that normalise before attention",
+        ),
+        Method(
+            "context_cite", "context_cite:build", "Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729",
+            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="1 + ablations forward",
+        ),
+        Method(
+            "leave_one_out", "leave_one_out:build", "a reference: one token removed at a time",
+            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each token",
+        ),
+        Method(
+            "sentence_drop", "leave_one_out:build_sentences", "a reference: one sentence removed at a time",
+            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each sentence",
+        ),
+        Method(
             "vit_cx", "vit_cx:build", "Xie et al. (ViT-CX), IJCAI 2023, arXiv:2211.03064",
             {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
             cost="1 forward, then 2 forward for each group of feature maps (1 if noise=0)",

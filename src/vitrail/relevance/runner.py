@@ -128,13 +128,20 @@ class Runner:
             edit: what becomes of the residual stream before it enters the first block.
         """
 
+        return self.answer(inputs, lambda logits: self.part.read(logits, rows), edit)
+
+    def answer(
+        self, inputs: Inputs, read: Callable[[Tensor], Tensor], edit: Callable[[Tensor], Tensor] | None = None
+    ) -> Float[Tensor, " m"]:
+        """What is read off the logits of a plain pass without gradients; `edit` as for `score`."""
+
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
             return None if edit is None else replaced_stream(args, kwargs, edit)
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
         with autograd(gradients=False), hooks(handles):
             output = read_output(run_model(self.model, inputs), span=self.body.anatomy.span)
-        return self.part.read(output.wide, rows)
+        return read(output.wide)
 
 
 @dataclass(frozen=True)

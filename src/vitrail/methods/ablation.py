@@ -1,0 +1,146 @@
+"""Language models run again on a text from which tokens are removed.
+
+Removed tokens are cut out, and the text is filled up on the right. A causal model does not see what stands on the
+right, so the answer has the same columns and positions as in a text that never held those tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitrail.capture.continuations import log_probabilities, sequences_of
+from vitrail.capture.runner import Runner
+from vitrail.errors import InputError, OptionError
+from vitrail.methods.special_tokens import special_tokens
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+from vitrail.models.segments import Span, pieces_of, sentences
+
+Keep = Bool[Tensor, "m t"]
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """One sample of a batch, with what may be removed from it.
+
+    Args:
+        context: the tokens that may be removed.
+        real: the tokens that are no padding.
+    """
+
+    runner: Runner
+    sample: int
+    context: Bool[Tensor, " t"]
+    real: Bool[Tensor, " t"]
+
+    def scores(self, keep: Keep, *, batch: int) -> Float[Tensor, " m"]:
+        """The scalar of the sample, with only some of its tokens, some ablations at a time."""
+        return torch.cat([self._some(some & self.real) for some in keep.split(batch)])
+
+    def _some(self, keep: Keep) -> Float[Tensor, " m"]:
+        order = (~keep).int().sort(dim=1, stable=True).indices[:, : int(keep.sum(dim=1).max())]
+        inputs = _reordered(self.runner.inputs, self.sample, order, keep.gather(1, order))
+        rows = torch.full((len(keep),), self.sample, device=keep.device)
+        part = self.runner.part
+        if part.rows is not None and not sequences_of(self.runner.inputs).decoder:
+            return self.runner.answer(inputs, lambda logits: self._continued(logits, keep))
+        if part.position is None:
+            return self.runner.answer(inputs, lambda logits: part.read(logits, rows))
+        place = keep[:, : int(part.position[self.sample]) + 1].sum(dim=1) - 1
+        target = part.target.take(rows)
+        return self.runner.answer(inputs, lambda logits: target(logits[torch.arange(len(keep)), place]))
+
+    def _continued(self, logits: Float[Tensor, "m s v"], keep: Keep) -> Float[Tensor, " m"]:
+        """The log-probability of the answer, whose columns have moved to the left."""
+        rows = self.runner.part.rows
+        assert rows is not None
+        columns = (rows[self.sample] > 0).roll(1).nonzero()[:, 0]
+        places = keep.cumsum(dim=1)[:, columns] - 1
+        if bool((places < 1).any()):
+            raise InputError("no token is left before the answer, so nothing predicts it. Keep part of the context.")
+        samples = torch.arange(len(keep), device=keep.device)[:, None].expand_as(places)
+        ids = self.runner.inputs.ids
+        assert ids is not None
+        wanted = ids[self.sample, columns].expand_as(places)
+        found = logits[samples, places - 1].flatten(0, 1)
+        return log_probabilities(found, wanted.flatten(), samples.flatten(), len(keep))
+
+
+def ablated(runner: Runner, sample: int) -> Ablated:
+    """A sample, and its tokens that may be removed: before the answer, or all but special ones and the one read."""
+    valid, part = runner.run.patches(runner.run.valid)[sample], runner.part
+    if part.rows is not None and not sequences_of(runner.inputs).decoder:
+        first = (part.rows[sample] > 0).int().argmax() + 1
+        return Ablated(runner, sample, valid & (torch.arange(len(valid), device=valid.device) < first), valid)
+    context = valid.clone()
+    if runner.inputs.ids is not None:
+        context &= ~special_tokens(runner.inputs)[sample].to(context.device)
+    if part.position is not None:
+        context[part.position[sample]] = False
+    return Ablated(runner, sample, context, valid)
+
+
+def _reordered(inputs: Inputs, sample: int, order: Int[Tensor, "m s"], real: Bool[Tensor, "m s"]) -> Inputs:
+    """The inputs of one sample, once for each ablation, with the tokens that are kept first."""
+    length = inputs.shown.shape[1]
+
+    def moved(name: str, x: Any) -> Any:  # noqa: ANN401
+        if not isinstance(x, Tensor) or name in inputs.shared or x.shape[:1] != (inputs.batch,):
+            return x
+        one = x[sample : sample + 1].expand(len(order), *x.shape[1:])
+        if name.startswith("decoder") or x.shape[1:2] != (length,):
+            return one
+        picked = order.view(*order.shape, *[1] * (x.ndim - 2)).expand(*order.shape, *x.shape[2:])
+        return one.gather(1, picked.to(x.device))
+
+    kwargs = {name: moved(name, x) for name, x in inputs.kwargs.items() if name != "position_ids"}
+    mask = real.to(inputs.shown.device, torch.int64)
+    if inputs.attention_mask is not None or not bool(real.all()):
+        kwargs["attention_mask"] = mask
+    args = tuple(moved("", x) for x in inputs.args)
+    ids = None if inputs.ids is None else moved("", inputs.ids)
+    return replace(inputs, args=args, kwargs=kwargs, batch=len(order), ids=ids, attention_mask=mask, tokens=None)
+
+
+def sources_of(of: Ablated, given: Sequence[Span] | None) -> list[Bool[Tensor, " t"]]:
+    """The tokens of each source: spans of columns, or the sentences of the context."""
+    places = torch.arange(len(of.context), device=of.context.device)
+    spans = _sentences(of) if given is None else given
+    found = [of.context & (places >= start) & (places < stop) for start, stop in spans]
+    found = [source for source in found if bool(source.any())]
+    if len(found) < 2:
+        raise InputError(
+            f"the context has {len(found)} source, and at least two are needed to compare them. Give sources=[(start, "
+            "stop), ...] in columns of the input, or use leave_one_out, which removes single tokens."
+        )
+    return found
+
+
+def _sentences(of: Ablated) -> list[Span]:
+    """The sentences of the context, by its tokens as text."""
+    tokens = of.runner.inputs.tokens
+    assert tokens is not None
+    places = of.context.nonzero()[:, 0].tolist()
+    first, last = places[0], places[-1] + 1
+    return [(first + a, first + b) for a, b in sentences(pieces_of(tokens[of.sample][first:last]))]
+
+
+def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs], None]:
+    """A check that the sources are spans, or that the tokens are known as text, so that sentences can be found."""
+    spans = given if isinstance(given, Sequence) else ()
+    if any(not isinstance(span, Sequence) or len(span) != 2 for span in spans):
+        raise OptionError(f"sources={given!r}, but they are pairs of columns: [(start, stop), ...].")
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        ids = None if inputs.ids is None else tuple(tuple(map(str, row)) for row in inputs.ids.tolist())
+        if given is None and (inputs.tokens is None or inputs.tokens == ids):
+            raise OptionError(
+                f"{name} removes sentences, but the tokens are ids without text. Give what a fast tokenizer returned, "
+                "or sources=[(start, stop), ...] in columns of the input."
+            )
+
+    return check

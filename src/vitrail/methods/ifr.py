@@ -1,0 +1,120 @@
+"""Information flow routes: how close each head's contribution of each token comes to what attention leaves behind.
+
+Ferrando and Voita, "Information Flow Routes: Automatically Interpreting Language Models at Scale", EMNLP 2024,
+arXiv:2403.00824, on a span of tokens as in Pan et al., ICML 2026, arXiv:2602.01914 (package flashtrace 0.1.1).
+Paper -> code: x -> the stream that enters a block, m -> the stream after its attention, S -> the rows of the span, w ->
+their weights, T -> `contribution`, prox -> `proximity`. The feed-forward part does not enter.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.capture.recording import Layer, widen
+from vitrail.capture.runner import RerunMethod, Runner
+from vitrail.errors import MethodError, TargetError
+from vitrail.methods.options import check_choice
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+from vitrail.relevance import Result, attention, pull
+
+NEEDS = frozenset({"entering", "ffn_entering", "output_weight"})
+ELEMENTS = 2**25
+"""How many numbers of the contributions are held at a time."""
+Weights = Float[Tensor, "b t"]
+
+
+def proximity(part: Float[Tensor, "... d"], whole: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
+    """`max(|whole|_1 - |part - whole|_1, 0)`: how much of the whole a part makes up."""
+    return (whole.abs().sum(dim=-1) - (part - whole).abs().sum(dim=-1)).clamp(min=0)
+
+
+def _contributions(
+    layer: Layer, weights: Weights, dtype: torch.dtype
+) -> Iterator[tuple[slice, Float[Tensor, "b h k d"]]]:
+    """`T_{j,h} = (sum_i w_i A_h[i, j]) V_j^h W_O^h` for some tokens j at a time."""
+    rows = weights if layer.output_rows is None else weights * layer.output_rows.to(weights.dtype)
+    read = pull(layer, rows, attention).to(dtype)
+    output = widen(layer.get("output_weight")).to(dtype)
+    if layer.attention_scale is not None:
+        output = layer.attention_scale.to(dtype)[:, None] * output
+    values = layer.get("value")
+    heads, groups, width = read.shape[1], values.shape[1], values.shape[3]
+    slices = output.view(output.shape[0], heads, width).permute(1, 2, 0)  # [h, e, d]
+    step = max(1, ELEMENTS // (read.shape[0] * heads * output.shape[0]))
+    for start in range(0, read.shape[2], step):
+        cut = slice(start, start + step)
+        some = values[:, :, cut].to(dtype).repeat_interleave(heads // groups, dim=1)
+        yield cut, (some * read[:, :, cut, None]) @ slices
+
+
+def layer_share(layer: Layer, weights: Weights) -> Weights:
+    """The share of each token in what attention leaves at the span; what the skip connection carries is the rest."""
+    entering, after = layer.state("entering"), layer.state("ffn_entering")
+    whole, own = ((weights.to(x.dtype)[:, None] @ x).squeeze(1) for x in (after, entering))
+    found = torch.cat(
+        [proximity(part, whole[:, None, None]).sum(dim=1) for _, part in _contributions(layer, weights, whole.dtype)],
+        dim=1,
+    )
+    kept = proximity(own, whole)
+    return found / (found.sum(dim=1) + kept + 1e-12)[:, None]
+
+
+def flow(layers: list[Layer], weights: Weights) -> Weights:
+    """The sum over layers of the tokens' shares."""
+    total = torch.zeros_like(weights)
+    for layer in layers:
+        total = total + layer_share(layer, weights).to(total.dtype)
+    return total * layers[0].valid
+
+
+def _predicting(runner: Runner) -> Weights:
+    """The rows at which the target is read."""
+    return runner.layers(frozenset())[0].readout
+
+
+def answer_rows(runner: Runner) -> Weights:
+    """The rows of the continuation's own tokens."""
+    if runner.part.rows is None:
+        raise TargetError(
+            "rows='tokens' reads the rows of an answer's own tokens: name them with targets.continuation(start, stop)."
+        )
+    return runner.part.rows.roll(1, dims=1)  # a row predicts the next column
+
+
+ROWS: dict[str, Callable[[Runner], Weights]] = {"predicting": _predicting, "tokens": answer_rows}
+"""Whose information is followed: that of the rows that predict the answer, or of the answer's own tokens."""
+
+
+def check_streams(name: str) -> Callable[[nn.Module, Body, Inputs], None]:
+    """A check that a model's blocks add attention to the stream before anything else is done to it."""
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if not body.blocks or body.pool is not None or body.blocks[0].attention_norm is None:
+            raise MethodError(
+                f"{name} compares what attention adds with the stream it is added to, in blocks that normalise before "
+                f"their attention, but those of {type(model).__name__} do not, or are not known. Use gae or rollout."
+            )
+
+    return check
+
+
+def recorded(runner: Runner) -> list[Layer]:
+    """The layers of the pass, first to last."""
+    return runner.layers(NEEDS)
+
+
+def build(*, rows: str = "predicting") -> RerunMethod:
+    """The share of each token in what attention adds at the answer's rows, summed over layers.
+
+    Args:
+        rows: follow the rows that are `predicting` the answer, or those of its own `tokens` (the released package).
+    """
+    choose = check_choice("rows", rows, ROWS)
+
+    def explain(runner: Runner) -> Result:
+        return Result(flow(recorded(runner), choose(runner)))
+
+    return RerunMethod(explain, needs=NEEDS, check=check_streams("ifr"))

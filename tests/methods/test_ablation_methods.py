@@ -1,0 +1,122 @@
+"""leave_one_out, sentence_drop and context_cite: a language model run again on a text with parts cut out."""
+
+import pytest
+import torch
+from golden2_sets import golden2
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import targets
+from vitrail.methods.context_cite import kept_sources, logit_of, surrogate
+from vitrail.models.segments import pieces_of, sentences, words
+
+IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33]])
+SOURCES = [(0, 2), (2, 5), (5, 7)]
+
+
+def log_p(model, ids, count):
+    """The log-probability of the last tokens of one text, from a plain run on it."""
+    with torch.no_grad():
+        logs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+    return sum(logs[i - 1, ids[i]] for i in range(len(ids) - count, len(ids)))
+
+
+@pytest.mark.parametrize("name", ["llm_gpt2", "llm_llama"])
+def test_a_token_is_worth_what_a_text_without_it_loses(name):
+    model, ids = golden2(name).model, IDS[0].tolist()
+    found = vitrail.explain(model, {"input_ids": IDS}, "leave_one_out", targets.continuation(7), batch=3).scores[0]
+    for place in range(7):
+        without = log_p(model, ids[:place] + ids[place + 1 :], 3)
+        assert_close(found[place], log_p(model, ids, 3) - without, atol=2e-6, rtol=0)
+    assert_close(found[7:], torch.zeros(3, dtype=found.dtype))
+
+
+def test_padding_on_either_side_changes_nothing():
+    model = golden2("llm_llama", "sdpa").model
+    alone = vitrail.explain(model, {"input_ids": IDS}, "leave_one_out", targets.continuation(7)).scores
+    for where in ((3, 0), (0, 3)):
+        padded = {
+            "input_ids": torch.nn.functional.pad(IDS, where),
+            "attention_mask": torch.nn.functional.pad(torch.ones_like(IDS), where),
+        }
+        found = vitrail.explain(model, padded, "leave_one_out", targets.continuation(-3)).scores
+        assert_close(found, torch.nn.functional.pad(alone, where), atol=2e-6, rtol=0)
+
+
+def test_a_sentence_is_worth_what_the_answer_loses_without_it():
+    model, ids = golden2("llm_gpt2").model, IDS[0].tolist()
+    target = targets.continuation(7)
+    found = vitrail.explain(model, {"input_ids": IDS}, "sentence_drop", target, sources=SOURCES).scores[0]
+    for start, stop in SOURCES:
+        loss = log_p(model, ids, 3) - log_p(model, ids[:start] + ids[stop:], 3)
+        assert_close(found[start:stop].sum(), loss, atol=1e-9, rtol=0)
+        assert_close(found[start:stop], found[start].expand(stop - start))
+
+
+def test_the_surrogate_finds_the_weights_of_a_linear_answer():
+    kept, weights = kept_sources(6, 64, 0), torch.tensor([3.0, 0.0, -1.0, 0.0, 0.5, 0.0], dtype=torch.float64)
+    found = surrogate(kept, kept.double() @ weights + 0.7, penalty=1e-4)
+    assert_close(found, weights, atol=2e-3, rtol=0)
+    sparse = surrogate(kept, kept.double() @ weights, penalty=0.3)
+    assert (sparse[[1, 3, 4, 5]] == 0).all()
+    assert sparse[0] > 0
+
+
+def test_the_logit_of_a_sure_answer_is_finite():
+    logs = torch.tensor([0.0, -1e-9, -0.5, -800.0])
+    assert logit_of(logs).isfinite().all()
+    assert_close(logit_of(logs)[2], torch.tensor(0.5).neg().exp().double().logit(), atol=1e-6, rtol=0)
+
+
+def test_context_cite_gives_each_source_its_weight():
+    model, target = golden2("llm_gpt2").model, targets.continuation(7)
+    one, again, other = (
+        vitrail.explain(
+            model, {"input_ids": IDS}, "context_cite", target, sources=SOURCES, ablations=12, seed=seed
+        ).scores[0]
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert (one[7:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "sentence_drop"}, "ids without text"),
+        ({"method": "context_cite"}, "ids without text"),
+        ({"method": "sentence_drop", "sources": [(0, 7)]}, "at least two are needed"),
+        ({"method": "sentence_drop", "sources": [3]}, "pairs of columns"),
+        ({"method": "context_cite", "sources": SOURCES, "ablations": 0}, "at least 1"),
+    ],
+)
+def test_sources_that_cannot_be_removed(options, words):
+    with pytest.raises(vitrail.VitrailError, match=words):
+        vitrail.explain(golden2("llm_gpt2").model, {"input_ids": IDS}, target=targets.continuation(7), **options)
+
+
+def test_a_missing_scikit_learn_is_an_error_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.linear_model", None)
+    with pytest.raises(vitrail.VitrailError, match=r"vitrail\[answers\]"):
+        surrogate(kept_sources(3, 8, 0), torch.arange(8.0).double(), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["A", "Ġcat", ".", "ĠIt", "Ġran", "."], ["A cat.", " It ran."]),
+        (["Dr", ".", "ĠWho", "?", "ĠYes"], ["Dr. Who?", " Yes"]),
+        (["3", ".", "5", "Ġkg", "Ċ", "next"], ["3.5 kg\n", "next"]),
+        (["No", "Ġend"], ["No end"]),
+    ],
+)
+def test_sentences_are_spans_of_tokens(tokens, expected):
+    pieces = pieces_of(tokens)
+    assert ["".join(pieces[a:b]) for a, b in sentences(pieces)] == expected
+
+
+def test_words_are_spans_of_tokens():
+    pieces = pieces_of(["Un", "believ", "able", "Ġcats", ",", "Ġno"])
+    assert ["".join(pieces[a:b]) for a, b in words(pieces)] == ["Unbelievable", " cats,", " no"]
+    assert pieces_of(["un", "##believ", "##able"]) == (" un", "believ", "able")
