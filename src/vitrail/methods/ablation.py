@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.capture.continuations import log_probabilities, sequences_of
-from vitrail.capture.runner import Runner
 from vitrail.errors import InputError, OptionError
 from vitrail.methods.special_tokens import special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.segments import Span, pieces_of, sentences
+from vitrail.relevance.runner import Runner
 
 Keep = Bool[Tensor, "m t"]
 

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import MissingExtraError
 from vitrail.methods.ablation import Ablated, ablated, check_sources, sources_of
 from vitrail.methods.leave_one_out import spread
 from vitrail.methods.options import check_count
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 
 def kept_sources(sources: int, ablations: int, seed: int) -> Bool[Tensor, "m s"]:

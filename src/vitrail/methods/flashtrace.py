@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.readout import last_position
 from vitrail.capture.recording import Layer
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import OptionError, TargetError
 from vitrail.methods.ifr import NEEDS, ROWS, check_streams, flow, recorded
 from vitrail.methods.options import check_choice
+from vitrail.models.readouts import last_position
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Weights = Float[Tensor, "b t"]
 

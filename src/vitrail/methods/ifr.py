@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer, widen
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.errors import MethodError, TargetError
 from vitrail.methods.options import check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention, pull
+from vitrail.relevance.runner import RerunMethod, Runner
 
 NEEDS = frozenset({"entering", "ffn_entering", "output_weight"})
 ELEMENTS = 2**25

@@ -7,10 +7,10 @@ are cut out of the text (`ablation`).
 import torch
 from torch import Tensor
 
-from vitrail.capture.runner import RerunMethod, Runner
 from vitrail.methods.ablation import Ablated, ablated, check_sources, sources_of
 from vitrail.methods.options import check_count
 from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 
 def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
