@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.continuations import log_probabilities, sequences_of
 from vitrail.errors import InputError, OptionError
-from vitrail.methods.special_tokens import special_tokens
+from vitrail.methods.options import special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.segments import Span, pieces_of, sentences
