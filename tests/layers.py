@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from vitrail.capture.recording import Layer, Stream
 from vitrail.relevance import Walk
-from vitrail.relevance.walk import Walker
+from vitrail.relevance.walk import walk_layers
 
 B, H, T, D, M = 2, 3, 5, 4, 7
 
@@ -51,7 +51,5 @@ def stack(depth=3, **options):
 
 
 def run(method: Walk, layers):
-    walker = Walker(method)
-    for one in reversed(layers):
-        walker.see(one)
-    return walker.result
+    (walked,) = walk_layers([method], reversed(layers))
+    return walked.result

@@ -9,8 +9,8 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.shadow import every_module
 from vitrail.errors import VitrailError
+from vitrail.models.taking import every_module
 
 SOME = ["gae", "attn_lrp", "tokentm", "auto"]
 

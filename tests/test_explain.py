@@ -359,3 +359,18 @@ def test_a_long_sequence_is_walked_in_blocks():
 def test_a_compiled_model_is_explained_through_its_original():
     model, inputs = tiny("timm_vit"), MODELS["timm_vit"].inputs()
     assert_close(vitrail.explain(torch.compile(model), inputs).scores, vitrail.explain(model, inputs).scores)
+
+
+def test_a_comparison_can_keep_what_works_and_name_what_does_not():
+    model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
+    methods = ["gae", "vit_cx", ("rollout", {"start_layer": 99}), "attcat"]
+    kept = vitrail.compare(model, inputs, methods, 1, on_error="keep")
+    assert [one.method for one in kept] == ["gae", "attcat"]
+    assert set(kept.failed) == {1, 2}
+    assert all(isinstance(error, vitrail.VitrailError) for error in kept.failed.values())
+    assert_close(kept["gae"].scores, vitrail.explain(model, inputs, "gae", 1).scores)
+    assert vitrail.compare(model, inputs, ["gae", "attcat"], 1, on_error="keep").failed == {}
+    with pytest.raises(vitrail.VitrailError):
+        vitrail.compare(model, inputs, methods, 1)
+    with pytest.raises(OptionError, match="on_error='skip'"):
+        vitrail.compare(model, inputs, methods, 1, on_error="skip")

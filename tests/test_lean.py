@@ -12,7 +12,7 @@ import vitrail
 from vitrail.api import read_request, wanted_by
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.passes import Settings
-from vitrail.capture.seams.intercept import _Listen
+from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.models.anatomy import parts
 from vitrail.models.inputs import read_inputs
 from vitrail.targets import as_target
@@ -50,16 +50,16 @@ def test_a_block_with_a_second_attention_is_listened_to_everywhere() -> None:
 def captured(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attribution, int]:
     """An explanation, and how many functions were looked at for it."""
     count = 0
-    listen = _Listen.__torch_function__
+    listen = InterceptAttention.__torch_function__
 
-    def counting(self: _Listen, *args: object, **kwargs: object) -> object:
+    def counting(self: InterceptAttention, *args: object, **kwargs: object) -> object:
         nonlocal count
         count += 1
         return listen(self, *args, **kwargs)
 
     vitrail.explain(tiny(name), MODELS[name].inputs(), "gae", target=1)  # the first call measures the model's structure
     with monkeypatch.context() as patch:
-        patch.setattr(_Listen, "__torch_function__", counting)
+        patch.setattr(InterceptAttention, "__torch_function__", counting)
         found = vitrail.explain(tiny(name), MODELS[name].inputs(), "gae", target=1)
     return found, count
 
@@ -105,8 +105,8 @@ def test_what_is_read_early_is_not_kept(name: str) -> None:
     request = read_request("tokentm", "recommended", inputs, as_target(1))
     body = find_body(model, None)
     with forward(model, inputs, body, wanted_by([request]), Settings(), lean=True) as run:
-        kept = [set(captured.states) for captured in run.trace.blocks]
-        noted = [len(captured.noted) for captured in run.trace.blocks]
+        kept = [set(captured.states) for captured in run.capture.blocks]
+        noted = [len(captured.early) for captured in run.capture.blocks]
     assert all(not states for states in kept[:-1])
     assert kept[-1] <= {"entering", "leaving"}
     assert noted == [1] * len(body.blocks)

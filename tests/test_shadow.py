@@ -15,8 +15,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.shadow import every_module, in_precision, shadow
+from vitrail.capture.shadow import in_precision, shadow
 from vitrail.errors import VitrailError
+from vitrail.models.taking import every_module
 
 IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
 

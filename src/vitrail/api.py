@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
@@ -23,8 +24,9 @@ from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import check_target
 from vitrail.relevance import Result, Walk
+from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import Walker
+from vitrail.relevance.walk import walk_layers
 from vitrail.stream_explaining import explain_streams, has_streams
 from vitrail.targets import AnyTarget, Target, as_target, with_scalar
 
@@ -155,11 +157,17 @@ def _told(request: Request, reason: str) -> Request:
 
 
 def attribution_of(
-    request: Request, results: list[tuple[Scalar, Result]], run: Pass, dtype: torch.dtype | None = None
+    request: Request,
+    results: list[tuple[Scalar, Result]],
+    run: Pass,
+    *,
+    backends: Collection[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> Attribution:
     """The results of all parts of the target, added, cut to the content and labelled.
 
     Args:
+        backends: what computed the sums over attention maps.
         dtype: what the numbers are given in, if not in that of the pass.
     """
     inputs, target = run.inputs, results[0][0].target
@@ -202,7 +210,7 @@ def attribution_of(
         layers=content("layers"),
         heads=content("heads"),
         provenance={
-            "backend": run.worked,
+            "backend": ", ".join(sorted(backends, reverse=True)) or "none",
             **({} if residual is None else {"residual": residual.tolist()}),
             **({} if request.reason is None else {"default": request.reason}),
             **({} if not (assumed := run.assumed) else {"assumed": list(assumed)}),
@@ -214,10 +222,10 @@ def attribution_of(
 
 def _parts_of(results: list[Result]) -> dict[str, Any]:
     """Which parts a method added up, and how little they agree in each sample; nothing where it has none."""
-    apart = [result.disagreement for result in results if result.disagreement is not None]
+    differences = [result.disagreement for result in results if result.disagreement is not None]
     return {
         **({"parts": list(results[0].parts)} if results[0].parts else {}),
-        **({"disagreement": torch.stack(apart).mean(dim=0).tolist()} if apart else {}),
+        **({"disagreement": torch.stack(differences).mean(dim=0).tolist()} if differences else {}),
     }
 
 
@@ -272,7 +280,7 @@ def explain(
     return found
 
 
-def compare(
+def compare(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
     inputs: Tensor | Mapping[str, Any],
     methods: Sequence[MethodSpec] | str,
@@ -282,6 +290,7 @@ def compare(
     anatomy: Anatomy | None = None,
     backend: str = "auto",
     chunk_rows: int | None = None,
+    on_error: str = "raise",
 ) -> Comparison:
     """Several methods on the same inputs, from one forward pass and one backward pass per target scalar.
 
@@ -296,12 +305,56 @@ def compare(
         anatomy: where the model's parts are, if it is of no known family.
         backend: `dense`, `chunked`, `fused` (CUDA) or `auto`.
         chunk_rows: rows of attention held at a time by the chunked backend.
+        on_error: `raise` the error of a method that fails, or `keep` the results of the others; `Comparison.failed`
+            then holds the errors by the position of their methods.
     """
-    started = time.perf_counter()
+    if on_error not in ON_ERROR:
+        raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
     settings = Settings(backend, chunk_rows)
-    methods = [methods] if isinstance(methods, str) else methods
+    methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
+
+    def run(some: Sequence[MethodSpec]) -> list[Attribution]:
+        return _compare(model, inputs, some, target, preset, anatomy=anatomy, settings=settings)
+
+    return ON_ERROR[on_error](run, methods)
+
+
+def _raising(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: Sequence[MethodSpec]) -> Comparison:
+    return Comparison(run(methods))
+
+
+def _keeping(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: Sequence[MethodSpec]) -> Comparison:
+    """All methods from one recording; where one of them fails, each from its own, and the errors beside them."""
+    if len(methods) > 1:
+        with suppress(VitrailError):  # found again below, with the method it belongs to
+            return Comparison(run(methods))
+    found: list[Attribution] = []
+    failed: dict[int, VitrailError] = {}
+    for position, spec in enumerate(methods):
+        try:
+            found += run([spec])
+        except VitrailError as error:
+            failed[position] = error
+    return Comparison(found, failed)
+
+
+ON_ERROR: dict[str, Callable[..., Comparison]] = {"raise": _raising, "keep": _keeping}
+
+
+def _compare(
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    methods: Sequence[MethodSpec],
+    target: AnyTarget,
+    preset: str,
+    *,
+    anatomy: Anatomy | None,
+    settings: Settings,
+) -> list[Attribution]:
+    """The results of all methods, in their order."""
+    started = time.perf_counter()
     read = read_inputs(inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     with shadow(model) as own:
@@ -313,9 +366,7 @@ def compare(
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    return Comparison(
-        [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
-    )
+    return [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
 
 
 def _explained(
@@ -366,37 +417,38 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
     with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
-        ran: dict[Request, set[str]] = {request: set() for request in requests}
+        used: dict[Request, set[str]] = {request: set() for request in requests}
         spent = dict.fromkeys(requests, 0.0)
         for job, (part, group) in enumerate(jobs):
             for request in group:
                 check_scalar(request, part.target)
-            walkers = [Walker(request.plan) for request in group if isinstance(request.plan, Walk)]
-            again = job + 1 < len(jobs)
-            for layer in run.layers(part, wanted_by(group), again=again, shared=len(group) > 1):
-                for walker in walkers:
-                    walker.see(layer)
-            for request, walker in zip(group, walkers, strict=True):
-                assert walker.result is not None
-                found[request].append((part, walker.result))
-                ran[request] |= walker.ran
-                spent[request] += walker.seconds
+            walks = [request.plan for request in group if isinstance(request.plan, Walk)]
+            layers = run.layers(part, wanted_by(group), again=job + 1 < len(jobs), shared=len(group) > 1)
+            for request, walked in zip(group, walk_layers(walks, layers), strict=True):
+                found[request].append((part, walked.result))
+                used[request] |= walked.backends
+                spent[request] += walked.seconds
         identity = fingerprint(model)
         made = []
         for request in requests:
-            run.ran = ran[request]
             if len(requests) > 1:  # else both passes are its own
                 begun = time.perf_counter() - spent[request]
-            made.append(_with_seconds(attribution_of(request, found[request], run), begun=begun))
+            made.append(
+                _with_seconds(attribution_of(request, found[request], run, backends=used[request]), begun=begun)
+            )
         return identity, made
 
 
 def _follow(model: nn.Module, body: Body, request: Request, procedure: RerunMethod, settings: Settings) -> Attribution:
-    """A pass under the circumstances the procedure asks for, and the procedure on each of its scalars."""
+    """A pass as the method asks for it, and the procedure on each of its scalars."""
     double = any(p.dtype is torch.float64 for p in model.parameters())
-    with forward(model, request.inputs, body, wanted_by([request]), settings, procedure.pass_options) as run:
+    wanted, options = wanted_by([request]), procedure.pass_options
+    with forward(model, request.inputs, body, wanted, settings, options) as run, backends_used() as used:
         found: list[tuple[Scalar, Result]] = []
         for part in run.parts(request.target):
             check_scalar(request, part.target)
-            found.append((part, procedure.explain(Runner(model, run.trace.body, request.inputs, run, part, settings))))
-        return attribution_of(request, found, run, torch.float64 if double else torch.float32)
+            found.append(
+                (part, procedure.explain(Runner(model, run.capture.body, request.inputs, run, part, settings)))
+            )
+        dtype = torch.float64 if double else torch.float32
+        return attribution_of(request, found, run, backends=used, dtype=dtype)

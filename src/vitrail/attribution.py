@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, MethodError, suggest
+from vitrail.errors import InputError, MethodError, VitrailError, suggest
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
@@ -264,10 +265,16 @@ def _same(a: object, b: object) -> bool:
 
 
 class Comparison(Sequence[Attribution]):
-    """Attributions of the same inputs by several methods, by position or by label."""
+    """Attributions of the same inputs by several methods, by position or by label.
 
-    def __init__(self, attributions: Sequence[Attribution]) -> None:
-        self.attributions = tuple(attributions)
+    Args:
+        failed: the errors of methods that gave none, by their position among those asked for.
+    """
+
+    def __init__(
+        self, attributions: Sequence[Attribution], failed: Mapping[int, VitrailError] = MappingProxyType({})
+    ) -> None:
+        self.attributions, self.failed = tuple(attributions), dict(failed)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -31,8 +31,9 @@ from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import taken
 from vitrail.relevance import Result, Walk
+from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import Walker
+from vitrail.relevance.walk import walk_layers
 from vitrail.targets import FORMULAS, SCALARS, Target
 
 Batch = Tensor | Mapping[str, Any]
@@ -134,21 +135,21 @@ class Prepared:
         self._replay = record(lambda: self._compute(anatomy), device.type)
         self._verify(example, reference)
 
-    def _compute(self, anatomy: Anatomy | None) -> tuple[Request, Scalar, Result, Pass]:
+    def _compute(self, anatomy: Anatomy | None) -> tuple[Request, Scalar, Result, Pass, set[str]]:
         """Everything from the fixed inputs to the scores of all tokens."""
         self._classes.start()
         request, settings = self._request(self._classes), Settings()
         plan, wanted = request.plan, wanted_by([request])
         options = plan.pass_options if isinstance(plan, RerunMethod) else PLAIN
-        with shadow(self.model) as own:
+        with shadow(self.model) as own, backends_used() as used:
             body, lean = find_body(own, anatomy, self._read), isinstance(plan, Walk)
             with forward(own, request.inputs, body, wanted, settings, options, lean=lean) as run:
                 (part,) = run.parts(request.target)
                 if isinstance(plan, RerunMethod):
-                    result = plan.explain(Runner(own, run.trace.body, request.inputs, run, part, settings))
+                    result = plan.explain(Runner(own, run.capture.body, request.inputs, run, part, settings))
                 else:
                     result = _walked(run, part, plan, wanted)
-        return request, part, result, run
+        return request, part, result, run, used
 
     def _request(self, target: Callable[[Tensor], Tensor]) -> Request:
         given = {name: value for name, value in self.options.items() if name != "anatomy"}
@@ -165,7 +166,7 @@ class Prepared:
             return None
         self._fill(fitting, target)
         assert self._replay is not None
-        (request, part, result, run), agrees = self._replay.run()
+        (request, part, result, run, used), agrees = self._replay.run()
         if not bool(agrees):
             return None
         count = read_inputs(inputs).batch
@@ -174,7 +175,8 @@ class Prepared:
         seen, own = copy.copy(run), read_inputs(inputs)
         seen.inputs = replace(read_inputs(_padded(inputs, self.batch)), tokens=own.tokens)
         double = run.output.wide.dtype is torch.float64
-        made = attribution_of(request, [(part, result)], seen, torch.float64 if double else torch.float32)
+        dtype = torch.float64 if double else torch.float32
+        made = attribution_of(request, [(part, result)], seen, backends=used, dtype=dtype)
         more = {"samples": count, "seconds": time.perf_counter() - started, "shared_seconds": 0.0, "prepared": True}
         return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), count)
 
@@ -263,12 +265,8 @@ def _first_class(logits: Tensor) -> Tensor:
 
 def _walked(run: Pass, part: Scalar, plan: Walk, wanted: Wanted) -> Result:
     """The result of a walk over the layers of a pass."""
-    walker = Walker(plan)
-    for layer in run.layers(part, wanted, again=False):
-        walker.see(layer)
-    run.ran = walker.ran
-    assert walker.result is not None
-    return walker.result
+    (walked,) = walk_layers([plan], run.layers(part, wanted, again=False))
+    return walked.result
 
 
 def _tensors(inputs: Batch) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Walk
+from vitrail.relevance.dense import backends_used
 from vitrail.relevance.streams import Relevance, walk_events
 from vitrail.relevance.walk import STARTS
 
@@ -119,7 +120,9 @@ def explain_streams(
     made: dict[Request, Attribution] = {}
     with stream_forward(model, inputs, streams) as run:
         for (target, group), rows in zip(groups, starts, strict=True):
-            found = _walked(run, target, group, rows, settings)
+            with backends_used() as used:
+                found = _walked(run, target, group, rows, settings)
+            run.ran |= used
             for request in group:
                 made[request] = _attribution(request, found[request], run, shown, rows)
         identity = fingerprint(model)

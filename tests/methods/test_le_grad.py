@@ -8,7 +8,7 @@ import vitrail
 from vitrail.capture.shadow import autograd
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods import le_grad
-from vitrail.relevance.runner import behind, leaving, standing_in
+from vitrail.relevance.runner import leaving, scalar_from, standing_in
 
 every_kind = pytest.mark.parametrize(
     "name", ["hf_vit", "hf_bert", "hf_dinov2", "hf_gpt2", "hf_llama_classifier", "timm_siglip", "torchvision_vit",
@@ -76,7 +76,7 @@ def test_behind_the_last_blocks_own_tokens_is_the_models_own_answer(name, monkey
     found = []
 
     def sensitivities(runner, indices, read):
-        found.append((behind(runner, leaving(runner, indices[-1])), runner.part.scalar))
+        found.append((scalar_from(runner, leaving(runner, indices[-1])), runner.part.scalar))
         return {index: torch.zeros_like(leaving(runner, index)) for index in indices}
 
     monkeypatch.setattr(le_grad, "sensitivities", sensitivities)

@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.layers import fused_refusal
 from vitrail.capture.recording import Layer
 from vitrail.capture.seams.call import read_sdpa
 from vitrail.relevance import attention, chunked, dense, fused, gradient, positive
-from vitrail.relevance.backends import choose_backend
+from vitrail.relevance.backends import choose_backend, fused_refusal
+from vitrail.relevance.dense import backends_used
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -245,13 +245,13 @@ def test_what_no_kernel_can_do_is_done_in_blocks_and_said_once(caplog):
         return layer.probs**2
 
     fused.say_once.cache_clear()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), backends_used() as used:
         found = [fused.pull(one, rows, squares) for _ in range(2)]
     assert_close(found[0], chunked.pull(one, rows, squares))
     assert [record.message for record in caplog.records] == [
         "computing in blocks instead of by a fused kernel: no kernel for squares"
     ]
-    assert one.ran == {"chunked"}
+    assert used == {"chunked"}
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def random(*shape, seed=0):
 @contextmanager
 def roots(table, *inputs):
     owner = nn.Module()
-    trace = Capture(Body(Anatomy(), (), None, owner, None), keep=frozenset(), cut=True)
-    made = [trace.root(x) for x in inputs]
-    with propagating(table, owner, trace):
+    capture = Capture(Body(Anatomy(), (), None, owner, None), keep=frozenset(), cut=True)
+    made = [capture.root(x) for x in inputs]
+    with propagating(table, owner, capture):
         yield made
 
 

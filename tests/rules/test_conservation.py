@@ -26,8 +26,8 @@ def bias_free(name):
 def relevance_between_blocks(model, inputs, table):
     """The sum of relevance entering every block, first to last, and leaving the last one, for each sample."""
 
-    def within(model, trace):
-        return propagating(table, model, trace)
+    def within(model, capture):
+        return propagating(table, model, capture)
 
     pass_options = PassOptions(level="embedding_output", within=within)
     with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), Settings(), pass_options) as run:

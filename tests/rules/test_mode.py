@@ -27,8 +27,8 @@ ENCODERS = [
 
 
 def logits_under(table, model, inputs, dtype=None):
-    def within(model, trace):
-        return propagating(table, model, trace)
+    def within(model, capture):
+        return propagating(table, model, capture)
 
     pass_options = PassOptions(level="embedding_output", within=within, dtype=dtype)
     read = read_inputs(inputs)

@@ -26,8 +26,8 @@ from torch.utils.hooks import RemovableHandle
 from vitrail.capture.graphs import decided
 from vitrail.capture.recording import widen
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.shadow import every_module
 from vitrail.models.anatomy import Block
+from vitrail.models.taking import every_module
 
 PLAIN_LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)
 PROBE = 64.0
@@ -71,7 +71,7 @@ def at_zero(module: nn.Module, width: int, like: Tensor) -> Tensor:
 
 def _call_rows(module: nn.Module, rows: Tensor) -> Tensor:
     """The module on rows of channels, each a sequence of its own; without hooks, whose users expect real inputs."""
-    # Weights may be tensors of a class of their own, which have to hear of torch functions also where nobody else does.
+    # Weights of a tensor class of their own handle torch functions themselves, also where modes are off.
     with torch.no_grad(), torch._C._EnableTorchFunction():
         out = module.forward(rows[:, None])
     return (out[0] if isinstance(out, (tuple, list)) else out)[:, 0]
@@ -140,7 +140,7 @@ class Added:
         weight: from the heads' outputs to what is added, but for `rows` and `scale`; `[d_model, heads * d]`.
         rows: what each token's row is multiplied by beside, `[b, t]`; None for one.
         scale: of each channel, as named by the anatomy or measured (layer scale); None for one.
-        ffn_added: what the feed-forward part gave, `ffn_scale` apart.
+        ffn_added: what the feed-forward part gave, without `ffn_scale`.
         missing: why what is not known is not, by the name it has in a layer.
     """
 

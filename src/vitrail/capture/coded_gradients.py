@@ -82,7 +82,7 @@ def numbered(x: Tensor) -> Tensor:
 
 
 def with_heads(x: Tensor, batch: int) -> Tensor | None:
-    """An operand as `[b, h, t, d]` with its graph; None where samples and heads cannot be told apart."""
+    """An operand as `[b, h, t, d]` with its graph; None where samples and heads cannot be separated."""
     if x.ndim == 3 and x.shape[0] % batch == 0:
         x = x.view(batch, -1, *x.shape[1:])
     return x if x.ndim == 4 and x.shape[0] == batch else None

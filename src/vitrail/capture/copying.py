@@ -236,7 +236,7 @@ class _Copier:
         size = x.untyped_storage().nbytes()
         if size <= LARGEST_BUFFER or x.is_inference():
             return self._own_tensor(x)
-        alias = x.data  # the same numbers, but writes are counted apart
+        alias = x.data  # the same numbers, but writes are counted separately
         self.watched.append((self.where, alias, alias._version))
         return alias
 

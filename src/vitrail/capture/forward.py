@@ -1,4 +1,4 @@
-"""One forward pass with the ears open, and the recording of all its layers."""
+"""One forward pass of a shadow with every attention layer captured, and the recording of all its layers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.found_body import found_body
-from vitrail.capture.hooks import Capture, listening
+from vitrail.capture.hooks import Capture, capturing
 from vitrail.capture.measure import used_body
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.passes import KEEPS, Pass, Settings, Wanted
+from vitrail.capture.pass_options import KEEPS, PLAIN, PassOptions, Settings, Wanted
+from vitrail.capture.passes import Pass
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import check_implementation
-from vitrail.capture.shadow import autograd, every_module, in_precision, keep_saved, shadow
+from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
-from vitrail.models.taking import check_target
+from vitrail.models.taking import check_target, every_module
 from vitrail.targets import AnyTarget, as_target
 
 
@@ -55,45 +55,47 @@ def forward(
         inputs = inputs.usable() if pass_options.dtype is None else inputs.usable().cast(pass_options.dtype)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
 
-        def make_trace(*, lean: bool) -> Capture:
+        def make_capture(*, lean: bool) -> Capture:
             keep = wanted.states | wanted.gradients
-            trace = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
-            stack.callback(trace.release)
-            return trace
+            capture = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
+            stack.callback(capture.release)
+            return capture
 
-        trace, inputs, output = _traced(model, inputs, make_trace, lean=lean)
-        trace.check(model)
+        capture, inputs, output = _forward(model, inputs, make_capture, lean=lean)
+        capture.check(model)
         if wanted.gradients or pass_options.level is not None:
-            trace.check_gradients()
-        check_roots(trace, inputs)
-        yield Pass(inputs, trace, output, settings, structure)
+            capture.check_gradients()
+        check_roots(capture, inputs)
+        yield Pass(inputs, capture, output, settings, structure)
 
 
-def _traced(
-    model: nn.Module, inputs: Inputs, make_trace: Callable[..., Capture], *, lean: bool
+def _forward(
+    model: nn.Module, inputs: Inputs, make_capture: Callable[..., Capture], *, lean: bool
 ) -> tuple[Capture, Inputs, Output]:
     """One pass, and another where the first shows that it has to be made in another way."""
-    trace, found = make_trace(lean=lean), None
+    capture, found = make_capture(lean=lean), None
     try:
-        found = _heard(model, inputs, trace)
+        found = _run_captured(model, inputs, capture)
     except CheckpointError:  # recomputed under rules, which is not how it was computed
-        trace.checkpointed = True
-    if found is None or (trace.checkpointed and trace.cut):  # recomputation would come after hooks and rules are gone
+        capture.checkpointed = True
+    if found is None or (
+        capture.checkpointed and capture.cut
+    ):  # recomputation would come after hooks and rules are gone
         keep_saved(model)
-        trace.release()
-        trace = make_trace(lean=lean)
-        found = _heard(model, inputs, trace)
-    if trace.attending and not trace.complete:  # attention is not where the structure says: listen everywhere
-        trace.release()
-        trace = make_trace(lean=False)
-        found = _heard(model, inputs, trace)
+        capture.release()
+        capture = make_capture(lean=lean)
+        found = _run_captured(model, inputs, capture)
+    if capture.attending and not capture.complete:  # attention is not where the structure says: intercept everywhere
+        capture.release()
+        capture = make_capture(lean=False)
+        found = _run_captured(model, inputs, capture)
     if not found[1].sound and bool(found[1].logits.detach().isnan().any()):  # at padding, and then in gradients too
-        trace.release()
-        trace = make_trace(lean=False)
-        trace.safe = True
-        found = found[0], _same_answer(found[1], _heard(model, inputs, trace)[1])
+        capture.release()
+        capture = make_capture(lean=False)
+        capture.safe = True
+        found = found[0], _same_answer(found[1], _run_captured(model, inputs, capture)[1])
     check_answers(found[1].logits)
-    return trace, *found
+    return capture, *found
 
 
 def _same_answer(own: Output, safe: Output) -> Output:
@@ -111,13 +113,16 @@ def _same_answer(own: Output, safe: Output) -> Output:
     return replace(safe, wide=safe.wide.masked_fill(broken, torch.nan), sound=False, mended=mended)
 
 
-def _heard(model: nn.Module, inputs: Inputs, trace: Capture) -> tuple[Inputs, Output]:
-    """The inputs as the model was given them, and what it answered while the trace listened."""
-    pass_options = trace.pass_options
-    inputs = _rooted(inputs, trace)
-    with listening(model, trace), nullcontext() if pass_options.within is None else pass_options.within(model, trace):
+def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[Inputs, Output]:
+    """The inputs as the model was given them, and what it answered while it was captured."""
+    pass_options = capture.pass_options
+    inputs = _rooted(inputs, capture)
+    with (
+        capturing(model, capture),
+        nullcontext() if pass_options.within is None else pass_options.within(model, capture),
+    ):
         answer = run_in(model, inputs, pass_options.dtype)
-        return inputs, read_output(answer, span=trace.body.anatomy.span, broken=True)
+        return inputs, read_output(answer, span=capture.body.anatomy.span, broken=True)
 
 
 def check_differentiable(model: nn.Module) -> None:
@@ -158,33 +163,35 @@ def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any: 
             ) from error
 
 
-def _rooted(inputs: Inputs, trace: Capture) -> Inputs:
+def _rooted(inputs: Inputs, capture: Capture) -> Inputs:
     """The inputs with a picture that the gradient can end at, where it should."""
-    trace.ids = inputs.ids
+    capture.ids = inputs.ids
     shown = inputs.shown
-    pixels = trace.level == "pixels" and inputs.kind == "image"
+    pixels = capture.level == "pixels" and inputs.kind == "image"
     # Without blocks, embeddings that are handed in are the lowest place there is.
-    lowest = not trace.body.blocks and inputs.main is None
-    embeds = inputs.ids is None and inputs.kind == "text" and trace.level == "inputs_embeds"
-    if not trace.cut or not shown.is_floating_point() or not (pixels or lowest or embeds):
+    lowest = not capture.body.blocks and inputs.main is None
+    embeds = inputs.ids is None and inputs.kind == "text" and capture.level == "inputs_embeds"
+    if not capture.cut or not shown.is_floating_point() or not (pixels or lowest or embeds):
         return inputs
-    return inputs.showing(trace.root(shown.clone()))
+    return inputs.showing(capture.root(shown.clone()))
 
 
-def check_roots(trace: Capture, inputs: Inputs) -> None:
+def check_roots(capture: Capture, inputs: Inputs) -> None:
     """Raise if the place where the gradient should end was not met."""
-    if not trace.cut or trace.roots:
+    if not capture.cut or capture.roots:
         return
-    instead = "Use level='embedding_output'." if trace.body.blocks else "Name the blocks: vitrail.Anatomy(blocks=...)."
+    instead = (
+        "Use level='embedding_output'." if capture.body.blocks else "Name the blocks: vitrail.Anatomy(blocks=...)."
+    )
     seen = {
         "pixels": f"the inputs are {inputs.kind}, and no picture [b, 3, h, w] of real numbers. {instead}",
         "inputs_embeds": "no table of word embeddings (nn.Embedding) was asked for the tokens of the text: the model "
         f"makes them in another way. {instead}",
         "embedding_output": "none of the blocks ran, or none was called with a tensor."
-        if trace.body.blocks
+        if capture.body.blocks
         else f"the model has no nn.Embedding where the gradient could end. {instead}",
     }
-    raise OptionError(f"the gradient was to end at level={trace.level!r}, but {seen[trace.level]}")
+    raise OptionError(f"the gradient was to end at level={capture.level!r}, but {seen[capture.level]}")
 
 
 def record(

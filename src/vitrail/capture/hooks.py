@@ -21,23 +21,20 @@ from vitrail.capture.shadow import hooks, saving_hooks
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 
-STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input",
-          "output_weight")  # fmt: skip
-
 
 @dataclass
 class BlockCapture:
-    """What was heard of one block."""
+    """What was captured of one block."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     states: dict[str, Tensor] = field(default_factory=dict)
     returned: object = None  # by the block, whatever else it gives beside the stream
-    noted: dict[Early, Any] = field(default_factory=dict)  # what was read of it when the forward pass left it
+    early: dict[Early, Any] = field(default_factory=dict)  # what was read of it as soon as it had run
     adding: Adding | None = None  # what its sub-layers add to the stream, where that is asked for
 
 
 class Capture:
-    """Everything heard in one forward pass, filed by block; the pooling attention comes last."""
+    """All attention calls and states of one forward pass, by block; the pooling attention comes last."""
 
     def __init__(
         self,
@@ -64,9 +61,9 @@ class Capture:
         self.checkpointed = False  # whether the model has checkpointed regions
         self.undone: str | None = None  # why attention has no gradient, where it has none
         self.answer: object = None  # what the module gave whose readout the anatomy knows
-        self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # told when one tensor stands for another
+        self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # called when one tensor replaces another
         self.notes: list[Any] = []  # what rules kept of the forward pass
-        self.heed: Callable[[int | None, Tensor], None] = lambda block, relevance: None  # told each map's relevance
+        self.on_map: Callable[[int | None, Tensor], None] = lambda block, relevance: None  # gets each map's relevance
 
     @property
     def level(self) -> str:
@@ -79,39 +76,39 @@ class Capture:
         return next((index for index, captured in enumerate(self.blocks) if captured is self.here), None)
 
     def keeps(self, name: str, index: int) -> bool:
-        """Whether this state of this block is kept: in a lean trace, where only layers are read, often it is not."""
+        """Whether this state of this block is kept: in a lean capture, where only layers are read, often it is not."""
         return not self.lean or index == len(self.blocks) - 1 or bool({name, f"{name}_grad"} & self.keep)
 
     @property
     def attending(self) -> list[nn.Module]:
-        """The modules that hold all attention calls; none where a trace is not lean or the structure does not tell."""
+        """The modules that hold all attention calls; none where a capture is not lean or they are not known."""
         known = [block.attending for block in self.body.blocks]
         found = [module for module in (*known, self.body.pool) if module is not None]
         return found if self.lean and known and None not in known else []
 
     @property
     def complete(self) -> bool:
-        """Whether exactly one attention call was heard in each layer."""
+        """Whether exactly one attention call was captured in each layer."""
         return bool(self.layers) and all(len(captured.calls) == 1 for captured in self.layers)
 
-    def note(self, index: int) -> None:
-        """Read of a block that has run what is read early, and let go of the states that nobody reads later."""
+    def read_early(self, index: int) -> None:
+        """Read of a block that has just run what methods read early, and free the states that are not read later."""
         captured = self.blocks[index]
         if not self.early or len(captured.calls) != 1:
             return
         states = {name: x for name, x in captured.states.items() if name in self.keep}
         device = next(iter(states.values())).device.type
-        with torch.no_grad(), torch._C.DisableTorchFunction(), own_dtypes(device):  # nobody should hear this
+        with torch.no_grad(), torch._C.DisableTorchFunction(), own_dtypes(device):  # not intercepted
             block, call = self.body.blocks[index], captured.calls[0]
             layer = passing_layer(block, index, len(self.blocks), call, states, self.added(captured))
-            captured.noted.update({early: early.read(layer) for early in self.early})
+            captured.early.update({early: early.read(layer) for early in self.early})
         if "output_weight" in self.passing:
             captured.adding = None
         for name in self.passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else self.passing:
             captured.states.pop(name, None)
 
     def added(self, captured: BlockCapture) -> Added | None:
-        """What the sub-layers of a block add to the stream; None if nobody asks."""
+        """What the sub-layers of a block add to the stream; None if it was not asked for."""
         if captured.adding is None:
             return None
         return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep)
@@ -124,16 +121,16 @@ class Capture:
         return root
 
     def release(self) -> None:
-        """Let go of all tensors: what rules keep for the backward pass refers to the trace, and so to itself."""
+        """Free all tensors: what rules keep for the backward pass refers to the capture, and so to itself."""
         for captured in (*self.blocks, self.pool, self.loose):
             captured.calls.clear()
             captured.states.clear()
-            captured.noted.clear()
+            captured.early.clear()
             captured.returned = captured.adding = None
         self.roots.clear()
         self.notes.clear()
         self.answer = None
-        self.heed = lambda block, relevance: None
+        self.on_map = lambda block, relevance: None
         self.same = lambda old, new: None
 
     def watch(self) -> None:
@@ -141,7 +138,7 @@ class Capture:
         if not self.checkpointed and saving_hooks() != self.outside:
             self.checkpointed = True
 
-    def hear(self, call: AttentionCall) -> None:
+    def add_call(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it, where modules are named."""
         self.watch()
         if self.cut and self.undone is None and not torch.is_grad_enabled():
@@ -181,7 +178,7 @@ class Capture:
                 raise no_graph(f"attention layer {index} of {len(self.layers)}", self.undone or unknown)
 
     def check(self, model: nn.Module) -> None:
-        """Raise unless exactly one attention call was heard in each layer."""
+        """Raise unless exactly one attention call was captured in each layer."""
         if self.complete:
             return
         counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
@@ -227,28 +224,28 @@ def _after(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
 
 
 @contextmanager
-def listening(model: nn.Module, trace: Capture) -> Iterator[None]:
-    """File what is heard while the model runs inside the block."""
+def capturing(model: nn.Module, capture: Capture) -> Iterator[None]:
+    """Capture attention calls and states while the model runs inside the block."""
     handles: list[RemovableHandle] = []
     with hooks(handles):
-        if not trace.lean:
+        if not capture.lean:
             for name, module in model.named_modules():
-                if trace.pass_options.within is not None or _may_attend(module):  # rules name every module
-                    handles += _name_hooks(trace, name, module)
-        for index in range(len(trace.blocks)):
-            handles += _block_hooks(trace, index)
-        if trace.body.pool is not None:
-            handles += _place_hooks(trace, trace.body.pool, trace.pool)
-        if trace.body.head is not None:
-            handles.append(_after(trace.body.head, lambda module, args, out: setattr(trace, "answer", out)))
-        if trace.cut:
-            handles += LEVEL_HOOKS[trace.level](trace, model)
-        only_in, safe = trace.attending, trace.safe
+                if capture.pass_options.within is not None or _may_attend(module):  # rules name every module
+                    handles += _name_hooks(capture, name, module)
+        for index in range(len(capture.blocks)):
+            handles += _block_hooks(capture, index)
+        if capture.body.pool is not None:
+            handles += _place_hooks(capture, capture.body.pool, capture.pool)
+        if capture.body.head is not None:
+            handles.append(_after(capture.body.head, lambda module, args, out: setattr(capture, "answer", out)))
+        if capture.cut:
+            handles += LEVEL_HOOKS[capture.level](capture, model)
+        only_in, safe = capture.attending, capture.safe
         calls = attention_calls(
-            trace.hear, trace.pass_options.override, lambda: trace.block, only_in=only_in, safe=safe
+            capture.add_call, capture.pass_options.override, lambda: capture.block, only_in=only_in, safe=safe
         )
         with calls as follower:
-            trace.same = follower.same
+            capture.same = follower.same
             yield
 
 
@@ -257,83 +254,83 @@ def _may_attend(module: nn.Module) -> bool:
     return bool(module._modules) or not type(module).__module__.startswith("torch.nn.modules.")
 
 
-def _name_hooks(trace: Capture, name: str, module: nn.Module) -> list[RemovableHandle]:
+def _name_hooks(capture: Capture, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(module, partial(_begin, trace, name))
-    return [enter, _after(module, lambda module, args, out: trace.running.__delitem__(-1))]
+    enter = _before(module, partial(_begin, capture, name))
+    return [enter, _after(module, lambda module, args, out: capture.running.__delitem__(-1))]
 
 
-def _begin(trace: Capture, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-    trace.watch()
-    trace.running.append(name)
+def _begin(capture: Capture, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    capture.watch()
+    capture.running.append(name)
 
 
-def _place_hooks(trace: Capture, module: nn.Module, captured: BlockCapture) -> list[RemovableHandle]:
+def _place_hooks(capture: Capture, module: nn.Module, captured: BlockCapture) -> list[RemovableHandle]:
     """File calls under this module while it runs."""
     return [
-        _before(module, lambda module, args, kwargs: setattr(trace, "here", captured)),
-        _after(module, lambda module, args, out: setattr(trace, "here", trace.loose)),
+        _before(module, lambda module, args, kwargs: setattr(capture, "here", captured)),
+        _after(module, lambda module, args, out: setattr(capture, "here", capture.loose)),
     ]
 
 
-def _block_hooks(trace: Capture, index: int) -> list[RemovableHandle]:
-    module, captured = trace.body.blocks[index].module, trace.blocks[index]
-    if "output_weight" in trace.keep:
-        captured.adding = Adding(trace.body.blocks[index])
+def _block_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
+    module, captured = capture.body.blocks[index].module, capture.blocks[index]
+    if "output_weight" in capture.keep:
+        captured.adding = Adding(capture.body.blocks[index])
     return [
-        _before(module, partial(_enter, trace, index)),
-        *(() if captured.adding is None else hooks_for(captured.adding, lambda: trace.here is captured)),
-        _after(module, partial(_leave, trace, index)),
-        *_state_hooks(trace, index),
+        _before(module, partial(_enter, capture, index)),
+        *(() if captured.adding is None else hooks_for(captured.adding, lambda: capture.here is captured)),
+        _after(module, partial(_leave, capture, index)),
+        *_state_hooks(capture, index),
     ]
 
 
-def _enter(trace: Capture, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
-    trace.watch()
-    trace.here = trace.blocks[index]
-    keeps, changes = trace.keeps("entering", index), index == 0 or trace.pass_options.apart
+    capture.watch()
+    capture.here = capture.blocks[index]
+    keeps, changes = capture.keeps("entering", index), index == 0 or capture.pass_options.per_block
     if not keeps and not changes:
         return None
     old = stream_of(args, kwargs)
-    new = _entering(trace, old, index) if changes else old
+    new = _entering(capture, old, index) if changes else old
     if keeps:
-        trace.here.states["entering"] = new
+        capture.here.states["entering"] = new
     return None if new is old else _with_stream(args, kwargs, old, new)
 
 
-def _leave(trace: Capture, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
+def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
     """Keep what leaves a block if it is asked for, and of the last block, by which the readout is measured.
 
     In a pass without a graph, one begins after the last block.
     """
-    trace.here = trace.loose
-    last = index == len(trace.blocks) - 1
-    if last and not trace.cut:
+    capture.here = capture.loose
+    last = index == len(capture.blocks) - 1
+    if last and not capture.cut:
         torch.set_grad_enabled(True)
         leaf = first_tensor(out).detach().requires_grad_()
-        trace.blocks[index].states["leaving"], trace.blocks[index].returned = leaf, out
-        trace.note(index)
+        capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
+        capture.read_early(index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
-    if trace.keeps("leaving", index):
-        trace.blocks[index].states["leaving"], trace.blocks[index].returned = first_tensor(out), out
-    trace.note(index)
+    if capture.keeps("leaving", index):
+        capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
+    capture.read_early(index)
     return None
 
 
-def _entering(trace: Capture, stream: Tensor, index: int) -> Tensor:
+def _entering(capture: Capture, stream: Tensor, index: int) -> Tensor:
     """What enters a block: the stream, edited before the first if asked for, and cut off where the gradient ends."""
-    if index == 0 and trace.pass_options.edit is not None:
-        stream = trace.pass_options.edit(stream)
-    if trace.cut and trace.level == "embedding_output" and (index == 0 or trace.pass_options.apart):
-        stream = trace.root(stream)
+    if index == 0 and capture.pass_options.edit is not None:
+        stream = capture.pass_options.edit(stream)
+    if capture.cut and capture.level == "embedding_output" and (index == 0 or capture.pass_options.per_block):
+        stream = capture.root(stream)
     return stream
 
 
-def _state_hooks(trace: Capture, index: int) -> list[RemovableHandle]:
+def _state_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
     """Hooks for the states inside a block, only for those that are asked for and exist."""
-    block = trace.body.blocks[index]
+    block = capture.body.blocks[index]
     places: list[tuple[nn.Module | None, str, tuple[str, ...]]] = [
         (block.attention_norm, "out", ("attention_normed",)),
         (block.ffn_norm, "in", ("ffn_entering",)),
@@ -347,8 +344,8 @@ def _state_hooks(trace: Capture, index: int) -> list[RemovableHandle]:
     turns = {"attention_normed": 0, "ffn_entering": 1, "ffn_normed": 1} if shared else {}
     handles = []
     for module, side, names in places:
-        if module is not None and (kept := tuple(name for name in names if name in trace.keep)):
-            keep = _Kept(trace, trace.blocks[index], kept, turns.get(kept[0]))
+        if module is not None and (kept := tuple(name for name in names if name in capture.keep)):
+            keep = _Kept(capture, capture.blocks[index], kept, turns.get(kept[0]))
             handles.append(_before(module, keep.going_in) if side == "in" else _after(module, keep.coming_out))
     return handles
 
@@ -363,7 +360,7 @@ class _Kept:
             stand side by side there is one call, and it is meant for both.
     """
 
-    trace: Capture
+    capture: Capture
     captured: BlockCapture
     names: tuple[str, ...]
     turn: int | None
@@ -374,36 +371,36 @@ class _Kept:
         self._keep(stream_of(args, kwargs).detach())
 
     def coming_out(self, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-        """A hook behind the module."""
+        """A hook after the module."""
         self._keep(first_tensor(out))
 
     def _keep(self, x: Tensor) -> None:
-        if self.trace.here is self.captured:
+        if self.capture.here is self.captured:
             if self.turn is None or self.calls <= self.turn:
                 self.captured.states.update(dict.fromkeys(self.names, x))
             self.calls += 1
 
 
-def _first_block(trace: Capture, model: nn.Module) -> list[RemovableHandle]:
+def _first_block(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
     """The block's own hook cuts the stream. Where no block is known, the gradient ends at the embeddings."""
-    if trace.blocks:
+    if capture.blocks:
         return []
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    return [_after(m, lambda module, args, out: trace.root(out)) for m in embeddings]
+    return [_after(m, lambda module, args, out: capture.root(out)) for m in embeddings]
 
 
-def _word_embeddings(trace: Capture, model: nn.Module) -> list[RemovableHandle]:
+def _word_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
     """The gradient ends where token ids become vectors."""
 
     def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
-        ids = trace.ids
-        fits = ids is not None and not trace.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
-        return trace.root(out) if fits else None
+        ids = capture.ids
+        fits = ids is not None and not capture.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
+        return capture.root(out) if fits else None
 
     return [_after(m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
-def _picture(trace: Capture, model: nn.Module) -> list[RemovableHandle]:
+def _picture(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
     """The gradient ends at the picture, which `forward` has made a root already."""
     return []
 

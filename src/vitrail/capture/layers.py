@@ -14,7 +14,6 @@ from vitrail.capture.seams import AttentionCall
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Block
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import fused
 
 MASKED = -9000.0
 """A score this low for every query is a mask, however it is written: -1e4, -1e9, the lowest number, minus infinity."""
@@ -34,25 +33,6 @@ def call_dtype(call: AttentionCall) -> torch.dtype:
     tensor = call.weights if call.weights is not None else call.query
     assert tensor is not None
     return tensor.dtype
-
-
-def entries(call: AttentionCall) -> int:
-    """How many entries the attention map of a call has."""
-    if call.weights is not None:
-        return call.weights.numel()
-    assert call.query is not None
-    return call.query.shape[:-1].numel() * call_shape(call)[1]
-
-
-def fused_refusal(call: AttentionCall, device: str) -> str | None:
-    """Why the sums over a call's maps cannot be computed by a fused kernel, or None if they can."""
-    if call.weights is not None or call.query is None or call.value is None:
-        return "the model computes its attention maps itself"
-    dtypes = {x.dtype for x in (call.query, call.key, call.value, call.output) if x is not None}
-    if len(dtypes) > 1:  # as under autocast, which casts what the call is given after it is heard
-        return "the operands of attention have different dtypes"
-    widths = (call.query.shape[-1], call.value.shape[-1])
-    return fused.refusal(device=device, dtype=call.query.dtype, widths=widths)
 
 
 def real_tokens(inputs: Inputs, call: AttentionCall, device: torch.device) -> Tensor:
@@ -200,12 +180,12 @@ def _tokens_apart(x: Tensor, shape: torch.Size | None) -> Tensor:
     if x.shape[0] != shape[:2].numel():
         raise SeamError(
             f"a state of the block has the shape {tuple(x.shape)} where {tuple(shape)} pass through it: tokens that "
-            "are packed side by side without their padding cannot be told apart."
+            "are packed side by side without their padding cannot be separated."
         )
     return x.view(*shape[:2], x.shape[1])
 
 
-def behind_prefix(layer: Layer, hidden: int) -> Layer:
+def with_hidden_prefix(layer: Layer, hidden: int) -> Layer:
     """A pooling layer that does not read the tokens of the prefix, as one that reads them with weight zero."""
     given = layer.output_grad is not None or layer.weights_grad is not None
     scores = layer.softmax_input if layer.by_hand else layer.scores

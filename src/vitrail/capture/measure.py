@@ -44,7 +44,7 @@ CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
 MOST_FORMS = 256
 """How many forms of input are remembered for one model."""
 SAMPLES = 2
-"""How many samples are looked at: enough to see that samples are kept apart."""
+"""How many samples are looked at: enough to see that samples are kept separate."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Structure:
     origin: Origin | str
     refusal: str | None = None
     assumed: tuple[str, ...] = ()
-    used: int = 0  # how many of the blocks the answer depends on; those behind them take no part
+    used: int = 0  # how many of the blocks the answer depends on; those after them take no part
 
 
 @dataclass
@@ -330,13 +330,13 @@ def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
 
 
 def _check_read(read: list[Tensor]) -> str | None:
-    """Why a walk that starts behind the last block would miss what the answer reads before it; None if it would not."""
+    """Why a walk that starts after the last block would miss what the answer reads before it; None if it would not."""
     *before, last = read
     for index, rows in enumerate(before):
         if rows.shape != last.shape or bool((rows & ~last).any()):
-            where = f"before block {index}" if index == 0 else f"behind block {index - 1}"
+            where = f"before block {index}" if index == 0 else f"after block {index - 1}"
             return (
-                f"the answer reads {int(rows[0].sum())} tokens {where} beside the {int(last[0].sum())} it reads behind "
+                f"the answer reads {int(rows[0].sum())} tokens {where} beside the {int(last[0].sum())} it reads after "
                 f"block {len(before) - 1}, so walking from there alone would miss them. {AT_THE_INPUTS}"
             )
     return None
@@ -360,12 +360,12 @@ def _check_sequence(inputs: Inputs, body: Body, seen: _Seen, read: list[Tensor])
                 return f"no later block reads what block {index} gives, but the answer does. {AT_THE_INPUTS}"
             continue
         found = found if body.blocks[index].batch_first else found.T
-        if (refusal := compare_rows(found, "the tokens behind it", index)) is not None:
+        if (refusal := compare_rows(found, "the tokens after it", index)) is not None:
             return refusal
         lost = found == NOWHERE
         lost = lost & real.bool().to(lost.device) if real is not None and real.shape == lost.shape else lost
         if bool(lost.any()):
-            return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens behind it are replaced by others")
+            return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens after it are replaced by others")
     return None
 
 
@@ -412,7 +412,7 @@ def check_origin(structure: Structure) -> Origin:
     """The origin, or an error that says why there is none."""
     if isinstance(structure.origin, str):
         raise SeamError(
-            f"which token comes from which part of the input cannot be told: {structure.origin}. A map would have to "
+            f"which token comes from which part of the input is not known: {structure.origin}. A map would have to "
             "guess where its scores belong."
         )
     return structure.origin

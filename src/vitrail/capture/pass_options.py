@@ -8,26 +8,35 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.recording import Early
 from vitrail.capture.seams.intercept import Override
+from vitrail.errors import OptionError, suggest
 
 if TYPE_CHECKING:
     from vitrail.capture.hooks import Capture
 
+STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input",
+          "output_weight")  # fmt: skip
+GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
+KEEPS = frozenset({*STATES, *GRADIENTS})
+"""What a recording can keep beside the operands of every attention call: states of a block, and gradients."""
+BACKENDS = ("auto", "dense", "chunked", "fused")
+"""What computes sums over attention maps; `vitrail.relevance.backends` has the code."""
 LEVELS = ("embedding_output", "inputs_embeds", "pixels")
 """Where the gradient can end: at the first block's input, at the word embeddings, at the picture."""
 
 
 @dataclass(frozen=True)
 class PassOptions:
-    """The circumstances of one pass; the default is the model as it is.
+    """How one pass is run; the default is the model as it is.
 
     Args:
         level: where the gradient ends, one of `LEVELS`; None for where the recorder needs it, if at all.
         dtype: run a copy of the weights in this precision instead of the model's own.
-        bend: what becomes of every attention map on its way to the values.
+        override: what becomes of every attention map on its way to the values.
         edit: what becomes of the residual stream before it enters the first block.
         at_root: what becomes of the tensor at which the gradient ends, whatever the level, just before it ends there.
-        apart: end the gradient where it enters each block, so that a block only sees what is asked of its own output.
+        per_block: end the gradient where it enters each block, so that a block only sees gradients of its own output.
         within: a context entered just before the model runs, closest to it.
     """
 
@@ -35,9 +44,46 @@ class PassOptions:
     dtype: torch.dtype | None = None
     override: Override | None = None
     edit: Callable[[Tensor], Tensor] | None = None
-    apart: bool = False
+    per_block: bool = False
     at_root: Callable[[Tensor], Tensor] | None = None
     within: "Callable[[nn.Module, Capture], AbstractContextManager[None]] | None" = None
 
 
 PLAIN = PassOptions()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How sums over attention maps are computed: by which backend, in blocks of how many rows."""
+
+    backend: str = "auto"
+    chunk_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown settings before the model runs."""
+        if self.backend not in BACKENDS:
+            raise OptionError(f"unknown backend {self.backend!r}. {suggest(self.backend, BACKENDS)}")
+        rows = self.chunk_rows
+        if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
+            raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice.
+
+    `early` is read of each block as soon as it has run, and `passing` are the states that are not read after that.
+    """
+
+    states: frozenset[str] = frozenset()
+    gradients: frozenset[str] = frozenset()
+    last_only: bool = False
+    early: tuple[Early, ...] = ()
+    passing: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":
+        """Sort the names a method asks for."""
+        for name in sorted(needs - KEEPS):
+            raise OptionError(f"{name!r} cannot be kept. {suggest(name, KEEPS)}")
+        return Wanted(needs & set(STATES), needs & set(GRADIENTS), last_only)

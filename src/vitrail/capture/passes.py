@@ -1,22 +1,17 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from vitrail.capture.continuations import continued
-from vitrail.capture.hooks import STATES, Capture
+from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import (
     as_heads,
     batch_first,
-    behind_prefix,
     call_dtype,
     call_shape,
-    entries,
-    fused_refusal,
     gradient_as_heads,
     gradient_of_map,
     operands_of,
@@ -25,74 +20,36 @@ from vitrail.capture.layers import (
     unequal,
     weights_of,
     with_added,
+    with_hidden_prefix,
 )
 from vitrail.capture.measure import Structure, check_origin
 from vitrail.capture.outputs import Output, Scalar, parts
-from vitrail.capture.recording import Early, Layer, own_dtypes, widen
+from vitrail.capture.pass_options import Settings, Wanted
+from vitrail.capture.recording import Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
-from vitrail.errors import AnatomyError, OptionError, SeamError, TargetError, suggest
+from vitrail.errors import AnatomyError, SeamError, TargetError
 from vitrail.models.anatomy import Block
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import READOUTS, agreed, by_norm, mean_all, position, with_gradient
-from vitrail.relevance.backends import check_backend, choose_backend
 from vitrail.targets import AnyTarget, Target, as_target
 
-GRADIENTS = ("output_grad", "query_grad", "entering_grad", "leaving_grad", "attention_normed_grad")
 UNMOVED = (
     "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
     "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
     "reads what the layers do not reach."
 )
 MENDED = "the model's own logits are NaN, because padding may attend to nothing: such rows were given no attention"
-KEEPS = frozenset({*STATES, *GRADIENTS})
-"""What a recording can keep beside the operands of every attention call."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How layers are handed out: which backend reads them, in blocks of how many rows."""
-
-    backend: str = "auto"
-    chunk_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse settings that name nothing, before the model runs."""
-        check_backend(self.backend)
-        rows = self.chunk_rows
-        if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
-            raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice.
-
-    `early` is read of each block as the forward pass leaves it, and `passing` are the states nobody reads after that.
-    """
-
-    states: frozenset[str] = frozenset()
-    gradients: frozenset[str] = frozenset()
-    last_only: bool = False
-    early: tuple[Early, ...] = ()
-    passing: frozenset[str] = frozenset()
-
-    @staticmethod
-    def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":
-        """Sort the names a method asks for."""
-        for name in sorted(needs - KEEPS):
-            raise OptionError(f"{name!r} cannot be kept. {suggest(name, KEEPS)}")
-        return Wanted(needs & set(STATES), needs & set(GRADIENTS), last_only)
 
 
 class Pass:
     """One forward pass, ready to be differentiated as often as there are scalars to explain."""
 
     def __init__(
-        self, inputs: Inputs, trace: Capture, output: Output, settings: Settings, structure: Structure
+        self, inputs: Inputs, capture: Capture, output: Output, settings: Settings, structure: Structure
     ) -> None:
-        self.inputs, self.trace, self.output, self.settings = inputs, trace, output, settings
+        self.inputs, self.capture, self.output, self.settings = inputs, capture, output, settings
         self.structure, self.origin = structure, check_origin(structure)
-        self.captured = trace.layers
+        self.captured = capture.layers
         self.depth = len(self.captured)
         self.shared = False
         first = self.captured[0].calls[0]
@@ -102,26 +59,8 @@ class Pass:
         self._check_prefix()
         queries, keys = call_shape(first)
         self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
-        device = self.valid.device.type
-        refusals = (fused_refusal(captured.calls[0], device) for captured in self.captured)
-        refusal = next((why for why in refusals if why), None)
-        self.choose = partial(
-            choose_backend,
-            settings.backend,
-            entries=entries(first),
-            device=device,
-            refusal=refusal,
-            bounded=settings.chunk_rows is not None,
-        )
-        self.backend = self.choose(shared=False)
-        self.ran: set[str] = set()
         self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
         self.norms: Tensor | None = None  # the same rows, weighed by the norms of their gradients
-
-    @property
-    def worked(self) -> str:
-        """The backends that did the sums over maps: kernels may leave some to blocks, and some methods need none."""
-        return ", ".join(sorted(self.ran, reverse=True)) or "none"
 
     def parts(self, target: AnyTarget) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
@@ -129,7 +68,7 @@ class Pass:
         if isinstance(chosen, Target) and chosen.name == "continuation":
             calls = [call for captured in self.captured for call in captured.calls]
             return (continued(self.output, chosen, self.inputs, calls),)
-        return parts(self.output, chosen, self.valid, causal=self.trace.body.anatomy.causal)
+        return parts(self.output, chosen, self.valid, causal=self.capture.body.anatomy.causal)
 
     def _valid(self, first: AttentionCall) -> Tensor:
         """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
@@ -143,10 +82,10 @@ class Pass:
 
     def _check_prefix(self) -> None:
         """Refuse an anatomy whose prefix is not what was measured."""
-        said, seen = self.trace.body.anatomy.prefix, self.origin.prefix
+        said, seen = self.capture.body.anatomy.prefix, self.origin.prefix
         if self.inputs.kind == "image" and said > 0 and seen is not None and said != seen:
             raise AnatomyError(
-                f"the {self.trace.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
+                f"the {self.capture.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
                 f"{seen} of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
             )
 
@@ -169,7 +108,7 @@ class Pass:
         """
         if self.structure.refusal is not None:
             raise SeamError(self.structure.refusal)
-        self.shared, self.backend = shared, self.choose(shared=shared)
+        self.shared = shared
         # A caller's autocast is for the model, not for the relevance algebra.
         with own_dtypes(self.valid.device.type):
             gradients, scale = self._gradients(part, wanted, again=again)
@@ -178,13 +117,13 @@ class Pass:
                 yield self._layer(index, gradients[index], scale)
                 gradients[index].clear()
                 if not again:
-                    self.captured[index].calls.clear()  # nobody else reads the operands
+                    self.captured[index].calls.clear()  # not read again
 
     def at_roots(self, part: Scalar) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
         if not part.scalar.requires_grad:
             raise TargetError(UNMOVED)
-        roots = self.trace.roots
+        roots = self.capture.roots
         # In half precision small gradients would underflow: the pass starts at size one.
         scale = self._size(part) if any(root.dtype is torch.float16 for root in roots) else 1.0
         found = torch.autograd.grad(part.scalar.sum() / scale, roots, retain_graph=True, allow_unused=True)
@@ -202,7 +141,7 @@ class Pass:
 
     def pull_back(self, seed: Tensor) -> Tensor:
         """What arrives at the one place where the gradient ends, for a cotangent of the logits; the graph is kept."""
-        (root,) = self.trace.roots
+        (root,) = self.capture.roots
         return torch.autograd.grad(self.output.logits, root, seed, retain_graph=True)[0]
 
     def _gradients(self, part: Scalar, wanted: Wanted, *, again: bool) -> tuple[list[dict[str, Tensor]], Tensor | None]:
@@ -236,11 +175,11 @@ class Pass:
             "leaving_grad": states.get("leaving"),
             "attention_normed_grad": states.get("attention_normed"),
         }
-        pooled = self.trace.body.pool is not None
+        pooled = self.capture.body.pool is not None
         # A pooling attention comes after the last block, which is a last layer too.
         names = wanted.gradients if index >= self.depth - 1 - pooled or not wanted.last_only else frozenset()
         if index == self.depth - 1 and not pooled:
-            names = names | ({"leaving_grad"} if self.trace.blocks else {"output_grad"})
+            names = names | ({"leaving_grad"} if self.capture.blocks else {"output_grad"})
         if pooled and index == self.depth - 1 and call.query is not None and not call.query.requires_grad:
             names = names - {"query_grad"}  # a learned query of frozen weights depends on nothing
         chosen = {name: x for name, x in places.items() if name in names and x is not None}
@@ -259,7 +198,7 @@ class Pass:
 
     def _readout(self, part: Scalar, gradients: list[dict[str, Tensor]]) -> Tensor:
         """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees."""
-        body = self.trace.body
+        body = self.capture.body
         if body.pool is not None:
             queries = call_shape(self.captured[-1].calls[0])[0]
             self.norms = None
@@ -274,7 +213,7 @@ class Pass:
                 "probability of exactly one has no gradient: explain the logit instead."
             )
         # In half precision small gradients vanish, and so does that of a token whose probability is one.
-        rounded = gradients[-1]["leaving_grad" if self.trace.blocks else "output_grad"].dtype.itemsize < 4
+        rounded = gradients[-1]["leaving_grad" if self.capture.blocks else "output_grad"].dtype.itemsize < 4
         coarse = rounded or part.rows is not None
         if claimed is None or part.position is None:
             return measured if claimed is None else agreed(claimed, measured, coarse=coarse, named=named)
@@ -282,15 +221,15 @@ class Pass:
         if not bool((inside | empty).all()):
             raise SeamError(
                 f"the answer is asked for at {named}, but the gradient does not arrive at that token of the last of "
-                f"the {len(self.trace.blocks)} blocks found: the model answers in another sequence of tokens than the "
-                "one these blocks work on."
+                f"the {len(self.capture.blocks)} blocks found: the model answers in another sequence of tokens than "
+                "the one these blocks work on."
             )
         return torch.where(empty[:, None], claimed, measured)
 
     def _measured_readout(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """The tokens of the last layer at which the gradient arrives, alike."""
-        if self.trace.blocks:
-            arriving = batch_first(self.trace.body.blocks[-1], gradients["leaving_grad"])
+        if self.capture.blocks:
+            arriving = batch_first(self.capture.body.blocks[-1], gradients["leaving_grad"])
         else:
             heads = as_heads(gradients["output_grad"], self.inputs.batch)
             assert heads is not None
@@ -305,12 +244,12 @@ class Pass:
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
         """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""
-        anatomy = self.trace.body.anatomy
+        anatomy = self.capture.body.anatomy
         if part.position is not None and part.position.max() < self.valid.shape[1]:
             return position(self.valid, part.position), f"position {part.position.tolist()}"
         if part.rows is not None and part.rows.shape == self.valid.shape:
             return part.rows, "the target"
-        readout = anatomy.readout if self.trace.answered(self.output.logits) and part.plain else "auto"
+        readout = anatomy.readout if self.capture.answered(self.output.logits) and part.plain else "auto"
         named = f"readout={anatomy.readout!r} of the {anatomy.name} anatomy"
         if isinstance(readout, int):
             return position(self.valid, readout), named
@@ -338,7 +277,7 @@ class Pass:
 
     def readout_position(self) -> Tensor | None:
         """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
-        if self.measured is None or self.trace.body.pool is not None:
+        if self.measured is None or self.capture.body.pool is not None:
             return None
         places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
         places[list(self.origin.index)] = torch.arange(len(self.origin.index), device=self.valid.device)
@@ -348,17 +287,17 @@ class Pass:
     def prefix(self) -> int:
         """How many tokens stand before the content; of a picture as measured."""
         measured = self.origin.prefix if self.inputs.kind == "image" else None
-        return self.trace.body.anatomy.prefix if measured is None else measured
+        return self.capture.body.anatomy.prefix if measured is None else measured
 
     def _block(self, index: int) -> Block | None:
-        """The block an attention layer is in; None for the pooling behind them, and where none are known."""
-        blocks = self.trace.body.blocks
+        """The block an attention layer is in; None for the pooling after them, and where none are known."""
+        blocks = self.capture.body.blocks
         return blocks[index] if index < len(blocks) else None
 
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         captured, (call,) = self.captured[index], self.captured[index].calls
         queries, keys = call_shape(call)
-        body, batch = self.trace.body, self.inputs.batch
+        body, batch = self.capture.body, self.inputs.batch
         pooling = body.pool is not None and index == self.depth - 1
         hidden = self.valid.shape[1] - keys if pooling else 0  # tokens that a pooling query does not read
         if (not pooling and queries != keys) or hidden not in (0, self.prefix):
@@ -369,8 +308,8 @@ class Pass:
         readout = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else self.measured
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
-        states = {name: x for name, x in captured.states.items() if name in self.trace.keep}
-        added = self.trace.added(captured)
+        states = {name: x for name, x in captured.states.items() if name in self.capture.keep}
+        added = self.capture.added(captured)
         layer = Layer(
             index=index,
             depth=self.depth,
@@ -390,10 +329,9 @@ class Pass:
             grad_scale=scale,
             **weights_of(block, added, call),
             stream=stream_around(block, with_added(states, added), gradients),
-            noted=captured.noted,
-            backend=self.backend,
+            early=captured.early,
+            backend=self.settings.backend,
             chunk_rows=self.settings.chunk_rows,
             shared=self.shared,
-            ran=self.ran,
         )
-        return behind_prefix(layer, hidden) if hidden else layer
+        return with_hidden_prefix(layer, hidden) if hidden else layer

@@ -1,4 +1,4 @@
-"""What one pass of a model leaves behind: plain tensors, no model, no graph.
+"""The recording of one pass of a model: plain tensors, no model, no graph.
 
 Axes: b batch, h head, g key/value head, q query position, k key position, t token, d channel.
 """
@@ -61,9 +61,10 @@ class Layer:
     holds booleans (what may be seen) or numbers added to the scores, and broadcasts to `[b, h, q, k]`; `first_row` is
     the place of the first query where only some are shown; `logsumexp` is the logarithm of the softmax's denominator,
     as the model's own kernel left it. `by_hand` marks attention that the model writes out itself; `plain` says that
-    scores are `scale * query @ key^T`, plus at most a bias or mask. `ran` collects the backends that worked on the
-    layer; `noted` has what was read of it early. `probs` and `probs_grad` are computed from the operands when first
-    read. All properties are float32, or float64 in a float64 model, whatever the model's own dtype.
+    scores are `scale * query @ key^T`, plus at most a bias or mask. `backend`, `chunk_rows` and `shared` say how sums
+    over its maps are computed; `early` holds what was read of it as soon as it had run. `probs` and `probs_grad` are
+    computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever the
+    model's own dtype.
     """
 
     index: int
@@ -104,12 +105,11 @@ class Layer:
     chunk_rows: int | None = None
     shared: bool = False
     missing: Mapping[str, str] = field(default_factory=dict, compare=False)
-    ran: set[str] = field(default_factory=set, compare=False)
-    noted: dict[Early, Any] = field(default_factory=dict, compare=False)
+    early: dict[Early, Any] = field(default_factory=dict, compare=False)
 
     def taken(self, early: Early) -> Any:  # noqa: ANN401
         """What was read as the forward pass left the layer, or what can be read of its states now."""
-        return self.noted[early] if early in self.noted else early.read(self)
+        return self.early[early] if early in self.early else early.read(self)
 
     @property
     def is_last(self) -> bool:
@@ -130,8 +130,8 @@ class Layer:
     @property
     def content(self) -> Bool[Tensor, "b t"]:
         """The real tokens without the prefix: patches, or words."""
-        behind = torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix
-        return self.valid & (behind if self.from_input is None else self.from_input)
+        after = torch.arange(self.valid.shape[1], device=self.valid.device) >= self.prefix
+        return self.valid & (after if self.from_input is None else self.from_input)
 
     @cached_property
     def keys(self) -> Float[Tensor, "b h k d"]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from vitrail.capture.shadow import every_module
 from vitrail.errors import SeamError
+from vitrail.models.taking import every_module
 
 SEEN = (
     "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over the last axis "

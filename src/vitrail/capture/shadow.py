@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.copying import Copied, copied
 from vitrail.errors import InputError
-from vitrail.models.taking import taken
+from vitrail.models.taking import every_module, taken
 
 NAMES = frozenset({"past_key_values", "past_key_value", "past", "mems"})
 """Keywords under which models take what they computed of earlier tokens."""
@@ -160,12 +160,12 @@ def shadow(model: object) -> Iterator[nn.Module]:
     yield made.root
     made.check_writes()
     vars(made.root).clear()  # a kept shadow keeps nothing of the model alive
-    # After an error nobody knows what it was left in: then it is not used again.
+    # After an error its state is not known, and it is not used again.
     _idle.setdefault(module, []).append((made.signature, made.root))
 
 
 _idle: "weakref.WeakKeyDictionary[nn.Module, list[tuple[list[object], nn.Module]]]" = weakref.WeakKeyDictionary()
-"""Empty roots of shadows that nobody uses, with the structure each of them stood for."""
+"""Empty roots of shadows not in use, with the structure each of them stood for."""
 
 
 def _filled(model: nn.Module) -> Copied:
@@ -225,7 +225,7 @@ def _uncompiled() -> AbstractContextManager[None]:
     A shadow has no compiled modules, but a model's code may call compiled functions that belong to no module. Compiled
     code would follow hooks and modes into its graph. torch's own stance cannot be used: it is that of all threads.
     """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # if nobody imported it, nothing is compiled
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # if it is not imported, nothing is compiled
     return getattr(dynamo, "_use_eager_on_nested_compile", nullcontext)()
 
 
@@ -237,14 +237,3 @@ def hooks(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def every_module(model: nn.Module) -> list[nn.Module]:
-    """The model and all modules inside it, each once, as `model.modules()` but many times faster."""
-    found, waiting = {}, [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            waiting += [child for child in module._modules.values() if child is not None]
-    return list(found.values())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.continuations import continued
 from vitrail.capture.forward import check_differentiable
-from vitrail.capture.layers import call_dtype, entries, fused_refusal
+from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.passes import UNMOVED, Settings
 from vitrail.capture.recording import Layer, own_dtypes
@@ -20,7 +20,6 @@ from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, rooted, start_graph
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
-from vitrail.relevance.backends import choose_backend
 from vitrail.targets import Target, as_target
 
 Event = tuple[Transition, None] | tuple[AttentionEvent, Layer]
@@ -118,7 +117,7 @@ class StreamPass:
 
     def __init__(self, inputs: Inputs, streams: Streams, calls: list[AttentionCall], answer: Answer) -> None:
         self.inputs, self.streams, self.calls, self.answer = inputs, streams, calls, answer
-        self.ran: set[str] = set()
+        self.ran: set[str] = set()  # the backends that computed sums over its maps
 
     def events(self, part: Scalar, settings: Settings, *, again: bool, needs_gradient: bool) -> Iterator[Event]:
         """Every event, last to first, with the gradients of the scalar."""
@@ -170,14 +169,6 @@ class StreamPass:
             for x in (getattr(call, name),)
         }
         grad = None if gradient is None else rows.four(gradient)
-        backend = choose_backend(
-            settings.backend,
-            entries=entries(call),
-            device=device.type,
-            refusal=fused_refusal(call, device.type),
-            shared=False,
-            bounded=settings.chunk_rows is not None,
-        )
         return Layer(
             index=event.call,
             depth=len(self.calls),
@@ -195,9 +186,8 @@ class StreamPass:
             by_hand=call.by_hand,
             plain=call.plain,
             grad_scale=None if scale == 1.0 else torch.full((count,), scale, device=device),
-            backend=backend,
+            backend=settings.backend,
             chunk_rows=settings.chunk_rows,
-            ran=self.ran,
         )
 
     @staticmethod

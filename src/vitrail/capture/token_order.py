@@ -119,5 +119,5 @@ def unreadable(index: int, seen: str) -> str:
     """Why the attention of a block cannot be read token by token."""
     return (
         f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
-        f"tokens and convolutions in a block or behind it are such cases. {AT_THE_INPUTS}"
+        f"tokens and convolutions in a block or after it are such cases. {AT_THE_INPUTS}"
     )

@@ -54,7 +54,7 @@ def build(*, level: str = "embedding_output", precision: str = "float64") -> Rer
     dtype = check_choice("precision", precision, PRECISIONS)
 
     def explain(runner: Runner) -> Result:
-        rules = absolute_rules(runner.run.trace.notes)
+        rules = absolute_rules(runner.run.capture.notes)
         with runner.again(pass_options=PassOptions(level=level, dtype=dtype, within=partial(propagating, rules))) as (
             run,
             _,

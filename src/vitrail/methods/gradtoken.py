@@ -47,7 +47,7 @@ def _visible(layer: Layer) -> Float[Tensor, "b h q k"]:
 
 
 @dataclass(frozen=True)
-class State:
+class GradTokenState:
     """M, the row of the readout, and what the layers so far have made of them."""
 
     relevance: Maps
@@ -59,36 +59,36 @@ def _columns(maps: Maps) -> Float[Tensor, "b t h"]:
     return maps.transpose(1, 2)
 
 
-def roll_row(state: State, layer: Layer) -> State:
+def roll_row(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eqs. 9 to 11: the readout's row of L^(B-1) ... L^1."""
     return replace(state, row=state.row + pull(layer, state.row, attention).mean(dim=1))
 
 
-def roll_maps(state: State, layer: Layer) -> State:
+def roll_maps(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eq. 12: L^1 L^2 ... L^(B-1) applied to M."""
     pushed = push(layer, _columns(state.relevance)).transpose(1, 2)
     return replace(state, relevance=state.relevance + pushed)
 
 
-def average_row(state: State, layer: Layer) -> State:
+def average_row(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eqs. 13 and 14: the readout's row of the mean attention."""
     row = pull(layer, state.row, attention).mean(dim=1) / layer.depth
     return replace(state, summed=row if state.summed is None else state.summed + row)
 
 
-def average_maps(state: State, layer: Layer) -> State:
+def average_maps(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eq. 15: the mean attention applied to M."""
     maps = push(layer, _columns(state.relevance)).transpose(1, 2) / layer.depth
     return replace(state, summed=maps if state.summed is None else state.summed + maps)
 
 
-def _summed(state: State) -> Tensor:
+def _summed(state: GradTokenState) -> Tensor:
     assert state.summed is not None
     return state.summed
 
 
-Step = Callable[[State, Layer], State]
-SCHEMES: dict[str, tuple[Step, Callable[[State], Maps]]] = {
+Step = Callable[[GradTokenState, Layer], GradTokenState]
+SCHEMES: dict[str, tuple[Step, Callable[[GradTokenState], Maps]]] = {
     "none": (lambda state, layer: state, lambda state: state.relevance),
     "rollout_elementwise": (roll_row, lambda state: state.row[:, None] * state.relevance),
     "rollout_matmul": (roll_maps, lambda state: state.relevance),
@@ -115,17 +115,17 @@ def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: in
     descend, read = check_choice("scheme", scheme, SCHEMES)
     join = check_choice("heads", heads, HEADS)
 
-    def start(last: Layer) -> State:
+    def start(last: Layer) -> GradTokenState:
         if scheme != "none" and not 1 <= depth < last.depth:
             below = f"blocks 1 to {last.depth - 1} lie" if last.depth > 1 else "no block lies"
             raise OptionError(f"depth={depth}, but {below} below the last one. scheme='none' needs none.")
         row = pull(last, last.readout, attention).mean(dim=1) if last.pooling else last.readout
-        return State(class_relevance(last), row)
+        return GradTokenState(class_relevance(last), row)
 
-    def step(state: State, layer: Layer) -> State:
+    def step(state: GradTokenState, layer: Layer) -> GradTokenState:
         return descend(state, layer) if depth - 1 <= layer.index and not layer.is_last else state
 
-    def finish(state: State, first: Layer) -> Result:
+    def finish(state: GradTokenState, first: Layer) -> Result:
         maps = read(state) * first.content[:, None]
         return Result(join(maps), heads=maps)
 

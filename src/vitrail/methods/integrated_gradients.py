@@ -57,7 +57,7 @@ def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -
             return copies_summed(gradient, len(points), axis=axis)
 
         gradients = path_sum(some, midpoints(steps), batch=batch)
-        (root,) = runner.run.trace.roots
+        (root,) = runner.run.capture.roots
         assert gradients is not None
         found = attributed(root.detach(), gradients, steps)
         each = tokens_first(runner, level, found)

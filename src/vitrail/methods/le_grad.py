@@ -19,7 +19,7 @@ from vitrail.methods.options import ROWS, check_blocks, check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, positive_gradient, pull
-from vitrail.relevance.runner import RerunMethod, Runner, Tokens, behind, leaving
+from vitrail.relevance.runner import RerunMethod, Runner, Tokens, leaving, scalar_from
 from vitrail.relevance.walk import plain
 
 NEEDS = frozenset({"output_grad"})
@@ -47,7 +47,7 @@ def sensitivity(runner: Runner, indices: Sequence[int], read: Callable[[Tokens, 
     given = [leaving(runner, index).detach() for index in indices]
     tokens = [widen(x).requires_grad_() for x in given]
     heads = torch.cat([read(x, runner.run.valid).to(given[0].dtype) for x in tokens])
-    scalar = behind(runner, heads, copies=len(indices))
+    scalar = scalar_from(runner, heads, copies=len(indices))
     return list(torch.autograd.grad(scalar.sum(), tokens))
 
 
@@ -107,4 +107,4 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
         return alone.walk(Walk(start, step, plain, needs=NEEDS))
 
     # Each block is asked for the scalar behind itself only, so no gradient may come from the blocks above.
-    return RerunMethod(explain, PassOptions(apart=True), NEEDS, check=check)
+    return RerunMethod(explain, PassOptions(per_block=True), NEEDS, check=check)

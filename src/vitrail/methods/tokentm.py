@@ -159,7 +159,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class State:
+class TokenTMState:
     """The row of C so far, its part that skip connections alone carried, and the weights of the layers seen."""
 
     relevance: Float[Tensor, "b q"]
@@ -211,31 +211,31 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
 
     early = Early(read, frozenset({"entering", "output_weight", *states, *({"ffn_added"} if ffn else ())}))
 
-    def step(state: State, layer: Layer) -> State:
+    def step(state: TokenTMState, layer: Layer) -> TokenTMState:
         if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
             pulled = pull(layer, state.relevance, positive).mean(dim=1)
-            return State(pulled, torch.zeros_like(pulled))
+            return TokenTMState(pulled, torch.zeros_like(pulled))
         changes = layer.taken(early)
         weights = weigh_tokens(changes.attention, layer.valid, use=use)
         rows = torch.ones_like(weights[:, 0]) if changes.rows is None or not length else changes.rows.to(weights.dtype)
         seen = (weights.mean(dim=1) * rows, *state.weights)
         if not takes_part(layer):
-            return State(state.relevance, state.own, seen)
+            return TokenTMState(state.relevance, state.own, seen)
         if not aggregate:
-            return State((pull(layer, row(layer) * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
+            return TokenTMState((pull(layer, row(layer) * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
         growth = torch.ones_like(state.own)
         if changes.ffn is not None:  # Eq. 16: U = I + diag(w)
             growth = 1 + weigh_tokens(changes.ffn, layer.valid, use=use)[:, 0]
         relevance = state.relevance * growth
         pulled = (pull(layer, relevance * rows, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
-        return State(relevance + pulled, state.own * growth, seen)
+        return TokenTMState(relevance + pulled, state.own * growth, seen)
 
-    def finish(state: State, first: Layer) -> Result:
+    def finish(state: TokenTMState, first: Layer) -> Result:
         """Eqs. 17 to 19: the row of C started from the input vectors' lengths."""
         start = origin(first.taken(early))
         return Result(state.relevance * start, own=state.own * start, layers=torch.stack(state.weights, dim=1))
 
     row = check_choice("readout", readout, STARTS)
-    start = lambda last: State(row(last), row(last))  # noqa: E731
+    start = lambda last: TokenTMState(row(last), row(last))  # noqa: E731
     check_choice("scalar", scalar, SCALARS)
     return Walk(start, step, finish, needs=early.needs | {"output_grad"}, scalar=scalar, early=early)

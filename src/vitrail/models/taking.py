@@ -77,3 +77,14 @@ def _what(model: object) -> str:
             "torch.nn.Module that holds the modules it calls."
         )
     return f"a {type(model).__name__}."
+
+
+def every_module(model: nn.Module) -> list[nn.Module]:
+    """The model and all modules inside it, each once, as `model.modules()` but many times faster."""
+    found, waiting = {}, [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [child for child in module._modules.values() if child is not None]
+    return list(found.values())

@@ -1,25 +1,20 @@
 """Which code computes the sums of a layer: the same three functions, looked up by the layer's backend."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.errors import OptionError, OutOfMemoryError, suggest
+from vitrail.capture.seams import AttentionCall
+from vitrail.errors import OutOfMemoryError
 from vitrail.relevance import chunked, dense, fused
-from vitrail.relevance.dense import Weigh
+from vitrail.relevance.dense import Weigh, note_backend
 
 BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked, "fused": fused}
-
-
-def check_backend(name: str) -> None:
-    """Raise if there is no such backend."""
-    if name != "auto" and name not in BACKENDS:
-        raise OptionError(f"unknown backend {name!r}. {suggest(name, ['auto', *BACKENDS])}")
 
 
 def choose_backend(
@@ -47,36 +42,63 @@ def choose_backend(
     return "dense" if small else "chunked"
 
 
+def backend_of(layer: Layer) -> str:
+    """The backend that computes the sums of this layer: the one it names, or the fastest."""
+    if layer.backend in ("dense", "chunked"):
+        return layer.backend
+    device = layer.valid.device.type
+    refusal = fused_refusal(layer, device)
+    bounded = layer.chunk_rows is not None
+    return choose_backend(
+        layer.backend, entries=entries(layer), device=device, refusal=refusal, shared=layer.shared, bounded=bounded
+    )
+
+
+def entries(layer: Layer) -> int:
+    """How many entries the attention map of a layer has."""
+    if layer.weights is not None:
+        return layer.weights.numel()
+    return layer.get("query").shape[:-1].numel() * layer.get("key").shape[-2]
+
+
+def fused_refusal(layer: Layer | AttentionCall, device: str) -> str | None:
+    """Why the sums over a layer's maps cannot be computed by a fused kernel, or None if they can."""
+    if layer.weights is not None or layer.query is None or layer.value is None:
+        return "the model computes its attention maps itself"
+    dtypes = {x.dtype for x in (layer.query, layer.key, layer.value, layer.output) if x is not None}
+    if len(dtypes) > 1:  # as under autocast, which casts what the call is given after it is intercepted
+        return "the operands of attention have different dtypes"
+    widths = (layer.query.shape[-1], layer.value.shape[-1])
+    return fused.refusal(device=device, dtype=layer.query.dtype, widths=widths)
+
+
 def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:
     """Per head, the rows of the weighed map, summed with these weights: `sum_q rows[q] * w[h, q, k]`."""
-    with working(layer):
-        return BACKENDS[layer.backend].pull(layer, rows, weigh)
+    return _compute("pull", layer, rows, weigh)
 
 
 def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"]:
     """The head mean of A applied to columns: `E_h A[h] @ columns`."""
-    with working(layer):
-        return BACKENDS[layer.backend].push(layer, columns)
+    return _compute("push", layer, columns)
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     """Blocks of queries that together make the layer, for reductions over whole maps."""
-    with working(layer):
-        return BACKENDS[layer.backend].tiles(layer)
+    return _compute("tiles", layer)
 
 
-@contextmanager
-def working(layer: Layer) -> Iterator[None]:
-    """Note which backend works; where memory runs out over the layer's maps, say how many rows would fit."""
+def _compute(function: str, layer: Layer, *args: Any) -> Any:  # noqa: ANN401
+    """A function of the layer's backend; where memory runs out, an error that says how many rows would fit."""
+    backend = backend_of(layer)
+    if backend != "fused":  # which reports itself whether a kernel or blocks did the work
+        note_backend(backend)
     try:
-        if layer.backend != "fused":  # which notes itself whether a kernel or blocks did the work
-            layer.ran.add(layer.backend)
-        yield
+        return getattr(BACKENDS[backend], function)(layer, *args)
     except RuntimeError as error:  # a GPU's has a type of its own, a CPU's only its words
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         rows = chunked.fitting_rows(layer)
         raise OutOfMemoryError(
-            f"memory ran out over the attention maps of layer {layer.index} (backend {layer.backend!r}). "
+            f"memory ran out over the attention maps of layer {layer.index} (backend {backend!r}). "
             f"backend='chunked', chunk_rows={rows} would fit, or a smaller batch."
         ) from error

@@ -1,6 +1,8 @@
-"""The readable reference: whole maps at once."""
+"""The readable reference: whole maps at once; and the observation of which backends were used."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -8,6 +10,24 @@ from torch import Tensor
 from vitrail.capture.recording import Layer, Probs
 
 Weigh = Callable[[Layer], Probs]
+_observers: ContextVar[tuple[set[str], ...]] = ContextVar("observers of backends", default=())
+
+
+@contextmanager
+def backends_used() -> Iterator[set[str]]:
+    """The names of the backends that compute sums inside the block, in this thread."""
+    used: set[str] = set()
+    token = _observers.set((*_observers.get(), used))
+    try:
+        yield used
+    finally:
+        _observers.reset(token)
+
+
+def note_backend(name: str) -> None:
+    """Report that a backend computes a sum."""
+    for used in _observers.get():
+        used.add(name)
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:

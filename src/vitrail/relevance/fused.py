@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.relevance import chunked, weights
-from vitrail.relevance.dense import Weigh
+from vitrail.relevance.dense import Weigh, note_backend
 
 LOG = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -89,15 +89,15 @@ def say_once(what: str) -> None:
     LOG.warning("computing in blocks instead of by a fused kernel: %s", what)
 
 
-def fall_back(layer: Layer, why: str) -> None:
-    """Say once that blocks are used instead, and note it on the layer."""
+def fall_back(why: str) -> None:
+    """Say once that blocks are used instead of a kernel."""
     say_once(why)
-    layer.ran.add("chunked")
+    note_backend("chunked")
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     """Blocks of queries, for sums no kernel knows."""
-    fall_back(layer, "a method reads whole rows")
+    fall_back("a method reads whole rows")
     return chunked.tiles(layer)
 
 
@@ -107,9 +107,9 @@ def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor
         reason = (
             "the model computes its maps itself" if layer.weights is not None else f"no kernel for {weigh.__name__}"
         )
-        fall_back(layer, reason)
+        fall_back(reason)
         return chunked.pull(layer, rows, weigh)
-    layer.ran.add("fused")
+    note_backend("fused")
     kernel = KERNELS[weigh]
     operands = Operands(layer, gradient=kernel != "attention")
     out = torch.empty(operands.batch, operands.heads, operands.keys, device=rows.device)
@@ -123,9 +123,9 @@ def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"
     """The head mean of A applied to columns."""
     if layer.weights is not None or columns.shape[2] > MOST_COLUMNS:
         reason = "the model computes its maps itself" if layer.weights is not None else f"over {MOST_COLUMNS} columns"
-        fall_back(layer, reason)
+        fall_back(reason)
         return chunked.push(layer, columns)
-    layer.ran.add("fused")
+    note_backend("fused")
     operands = Operands(layer, gradient=False)
     out = torch.empty(operands.batch, operands.heads, operands.queries, columns.shape[2], device=columns.device)
     operands.push(columns.to(torch.float32).contiguous(), out)

@@ -20,14 +20,14 @@ from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk
-from vitrail.relevance.walk import Walker
+from vitrail.relevance.walk import walk_layers
 
 
 @dataclass(frozen=True)
 class Runner:
     """One model, one batch of inputs, one scalar per sample.
 
-    `run` is a pass that has been made already, under the circumstances the method asked for, and `part` its scalar.
+    `run` is a pass that has been made already, as the method asked for it, and `part` its scalar.
     """
 
     model: nn.Module
@@ -53,14 +53,12 @@ class Runner:
 
     def walks(self, methods: Sequence[Walk]) -> list[Result]:
         """The results of walks over the layers of the pass that has been made, from one backward pass."""
-        walkers = [Walker(method) for method in methods]
+        if not methods:
+            return []
         needs = frozenset[str]().union(*(method.needs for method in methods))
         wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
-
-        for layer in self.run.layers(self.part, wanted, again=True, shared=len(walkers) > 1) if walkers else ():
-            for walker in walkers:
-                walker.see(layer)
-        return [result for walker in walkers if (result := walker.result) is not None]
+        layers = self.run.layers(self.part, wanted, again=True, shared=len(methods) > 1)
+        return [walked.result for walked in walk_layers(methods, layers)]
 
     def repeated(self, copies: int) -> Inputs:
         """The whole batch several times over, copy after copy."""
@@ -146,11 +144,11 @@ class Runner:
 
 @dataclass(frozen=True)
 class RerunMethod:
-    """A method that is handed the subject and does with it as its paper says.
+    """A method that runs the model again, as its paper says.
 
     Args:
         explain: the method.
-        how: the circumstances of the pass that is made for it.
+        pass_options: how the pass is run that is made for it.
         needs: states and gradients that pass keeps (`record.KEEPS`).
         scalar: `"logit"` or `"probability"`: what of a plain class target is explained.
         check: raises if the method does not apply to this model and these inputs; called before the model runs.
@@ -172,17 +170,17 @@ Tokens = Float[Tensor, "b t d"]
 
 def leaving(runner: Runner, index: int) -> Tokens:
     """What a block gave in the pass that has been made, with its graph."""
-    return batch_first(runner.body.blocks[index], runner.run.trace.blocks[index].states["leaving"])
+    return batch_first(runner.body.blocks[index], runner.run.capture.blocks[index].states["leaving"])
 
 
-def behind(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Tensor, " b"]:
+def scalar_from(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Tensor, " b"]:
     """The scalar, had the last block given these tokens. The blocks are not run again, all else is.
 
     Args:
         copies: how often the tokens hold the whole batch, copy after copy. Models whose head also reads other tensors
             of the batch may refuse more than one.
     """
-    blocks, given = runner.body.blocks, [captured.returned for captured in runner.run.trace.blocks]
+    blocks, given = runner.body.blocks, [captured.returned for captured in runner.run.capture.blocks]
     given[-1] = with_stream_of(given[-1], batch_first(blocks[-1], tokens))
     inputs = runner.run.inputs if copies == 1 else runner.run.inputs.take(runner.rows.repeat(copies))
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """A method as a walk over layers, last to first."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Early, Layer, Recording
+from vitrail.relevance.dense import backends_used
 
 
 @dataclass(frozen=True)
@@ -57,36 +58,36 @@ class Walk:
     whole: Callable[..., Any] | None = None
 
 
-class Walker:
-    """A walk under way, wherever its layers come from."""
+@dataclass(frozen=True)
+class Walked:
+    """The result of one walk, the backends that computed its sums, and the seconds it took."""
 
-    def __init__(self, method: Walk) -> None:
-        self.method = method
-        self.state: Any = None
-        self.result: Result | None = None
-        self.ran: set[str] = set()  # the backends that worked for it
-        self.seconds = 0.0
+    result: Result
+    backends: frozenset[str]
+    seconds: float
 
-    def see(self, layer: Layer) -> None:
-        """Take one layer; they come last to first."""
-        begun = time.perf_counter()
-        layer.ran.clear()
-        if layer.is_last:
-            self.state = self.method.start(layer)
-        self.state = self.method.step(self.state, layer)
-        if layer.index == 0:
-            self.result = self.method.finish(self.state, layer)
-        self.ran |= layer.ran
-        self.seconds += time.perf_counter() - begun
+
+def walk_layers(walks: Sequence[Walk], layers: Iterable[Layer]) -> list[Walked]:
+    """Every walk over the same layers, which come last to first."""
+    states: list[Any] = [None] * len(walks)
+    results: list[Result | None] = [None] * len(walks)
+    seconds, used = [0.0] * len(walks), [frozenset[str]()] * len(walks)
+    for layer in layers:
+        for i, method in enumerate(walks):
+            begun = time.perf_counter()
+            with backends_used() as here:
+                state = method.start(layer) if layer.is_last else states[i]
+                states[i] = method.step(state, layer)
+                results[i] = method.finish(states[i], layer) if layer.index == 0 else None
+            used[i] |= here
+            seconds[i] += time.perf_counter() - begun
+    return [Walked(r, u, s) for r, u, s in zip(results, used, seconds, strict=True) if r is not None]
 
 
 def walk(method: Walk, recording: Recording) -> Result:
     """The result of a walk over a finished recording."""
-    walker = Walker(method)
-    for layer in reversed(recording.layers):
-        walker.see(layer)
-    assert walker.result is not None
-    return walker.result
+    (walked,) = walk_layers([method], reversed(recording.layers))
+    return walked.result
 
 
 def plain(relevance: Float[Tensor, "b t"], first: Layer) -> Result:

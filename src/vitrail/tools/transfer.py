@@ -31,7 +31,7 @@ from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import Pass, Settings, Wanted
-from vitrail.capture.recording import widen
+from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, OutputError, TargetError, suggest
@@ -42,7 +42,7 @@ from vitrail.plots.canvas import check_index, require_matplotlib, sample_target
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import Row, pieces, sentence_figure
 from vitrail.relevance import Walk
-from vitrail.relevance.walk import Walker
+from vitrail.relevance.walk import walk_layers
 from vitrail.storage import finite, json_text
 from vitrail.targets import AnyTarget, Target, as_target
 
@@ -228,14 +228,16 @@ class Scene:
         """Run with these maps in the blocks, differentiate by them, and explain."""
         assert isinstance(self.request.plan, Walk)
         gradients: Maps = {}
-        walker = Walker(self.request.plan)
         override = Override(weights=lambda block, old: put(old, maps[block]), exact=True)
         with self.run(PassOptions(override=override)) as (run, part):
-            for layer in run.layers(part, WANTED, again=False):
-                gradients[layer.index] = layer.probs_grad
-                walker.see(layer)
-            assert walker.result is not None
-            found = attribution_of(self.request, [(part, walker.result)], run)
+
+            def layers() -> Iterator[Layer]:
+                for layer in run.layers(part, WANTED, again=False):
+                    gradients[layer.index] = layer.probs_grad
+                    yield layer
+
+            (walked,) = walk_layers([self.request.plan], layers())
+            found = attribution_of(self.request, [(part, walked.result)], run)
             return Seen(answer(run, part), part.scalar.detach(), gradients, found)
 
     def start(self) -> tuple["Scene", Tensor, Maps]:

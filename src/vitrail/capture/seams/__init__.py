@@ -1,6 +1,6 @@
 """How attention calls of unmodified models are intercepted.
 
-One `TorchFunctionMode` hears every torch function of the current thread. Three kinds matter: the fused
+One `TorchFunctionMode` intercepts every torch function of the current thread. Three kinds matter: the fused
 `scaled_dot_product_attention`, the functional form of `nn.MultiheadAttention` (which would hide the
 former), and hand-written attention (a softmax followed by a product with the values).
 """

@@ -68,7 +68,7 @@ def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
     """What a fused kernel kept for its backward pass: the logarithm of the softmax's denominator, `[b, h, q]`."""
     names = ("_saved_logsumexp", "_saved_log_sumexp")
     kept = next((x for name in names if (x := getattr(output.grad_fn, name, None)) is not None), None)
-    # Under autocast the kernel saw other numbers than the query that was heard.
+    # Under autocast the kernel saw other numbers than the query that was intercepted.
     if kept is None or query.ndim != 4 or kept.dtype is not torch.float32 or output.dtype is not query.dtype:
         return None
     kept = kept.detach()

@@ -179,7 +179,7 @@ def applying(equation: Equation, sizes: Mapping[Label, int]) -> Applying | None:
         one, two = equation.own()
         raise SeamError(
             f"attention by einsum whose heads share their values: of the axes {one!r} and {two!r}, of {sizes[one]} and "
-            f"{sizes[two]} entries, with {sizes[key[0]]} keys, it cannot be told which are heads and which queries. "
+            f"{sizes[two]} entries, with {sizes[key[0]]} keys, it is not known which are heads and which queries. "
             "Give the values an axis of heads, as in 'bhqk,bhkd->bhqd'."
         )
     if roles is None:

@@ -84,7 +84,7 @@ BLIND = Override(
 """Attention as it is, that passes no gradient on to the tokens it read."""
 
 
-def bent_call(call: AttentionCall, override: Override, block: int, fused: Callable[[], Tensor]) -> AttentionCall:
+def overridden_call(call: AttentionCall, override: Override, block: int, fused: Callable[[], Tensor]) -> AttentionCall:
     """The fused call again, with its map changed.
 
     Args:
@@ -124,14 +124,14 @@ def softmax(call: AttentionCall, key: Tensor, change: Callable[[Tensor], Tensor]
     return weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
 
 
-def _nobody_overrides(*_: object) -> bool:
+def _no_override(*_: object) -> bool:
     return False
 
 
 def _transparent(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a python function that never hands itself to a torch function mode."""
     assert isinstance(function, types.FunctionType)
-    namespace = dict(function.__globals__, has_torch_function=_nobody_overrides)
+    namespace = dict(function.__globals__, has_torch_function=_no_override)
     copy = types.FunctionType(
         function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
     )
@@ -142,16 +142,16 @@ def _transparent(function: Callable[..., Any]) -> Callable[..., Any]:
 transparent_multihead: Callable[..., tuple[Tensor, Tensor | None]] = _transparent(F.multi_head_attention_forward)
 
 
-HEARD = SOFTMAX | MULTIPLYING | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+INTERCEPTED = SOFTMAX | MULTIPLYING | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
 Cut = Callable[[Tensor, tuple[int, ...]], Tensor]
 
 
-class _Listen(TorchFunctionMode):
+class InterceptAttention(TorchFunctionMode):
     """Let every function run as the model wrote it, and report the attention calls among them.
 
     Args:
-        bend: what becomes of attention maps, if anything.
+        override: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
         safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
@@ -175,7 +175,7 @@ class _Listen(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; note it if it is, or is part of, an attention call."""
         kwargs = kwargs or {}
-        if func not in HEARD and not self.follower.follows:  # first, because nearly all functions end here
+        if func not in INTERCEPTED and not self.follower.follows:  # first, because nearly all functions end here
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             # The mode is off while a torch function runs: enter it again for what happens inside.
@@ -232,7 +232,7 @@ class _Listen(TorchFunctionMode):
             self.emit(read_sdpa(out, *args, **kwargs))
         else:
             fused = partial(F.scaled_dot_product_attention, *args, **kwargs)
-            call = bent_call(read_sdpa(None, *args, **kwargs), self.override, block, fused)
+            call = overridden_call(read_sdpa(None, *args, **kwargs), self.override, block, fused)
             out = call.output
             self.emit(call)
         return out if self.cut is None or out is None else self.cut(out, tuple(range(out.ndim)))
@@ -248,7 +248,7 @@ class _Listen(TorchFunctionMode):
 
 
 # torch.compile would trace the mode into its graph, where gradients of what it keeps are lost: break the graph instead.
-_Listen.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+InterceptAttention.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
@@ -264,18 +264,20 @@ def attention_calls(
     """Report the attention calls of every model that runs inside the block, in this thread.
 
     Args:
-        bend: what becomes of attention maps, if anything.
+        override: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
-        only_in: listen while one of these modules runs, and let all else run at its own speed; empty for everywhere.
+        only_in: intercept while one of these modules runs, and let all else run at its own speed; empty for everywhere.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
     """
-    mode = _Listen(emit, override, block, safe=safe, cut=cut)
+    mode = InterceptAttention(emit, override, block, safe=safe, cut=cut)
     if not only_in:
         with mode:
             yield mode.follower
         return
-    entered = ExitStack()  # empty while nobody listens: torch calls `leave` also where an error came before `enter`
+    entered = (
+        ExitStack()
+    )  # empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`
     enter = lambda *_: entered.enter_context(mode) and None  # noqa: E731
     leave = lambda *_: entered.close()  # noqa: E731
     handles = [module.register_forward_pre_hook(enter, prepend=True) for module in only_in]

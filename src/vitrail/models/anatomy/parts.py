@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitrail.capture.shadow import every_module
 from vitrail.errors import AnatomyError
 from vitrail.models.readouts import MEASURED, READOUTS
+from vitrail.models.taking import every_module
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,9 @@ class RuleSet:
 class _Propagate(TorchFunctionMode):
     """Look every function up in the rule set."""
 
-    def __init__(self, table: RuleSet, trace: Capture, flow: Flow | None) -> None:
+    def __init__(self, table: RuleSet, capture: Capture, flow: Flow | None) -> None:
         super().__init__()
-        self.table, self.trace, self.flow = table, trace, flow
+        self.table, self.capture, self.flow = table, capture, flow
         self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -125,7 +125,7 @@ class _Propagate(TorchFunctionMode):
 
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """The result of an operation by its rule, known to depend on what is explained."""
-        block = self.trace.block
+        block = self.capture.block
         made: list[Any] = []
         function = partial(_run_and_keep, made, func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
@@ -133,14 +133,14 @@ class _Propagate(TorchFunctionMode):
             kind = "residual" if self._skips(*active) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
-            tell=lambda relevance: self.trace.heed(block, relevance),
+            tell=lambda relevance: self.capture.on_map(block, relevance),
             readers=self._reader(kind, active[0]),
-            masks=self.trace.ids is not None,
-            note=self.trace.notes.append,
-            same=self.trace.same,
-            before=block is None and not any(captured.states for captured in self.trace.blocks),
+            masks=self.capture.ids is not None,
+            note=self.capture.notes.append,
+            same=self.capture.same,
+            before=block is None and not any(captured.states for captured in self.capture.blocks),
             gate=next((x for x in active if x in self.activated), None),
-            batch_axis=0 if block is None or self.trace.body.blocks[block].batch_first else 1,
+            batch_axis=0 if block is None or self.capture.body.blocks[block].batch_first else 1,
             flow=self.flow,
         )  # fmt: skip
         rule = self.table.rules.get(kind)
@@ -150,7 +150,7 @@ class _Propagate(TorchFunctionMode):
             raise self._uncovered(operation, resolve_name(func) or getattr(func, "__name__", "an operation"))
         out = self.mark(rule(operation))
         if made and isinstance(out, Tensor) and isinstance(made[-1], Tensor):
-            self.trace.same(made[-1], out)
+            self.capture.same(made[-1], out)
         if kind == "activation":
             self.activated[out] = True
         if kind == "scale":
@@ -197,7 +197,7 @@ class _Propagate(TorchFunctionMode):
         if block is None or kind not in {"residual", "layer_norm", "rms_norm", "rms_norm_module"}:
             return out
         self.residuals[block] += kind == "residual"
-        at = "residual" if self.trace.body.blocks[block].attention_norm is not None else "norm"
+        at = "residual" if self.capture.body.blocks[block].attention_norm is not None else "norm"
         if self.residuals[block] == 1 and kind.endswith(at):
             self.residuals[block] += at == "norm"  # the sum is behind us
             return self.fork(out)
@@ -215,9 +215,9 @@ class _Propagate(TorchFunctionMode):
 
     def _depends(self, x: Tensor) -> bool:
         """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
-        if x in self.depends or any(x is root for root in self.trace.roots):
+        if x in self.depends or any(x is root for root in self.capture.roots):
             return True
-        if not self.trace.roots or not x.requires_grad or x.is_leaf or x in self.constants:
+        if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:
             return False
         if self.table.otherwise is None:
             raise RuleError(
@@ -235,13 +235,13 @@ class _Propagate(TorchFunctionMode):
 
     def stream_shape(self) -> torch.Size | None:
         """The shape of the residual stream, inside a block."""
-        block = self.trace.block
-        return None if block is None else self.trace.blocks[block].states["entering"].shape
+        block = self.capture.block
+        return None if block is None else self.capture.blocks[block].states["entering"].shape
 
     @property
     def where(self) -> str:
         """The module that runs."""
-        return self.trace.running[-1] if self.trace.running else ""
+        return self.capture.running[-1] if self.capture.running else ""
 
     def _ordinary(self, operation: Operation) -> Rule | None:
         """Questions about a tensor, which give no tensor that depends on it, need no rule."""
@@ -313,19 +313,19 @@ def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwarg
     return made[-1]
 
 
-# torch.compile must not trace the mode: where a compiled function runs as compiled code, break its graph instead.
+# torch.compile must not capture the mode: where a compiled function runs as compiled code, break its graph instead.
 _Propagate.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
-def propagating(table: RuleSet, model: nn.Module, trace: Capture, *, flow: Flow | None = None) -> Iterator[None]:
+def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flow | None = None) -> Iterator[None]:
     """Let the model that runs inside the block propagate relevance by these rules when it is differentiated.
 
     Args:
         flow: says of each backward pass whether it follows the rules or the chain rule, so that methods of both kinds
             share one forward pass. Only rules that use `Operation.passing`, `shared` and `constant` can be switched.
     """
-    mode = _Propagate(table, trace, flow)
+    mode = _Propagate(table, capture, flow)
     changed: list[tuple[nn.Module, Any]] = []
     handles: list[RemovableHandle] = []
     try:
@@ -335,7 +335,7 @@ def propagating(table: RuleSet, model: nn.Module, trace: Capture, *, flow: Flow 
                 changed.append((module, module.__dict__.get("forward")))
                 module.forward = partial(_whole, mode, kind, module.forward)
         with hooks(handles), mode:
-            for block in trace.body.blocks:
+            for block in capture.body.blocks:
                 handles.append(block.module.register_forward_pre_hook(partial(_fork_at_entry, mode), with_kwargs=True))
             yield
     finally:

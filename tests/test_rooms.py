@@ -1,0 +1,156 @@
+"""The rooms of the package import each other in one direction only, and every class has a name of its own."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import vitrail
+
+SOURCE = Path(vitrail.__file__).parent
+ORDER = [
+    {"errors"},
+    {"targets"},
+    {"attribution"},
+    {"storage"},
+    {"models"},
+    {"capture"},
+    {"relevance"},
+    {"methods"},
+    {"stream_explaining"},
+    {"api"},
+    {"prepared"},
+    {"evaluate", "plots"},
+    {"tools"},
+    {"apps"},
+]
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+REACHING_UP = {
+    ("attribution", "methods"): "the label names what differs from the options of the method",
+    ("attribution", "plots"): "Attribution.plot and to_html; pictures are an optional extra",
+    ("attribution", "storage"): "Attribution.save and load",
+    ("storage", "plots"): "pictures are an optional extra",
+}
+"""Imports inside functions that are allowed, with the reason."""
+REMAINING = {
+    ("plots", "evaluate"),
+    ("plots", "tools"),
+    ("evaluate", "tools"),
+    ("evaluate", "apps"),
+}
+"""Pairs of rooms whose imports still go against the order. The list may only get shorter."""
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+def is_module(name: str) -> bool:
+    path = SOURCE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The modules of the package that are imported anywhere below a node, but for annotations."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitrail":
+            paths = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {path if is_module(path) else node.module for path in paths}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("vitrail.")}
+        else:
+            found |= imported(node)
+    return found
+
+
+def inside_functions(tree: ast.Module) -> set[str]:
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
+    return set().union(*(imported(function) for function in functions))
+
+
+def test_rooms_import_only_those_before_them():
+    against = defaultdict(set)
+    for module, tree in modules().items():
+        here = room_of(module)
+        for there in {room_of(other) for other in imported(tree)} & RANK.keys():
+            wrong = here in RANK and here != there and RANK[there] >= RANK[here]
+            if wrong and (here, there) not in REACHING_UP:
+                against[here, there].add(module)
+    assert set(against) - REMAINING == set(), {pair: against[pair] for pair in set(against) - REMAINING}
+
+
+def test_only_allowed_imports_stand_inside_functions():
+    found = {
+        (module, other)
+        for module, tree in modules().items()
+        if room_of(module) in CORE
+        for other in inside_functions(tree)
+        if (room_of(module), room_of(other)) not in REACHING_UP
+    }
+    assert found == OF_EXTRAS
+
+
+OF_EXTRAS = {
+    ("vitrail.relevance.fused", "vitrail.relevance.kernels"),  # Triton
+    ("vitrail.models.loading.vision", "vitrail.models.loading.images"),  # Pillow
+    ("vitrail.models.loading.embedded", "vitrail.models.zoo.photo"),  # transformers
+    ("vitrail.models.zoo", "vitrail.models.zoo.photo"),  # transformers
+}
+"""Modules that need an optional extra are imported when they are first used."""
+CORE = {"errors", "targets", "attribution", "storage", "models", "capture", "relevance", "methods", "api"}
+
+
+def test_modules_of_the_core_import_each_other_without_a_cycle():
+    known = modules()
+    graph = {m: imported(tree) - inside_functions(tree) for m, tree in known.items() if room_of(m) in CORE}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"a cycle of imports: {' -> '.join((*path[path.index(module) :], module))}"
+        if module not in done:
+            for other in graph.get(module, ()):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_no_two_classes_have_the_same_name():
+    homes = defaultdict(list)
+    for module, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    twice = {name for name, where in homes.items() if len(where) > 1}
+    assert twice - SAME_NAMES == set(), {name: homes[name] for name in twice - SAME_NAMES}
+
+
+SAME_NAMES = {
+    "Entry",
+    "Job",
+    "Loaded",
+    "Map",
+    "Method",
+    "Pictures",
+    "Plan",
+    "Report",
+    "Request",
+    "Row",
+    "Rows",
+    "Sample",
+    "Seen",
+    "Settings",
+    "Walk",
+}
+"""Class names that still exist more than once. The list may only get shorter."""
