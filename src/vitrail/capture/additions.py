@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from vitrail.capture.graphs import decided
 from vitrail.capture.recording import widen
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.torch_private import with_functions
 from vitrail.models.anatomy import Block
 from vitrail.models.taking import every_module
 
@@ -72,7 +73,7 @@ def at_zero(module: nn.Module, width: int, like: Tensor) -> Tensor:
 def _call_rows(module: nn.Module, rows: Tensor) -> Tensor:
     """The module on rows of channels, each a sequence of its own; without hooks, whose users expect real inputs."""
     # Weights of a tensor class of their own handle torch functions themselves, also where modes are off.
-    with torch.no_grad(), torch._C._EnableTorchFunction():
+    with torch.no_grad(), with_functions():
         out = module.forward(rows[:, None])
     return (out[0] if isinstance(out, (tuple, list)) else out)[:, 0]
 

@@ -38,6 +38,7 @@ from vitrail.capture.references import (
     slots,
     uncompiled,
 )
+from vitrail.capture.torch_private import without_functions, writes_to
 from vitrail.errors import AnatomyError, InputError
 
 CHECKPOINTING = ("grad_checkpointing", "gradient_checkpointing")
@@ -91,7 +92,7 @@ class Copied:
     def check_writes(self) -> None:
         """Raise if the copy wrote into a tensor that it shares with the model."""
         for where, x, version in self.watched:
-            if x._version != version:
+            if writes_to(x) != version:
                 raise InputError(
                     f"the forward of the model writes into {where}, a tensor of {x.nbytes / 2**20:.0f} MiB that is no "
                     "parameter, such as a cache of keys and values. It is too large to be copied for each call, so the "
@@ -105,7 +106,7 @@ def copied(model: nn.Module, root: nn.Module | None = None) -> Copied:
     Args:
         root: an empty module of the model's class that becomes the copy's root.
     """
-    with torch.inference_mode(mode=False), torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.inference_mode(mode=False), torch.no_grad(), without_functions():
         return _Copier().copy(model, root)
 
 
@@ -120,6 +121,7 @@ class _Copier:
         self.opaque: list[tuple[str, object]] = []  # copied by others' code, or shared
         self.storages: dict[int, torch.UntypedStorage] = {}
         self.classes: dict[type, list[tuple[str, Callable[..., Any]]]] = {}
+        self.slotted: dict[type, bool] = {}
         self.signature: list[object] = []
         self.watched: list[tuple[str, Tensor, int]] = []
         self.pending: set[int] = set()
@@ -163,7 +165,8 @@ class _Copier:
         return twin
 
     def _module(self, module: nn.Module) -> nn.Module:
-        _refuse_kind(module)
+        if type(module) not in self.slotted:  # once for each class
+            _refuse_kind(module)
         inner = _wrapped(module)
         if inner is None:
             return self._start(module, object.__new__(type(module)))
@@ -192,10 +195,16 @@ class _Copier:
                 continue
             self.where = f"{kind.__name__}.{name}"
             own[name] = self._hooks(value) if name.endswith("_hooks") else self(value)
-        for name, value in slots(module):
+        for name, value in slots(module) if self._has_slots(kind) else ():
             self.where = f"{kind.__name__}.{name}"
             object.__setattr__(twin, name, self(value))
         self._quiet(twin)
+
+    def _has_slots(self, kind: type) -> bool:
+        """Whether objects of a class have attributes outside of their dictionary; asked once for each class."""
+        if kind not in self.slotted:
+            self.slotted[kind] = any("__slots__" in vars(base) for base in kind.__mro__)
+        return self.slotted[kind]
 
     def _quiet(self, twin: nn.Module) -> None:
         """Evaluation mode, no checkpointing, no compiled code, one device: what a pass must not meet."""
@@ -237,7 +246,7 @@ class _Copier:
         if size <= LARGEST_BUFFER or x.is_inference():
             return self._own_tensor(x)
         alias = x.data  # the same numbers, but writes are counted separately
-        self.watched.append((self.where, alias, alias._version))
+        self.watched.append((self.where, alias, writes_to(alias)))
         return alias
 
     def _own_tensor(self, x: Tensor) -> Tensor:
@@ -255,8 +264,9 @@ class _Copier:
         made = defaultdict(self(x.default_factory)) if isinstance(x, defaultdict) else type(x)()
         self._keep(x, made)
         if x:
-            self.signature += x if all(type(key) in ATOMS for key in x) else [len(x)]
-            made.update({self._key(key): self(value) for key, value in x.items()})
+            plain = all(type(key) in ATOMS for key in x)
+            self.signature += x if plain else [len(x)]
+            made.update({key if plain else self._key(key): self(value) for key, value in x.items()})
         return made
 
     def _key(self, key: Any) -> Any:  # noqa: ANN401
@@ -489,7 +499,7 @@ def _index_of(x: Tensor) -> object:
         return None
     if x.device.type == "cpu" and x.numel() <= LARGEST_INDEX:
         return hash(x.contiguous().numpy().tobytes())
-    return (id(x), x.data_ptr(), 0 if x.is_inference() else x._version)
+    return (id(x), x.data_ptr(), 0 if x.is_inference() else writes_to(x))
 
 
 def _code_of(hook: object) -> object:

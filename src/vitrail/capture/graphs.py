@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.torch_private import without_functions
 from vitrail.errors import VitrailError
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class HostAnswers(TorchFunctionMode):
 
     def decided(self, flag: Tensor) -> bool:
         """A truth value that is asked for where torch functions are not intercepted."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             return self._taken(Tensor.__bool__, flag, lambda: bool(flag))
 
     def again(self) -> "HostAnswers":

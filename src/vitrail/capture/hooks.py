@@ -17,7 +17,8 @@ from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recording import Early, own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import hooks, saving_hooks
+from vitrail.capture.shadow import hooks
+from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 
@@ -98,7 +99,7 @@ class Capture:
             return
         states = {name: x for name, x in captured.states.items() if name in self.keep}
         device = next(iter(states.values())).device.type
-        with torch.no_grad(), torch._C.DisableTorchFunction(), own_dtypes(device):  # not intercepted
+        with torch.no_grad(), without_functions(), own_dtypes(device):  # not intercepted
             block, call = self.body.blocks[index], captured.calls[0]
             layer = passing_layer(block, index, len(self.blocks), call, states, self.added(captured))
             captured.early.update({early: early.read(layer) for early in self.early})

@@ -26,7 +26,7 @@ from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_inpu
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.refusals import no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved, saving_hooks
+from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
@@ -35,6 +35,7 @@ from vitrail.capture.token_order import (
     compare_rows,
     unreadable,
 )
+from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs

@@ -17,10 +17,9 @@ Caches of keys and values among the arguments of a model are the caller's: the s
 """
 
 import copy
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -29,6 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.copying import Copied, copied
+from vitrail.capture.torch_private import saving_hooks, uncompiled
 from vitrail.errors import InputError
 from vitrail.models.taking import every_module, taken
 
@@ -68,14 +68,6 @@ def _tokens_in(cache: object) -> int:
             return x.shape[-2]
         waiting += list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else []
     return 0
-
-
-_autograd = cast(Any, torch._C)._autograd
-
-
-def saving_hooks() -> object:
-    """The hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
-    return _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003  (torch takes it by position)
 
 
 def keep_saved(own: nn.Module) -> None:
@@ -215,18 +207,8 @@ def _converted(x: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> Tens
 @contextmanager
 def autograd(*, gradients: bool) -> Iterator[None]:
     """Autograd on or off, whatever the caller's own setting; never inference mode, and nothing compiled."""
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(gradients), _uncompiled():
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(gradients), uncompiled():
         yield
-
-
-def _uncompiled() -> AbstractContextManager[None]:
-    """Let functions that torch.compile made run as they were written, in this thread only.
-
-    A shadow has no compiled modules, but a model's code may call compiled functions that belong to no module. Compiled
-    code would follow hooks and modes into its graph. torch's own stance cannot be used: it is that of all threads.
-    """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # if it is not imported, nothing is compiled
-    return getattr(dynamo, "_use_eager_on_nested_compile", nullcontext)()
 
 
 @contextmanager

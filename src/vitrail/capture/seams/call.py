@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.torch_private import saved_logsumexp
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -66,8 +68,7 @@ def read_sdpa(  # noqa: PLR0913  (the signature is torch's)
 
 def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
     """What a fused kernel kept for its backward pass: the logarithm of the softmax's denominator, `[b, h, q]`."""
-    names = ("_saved_logsumexp", "_saved_log_sumexp")
-    kept = next((x for name in names if (x := getattr(output.grad_fn, name, None)) is not None), None)
+    kept = saved_logsumexp(output)
     # Under autocast the kernel saw other numbers than the query that was intercepted.
     if kept is None or query.ndim != 4 or kept.dtype is not torch.float32 or output.dtype is not query.dtype:
         return None

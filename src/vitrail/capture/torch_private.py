@@ -1,0 +1,89 @@
+"""Every private name of torch that the core uses, each checked when this module is imported.
+
+docs/PRIVATE_INTERFACES.md lists them with the reason. Where a name is missing, the import fails and says what the name
+is needed for.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import MissingExtraError
+
+
+def _private(path: str, purpose: str) -> Any:  # noqa: ANN401
+    """The object of this dotted name below torch, or an error that says what it is needed for."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            raise MissingExtraError(
+                f"torch {torch.__version__} has no torch.{path}, which vitrail needs to {purpose}. Install an older "
+                "torch, or a newer vitrail."
+            )
+    return found
+
+
+without_functions: Callable[[], AbstractContextManager[object]] = _private(
+    "_C.DisableTorchFunction", "run its own sums without interception by function modes"
+)
+"""A context in which no torch function is handed to modes or tensor classes."""
+with_functions: Callable[[], AbstractContextManager[object]] = _private(
+    "_C._EnableTorchFunction", "call weights of tensor classes where modes are off"
+)
+"""A context in which torch functions are handed to modes and tensor classes again."""
+_top_hooks: Callable[[bool], object] = _private(
+    "_C._autograd._top_saved_tensors_default_hooks", "see checkpointed regions of a model"
+)
+_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
+
+
+def saving_hooks() -> object:
+    """The hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
+    return _top_hooks(True)  # noqa: FBT003  (torch takes it by position)
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Let functions that torch.compile made run as they were written, in this thread only.
+
+    A shadow has no compiled modules, but a model's code may call compiled functions that belong to no module. Compiled
+    code would follow hooks and modes into its graph. torch's own stance cannot be used: it is that of all threads.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # if it is not imported, nothing is compiled
+    if dynamo is None:
+        return nullcontext()
+    return _private("_dynamo.eval_frame._use_eager_on_nested_compile", "run compiled functions as they were written")()
+
+
+def saved_logsumexp(output: Tensor) -> Tensor | None:
+    """What a fused kernel kept for its backward pass; None where it kept nothing, and the softmax is computed again."""
+    return next((x for name in _LOGSUMEXP if (x := getattr(output.grad_fn, name, None)) is not None), None)
+
+
+def writes_to(x: Tensor) -> int:
+    """How many times a tensor was written to in place."""
+    return x._version
+
+
+def check_interfaces() -> None:
+    """Raise if torch no longer works as the copies of its functions and modules assume."""
+    function = F.multi_head_attention_forward
+    if "has_torch_function" not in getattr(function, "__code__").co_names:  # noqa: B009  (pyright: a callable)
+        raise MissingExtraError(
+            f"F.multi_head_attention_forward of torch {torch.__version__} no longer calls has_torch_function, by which "
+            "vitrail intercepts the attention of nn.MultiheadAttention. Install an older torch, or a newer vitrail."
+        )
+    missing = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"} - vars(nn.Module()).keys()
+    if missing:
+        raise MissingExtraError(
+            f"nn.Module of torch {torch.__version__} has no {', '.join(sorted(missing))}, which vitrail copies to "
+            "explain a shadow of the model. Install an older torch, or a newer vitrail."
+        )
+
+
+check_interfaces()
