@@ -20,6 +20,11 @@ def chromium():
         opened.close()
 
 
+def refused(said):
+    """Whether this line of the console is the browser's note of an answer that the page puts into words."""
+    return any(f"status of {status}" in said.text for status in (401, 422, 429))
+
+
 @contextmanager
 def visits(browser, *own):
     """A function that opens pages; at the end nothing was asked of other addresses, and no script has failed."""
@@ -36,7 +41,7 @@ def visits(browser, *own):
         page.on("request", captured)
         page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" and not refused(said) else None)
         return page
 
     yield open_page

@@ -20,6 +20,8 @@ from vitrail.targets import Target
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitrail.apps.web.standalone import Page
+
 SAMPLES = 256
 READABLE = (torch.strided, torch.sparse_coo)
 PACKAGES = ("vitrail", "torch", "transformers", "timm")
@@ -230,6 +232,16 @@ class Attribution:
 
         return to_html(self, image, index=index, merge=merge)
 
+    def explore(self, image: Any = None, *, index: int = 0) -> "Page":  # noqa: ANN401
+        """One sample as a page to point into and recolour, shown by notebooks; it needs no server.
+
+        Args:
+            image: the picture to lay the map over; it should show what the model saw.
+        """
+        from vitrail.apps.web.standalone import explore
+
+        return explore([self], image, index=index)
+
     def save(self, path: str | Path) -> Path:
         """Write the attribution as `.json` or `.npz`, or a picture of its first sample as `.png`, `.pdf` or `.html`."""
         from vitrail.storage import save
@@ -308,6 +320,12 @@ class Comparison(Sequence[Attribution]):
     def __len__(self) -> int:
         """How many methods were compared."""
         return len(self.attributions)
+
+    def explore(self, image: Any = None, *, index: int = 0) -> "Page":  # noqa: ANN401
+        """All methods as a page to point into and recolour, shown by notebooks; it needs no server."""
+        from vitrail.apps.web.standalone import explore
+
+        return explore(self.attributions, image, index=index)
 
     def plot(self, image: Any = None, *, index: int = 0) -> Any:  # noqa: ANN401
         """All methods side by side for one sample."""

@@ -159,7 +159,7 @@ def test_the_advantage_over_random_orders_has_an_honest_interval():
 
 
 def test_compare_gives_rank_correlations_and_a_row_of_trust(explorer, session, do, tiny):
-    events = do("compare", input=BALL, model=tiny, methods=("gae", "complete_gradient"))
+    events = do("compare", input=BALL, model=tiny, methods=("gae", "complete_gradient"), fill="black")
     case = case_of(explorer, session, BALL, tiny)
     a, b = (vitrail.explain(case.opened.loaded.model, case.sample.inputs, m) for m in ("gae", "complete_gradient"))
     expected = metrics.rank_correlation(a.shown, b.shown)[0]
@@ -168,6 +168,13 @@ def test_compare_gives_rank_correlations_and_a_row_of_trust(explorer, session, d
     (curve,) = do("remove", input=BALL, model=tiny, method="gae", fill="black")
     assert trusted["gae"]["mean"] == pytest.approx(np.mean(curve["random"]) - np.mean(curve["curve"]), abs=1e-6)
     assert trusted["gae"]["low"] < trusted["gae"]["mean"] < trusted["gae"]["high"]
+
+
+def test_by_default_parts_become_what_hides_the_class_most(do, tiny):
+    (found,) = do("remove", input=BALL, model=tiny, method="gae")
+    assert found["ends"][found["fill"]] == min(found["ends"].values()) == pytest.approx(found["curve"][-1], abs=1e-5)
+    (same,) = do("whatif", input=BALL, model=tiny, cells=(1,))
+    assert same["fill"] == found["fill"]
 
 
 def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny):

@@ -110,9 +110,10 @@ def _like(explorer: Explorer, case: Case, target: int, job: Job) -> Steps:
 def remove(explorer: Explorer, session: Session, ask: RemoveAsk, job: Job) -> Steps:
     """The probability while parts are removed in the order of a map, at random and from the centre."""
     case, target = yield from _situation(explorer, session, ask, job)
-    fill = removing.check_fill(ask.fill, case.kind)
+    removing.check_fill(ask.fill, case.kind)
     found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
     yield workers.SLOW
+    fill = removing.fill_of(explorer, case, target, ask.fill, job)
     base = removing.baselines(explorer, case, target, found, fill, job)
     made = removing.removal(explorer, case, target, found, fill, job)
     yield {
@@ -120,7 +121,8 @@ def remove(explorer: Explorer, session: Session, ask: RemoveAsk, job: Job) -> St
         "curve": made.curve.tolist(),
         "random": base.random.tolist(),
         "centre": base.centre.tolist(),
-        "ends": base.ends,
+        "ends": removing.ends_of(explorer, case, target, job),
+        "fill": fill,
         "advantage": asdict(removing.advantage(made.curve, base.random)),
         "removed_at": packed(made.removed_at),
         "shape": made.shape,
@@ -141,12 +143,19 @@ def _background(case: Case, fill: str) -> str:
 def what_if(explorer: Explorer, session: Session, ask: WhatIfAsk, job: Job) -> Steps:
     """The probabilities without some patches or tokens, beside those of the whole input."""
     case, target = yield from _situation(explorer, session, ask, job)
-    fill = removing.check_fill(ask.fill, case.kind)
+    removing.check_fill(ask.fill, case.kind)
     like = yield from _like(explorer, case, target, job)
+    yield workers.SLOW
+    fill = removing.fill_of(explorer, case, target, ask.fill, job)
     yield workers.QUICK
     probs = removing.without(case, ask.cells, like.grid, fill, job)
     top = dict.fromkeys([target, *case.probs.topk(min(3, len(probs))).indices.tolist(), int(probs.argmax())])
-    yield {"before": [class_json(case, i) for i in top], "after": [class_json(case, i, probs=probs) for i in top]}
+    yield {
+        "before": [class_json(case, i) for i in top],
+        "after": [class_json(case, i, probs=probs) for i in top],
+        "fill": fill,
+        "background": _background(case, fill) if fill else None,
+    }
 
 
 def contrast(explorer: Explorer, session: Session, ask: ContrastAsk, job: Job) -> Steps:
@@ -184,7 +193,7 @@ def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> 
     """How alike the maps rank the parts of the input, then how much faster than at random each lets it fall."""
     case, target = yield from _situation(explorer, session, ask, job)
     methods = explaining.check_methods(ask.methods, case.kind, explorer.limits)
-    fill = removing.check_fill(ask.fill, case.kind)
+    removing.check_fill(ask.fill, case.kind)
     found: dict[str, Attribution] = {}
     for step in maps_of(explorer, case, target, methods, ask.preset, job):
         if not isinstance(step, tuple):
@@ -196,8 +205,10 @@ def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> 
     maps = {name: one.shown.detach().double().cpu() for name, one in found.items()}
     yield {"names": list(found), "agreement": metrics.agreement(maps).matrix.tolist()}
     yield workers.SLOW
+    fill = removing.fill_of(explorer, case, target, ask.fill, job)
+    yield {"ends": removing.ends_of(explorer, case, target, job), "start": float(case.probs[target]), "fill": fill}
+    yield workers.SLOW
     base = removing.baselines(explorer, case, target, next(iter(found.values())), fill, job)
-    yield {"ends": base.ends, "start": float(case.probs[target])}
     for name, one in found.items():
         yield workers.SLOW
         curve = removing.removal(explorer, case, target, one, fill, job).curve

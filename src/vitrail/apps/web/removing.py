@@ -26,6 +26,7 @@ LEVELS = tuple(step / 10 for step in range(11))
 BATCH = 11
 """Pictures at once: one order. Small, so that progress is seen and a stop takes effect soon."""
 CERTAIN = 0.975
+AUTO = "auto"
 Curve = Float[np.ndarray, " l"]
 
 
@@ -36,12 +37,10 @@ class Baselines:
     Args:
         random: one curve for each random order.
         centre: parts nearest to the middle first; for text, first to last.
-        ends: for pictures, the probability when everything is removed, by each fill.
     """
 
     random: Float[np.ndarray, "r l"]
     centre: Curve
-    ends: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +74,18 @@ def advantage(curve: Curve, random: Float[np.ndarray, "r l"]) -> Advantage:
     return Advantage(middle, middle - reach, middle + reach)
 
 
-def check_fill(fill: str, kind: str) -> str:
-    """The fill for pictures; text has none, its tokens are cut out."""
-    if kind == "text":
-        return ""
-    if fill not in FILLS:
+def check_fill(fill: str, kind: str) -> None:
+    """Refuse a fill that does not exist."""
+    if kind == "image" and fill != AUTO and fill not in FILLS:
         raise OptionError(f"there is no fill {fill!r}. {suggest(fill, FILLS)}")
-    return fill
+
+
+def fill_of(explorer: Explorer, case: Case, target: int, fill: str, job: Job) -> str:
+    """The fill that is asked for; `auto` is the one that hides most of the class. Text has none: tokens are cut out."""
+    if case.kind == "text":
+        return ""
+    ends = ends_of(explorer, case, target, job)
+    return min(ends, key=lambda name: ends[name]) if fill == AUTO else fill
 
 
 def baselines(explorer: Explorer, case: Case, target: int, like: Attribution, fill: str, job: Job) -> Baselines:
@@ -94,8 +98,7 @@ def baselines(explorer: Explorer, case: Case, target: int, like: Attribution, fi
     orders = torch.stack([*random, CENTRES[case.kind](like)])
     with running(case.opened.twin, job, "removing parts at random", len(orders)):
         curves = MEASURES[case.kind](case, target, like, orders, fill)
-        ends = _ends(case, target) if case.kind == "image" else {}
-    return explorer.results.put(key, Baselines(curves[:-1], curves[-1], ends))
+    return explorer.results.put(key, Baselines(curves[:-1], curves[-1]))
 
 
 def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fill: str, job: Job) -> Removal:
@@ -142,13 +145,17 @@ def _image(case: Case, target: int, like: Attribution, orders: Tensor, fill: str
     return found.probability.T
 
 
-def _ends(case: Case, target: int) -> dict[str, float]:
-    """The probability when the whole picture is replaced, by each fill."""
-    whole = pixels_of(case)
-    gone = torch.cat([filled(whole, fill) for fill in FILLS])
-    with torch.no_grad():
-        likely = case.opened.twin.logits(gone).float().softmax(dim=1)[:, target]
-    return dict(zip(FILLS, likely.tolist(), strict=True))
+def ends_of(explorer: Explorer, case: Case, target: int, job: Job) -> dict[str, float]:
+    """The probability when the whole picture is replaced, by each fill; none for text."""
+    if case.kind == "text":
+        return {}
+    key = ("ends", case.key)
+    if (probs := explorer.results.get(key)) is None:
+        whole = pixels_of(case)
+        with running(case.opened.twin, job, "replacing everything"), torch.no_grad():
+            logits = case.opened.twin.logits(torch.cat([filled(whole, fill) for fill in FILLS]))
+        probs = explorer.results.put(key, logits.float().softmax(dim=1))
+    return dict(zip(FILLS, probs[:, target].tolist(), strict=True))
 
 
 def _removed_pixels(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8[np.ndarray, " n"], tuple[int, int]]:

@@ -61,20 +61,20 @@ class MethodAsk(Ask):
 class RemoveAsk(MethodAsk):
     """The probability while parts are removed in the order of one map."""
 
-    fill: Name = "black"
+    fill: Name = "auto"
 
 
 class CompareAsk(ExplainAsk):
     """How alike maps are, and how much faster than in random order the probability falls."""
 
-    fill: Name = "black"
+    fill: Name = "auto"
 
 
 class WhatIfAsk(Ask):
     """The probabilities without some patches or tokens."""
 
     cells: tuple[Number, ...] = Field(max_length=MOST_CELLS)
-    fill: Name = "black"
+    fill: Name = "auto"
 
 
 class ContrastAsk(Ask):

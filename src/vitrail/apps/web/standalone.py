@@ -2,6 +2,9 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from vitrail.apps.web import bundle
@@ -11,8 +14,10 @@ from vitrail.apps.web.payload import case_json, map_json, token_json
 from vitrail.apps.web.reading import data_url
 from vitrail.apps.web.words import PLAIN
 from vitrail.attribution import Attribution
+from vitrail.plots.canvas import check_index, sample_target
 from vitrail.plots.page import document
 from vitrail.plots.pictures import as_picture
+from vitrail.storage import write_bytes
 
 
 def case_page(case: Case, target: int, found: Sequence[Attribution], palette: str) -> str:
@@ -39,6 +44,32 @@ def attribution_page(attributions: Sequence[Attribution], image: Any = None, *, 
         "size": size,
     }
     return page_of(about, attributions, index=index)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that needs no server. Notebooks show it; `save` writes it as a file.
+
+    Args:
+        height: pixels of its frame in a notebook.
+    """
+
+    html: str = field(repr=False)
+    height: int = 620
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page as an HTML file."""
+        return write_bytes(Path(path), self.html.encode())
+
+    def _repr_html_(self) -> str:
+        frame = 'style="width:100%;border:0" title="Vitrail"'
+        return f'<iframe {frame} height="{self.height}" sandbox="allow-scripts" srcdoc="{escape(self.html)}"></iframe>'
+
+
+def explore(attributions: Sequence[Attribution], image: Any = None, *, index: int = 0) -> Page:  # noqa: ANN401
+    """Attributions of the same inputs as one page."""
+    check_index(attributions[0], index)
+    return Page(attribution_page(attributions, image, index=index))
 
 
 def page_of(about: dict[str, Any], found: Sequence[Attribution], *, palette: str = "Inferno", index: int = 0) -> str:

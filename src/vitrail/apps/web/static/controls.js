@@ -98,12 +98,12 @@ export function ClassChoice({store}) {
   const chosen = asked.target === null ? (about && about.classes[0] ? about.classes[0].index : -1) : asked.target;
   const option = (one) => html`<li key=${one.index}><button type="button" class="class" aria-pressed=${one.index === chosen}
     onClick=${() => store.set({target: one.index})}><span class="name">${one.name}</span>
-    <meter min="0" max="1" value=${one.probability} aria-hidden="true"></meter>
+    <span class="bar" aria-hidden="true"><span style=${{width: `${one.probability * 100}%`}}></span></span>
     <span class="number">${percent(one.probability)}</span></button></li>`;
   return html`<section aria-label="Explain which answer?" class="card"><h2>Explain which answer?</h2>
-    <ul class="classes">${(found || listed).map(option)}${about ? null : html`<li class="quiet">\u2026</li>`}</ul>
-    ${about && about.count > listed.length ? html`<label class="search">Search all ${about.count}
-      <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>` : null}
+    <ul class="classes">${(found || listed).map(option)}${about ? null : Array.from({length: kindOf(asked.input) === "image" ? 6 : 2}, (_, i) => html`<li key=${i} class="class blank"></li>`)}</ul>
+    ${!about || about.count > listed.length ? html`<label class="search">Search all ${about ? about.count : ""}
+      <input type="search" value=${words} disabled=${!about} onInput=${(event) => setWords(event.target.value)} /></label>` : null}
     ${found && !found.length ? html`<p class="quiet">No class has this name.</p>` : null}</section>`;
 }
 

@@ -70,21 +70,22 @@ export function Canvas({label, grid, size, pointed, onPoint, canvas, zoom = 1, e
 }
 
 /** A bar of the colours with the numbers at its ends. */
-export function Legend({map, look}) {
+export function Legend({map, look, kind = "image"}) {
+  const dark = useDark();
   const {low, high, most} = range(map.fine ? map.fine.values : map.values);
-  const ends = map.signed ? [-most, most] : [low, high];
+  const ends = map.signed ? [-most, most] : [kind === "image" ? low : 0, high];
   const bar = useRef(null);
   useLayoutEffect(() => {
     const context = bar.current.getContext("2d");
     for (let x = 0; x < 64; x++) {
-      context.fillStyle = css(look.palette, map.signed ? x / 31.5 - 1 : x / 63, map.signed);
+      const value = map.signed ? x / 31.5 - 1 : x / 63;
+      context.fillStyle = kind === "image" ? css(look.palette, value, map.signed) : wordColour(look.palette, value, map.signed, dark).background;
       context.fillRect(x, 0, 1, 8);
     }
-  }, [look.palette, map.signed]);
+  }, [look.palette, map.signed, kind, dark]);
   return html`<div class="legend">
-    <span>${map.signed ? "against " : ""}${score(ends[0], map.signed)}</span>
     <canvas ref=${bar} width="64" height="8" aria-hidden="true"></canvas>
-    <span>${score(ends[1], map.signed)}${map.signed ? " for" : ""}</span></div>`;
+    <span>${map.signed ? "against " : ""}${score(ends[0], map.signed)}</span><span>${score(ends[1], map.signed)}${map.signed ? " for" : ""}</span></div>`;
 }
 
 /** A map over its picture. */

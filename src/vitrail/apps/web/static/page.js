@@ -19,9 +19,10 @@ function Answer({store}) {
   const about = shown.case;
   const best = about.classes[0];
   const other = best && best.index !== about.target.index;
+  const Big = store.offline ? "h1" : "p";
   return html`<div class="answer" data-target=${about.target.index}>
-    <p class="big">${best ? html`The model says <strong>${best.name}</strong>, ${percent(best.probability)}.` : html`<strong>${about.target.name}</strong>`}
-      ${other ? html` Explained is <strong>${about.target.name}</strong>, ${percent(about.target.probability)}.` : null}</p>
+    <${Big} class="big">${best ? html`The model says <strong>${best.name}</strong>, ${percent(best.probability)}.` : html`<strong>${about.target.name || "Attribution"}</strong>`}
+      ${other ? html` Explained is <strong>${about.target.name}</strong>, ${percent(about.target.probability)}.` : null}</${Big}>
     ${about.card ? html`<details class="card-text"><summary>${about.card.what}</summary><p>${about.card.name}. ${about.card.knows.length ? `It knows: ${about.card.knows.join(", ")}${about.card.count > about.card.knows.length ? ` and ${about.card.count - about.card.knows.length} more` : ""}.` : ""}</p></details>`
       : about.model ? html`<p class="quiet">${about.model}</p>` : null}
     ${about.cautions.map((one) => html`<p class="caution" role="note" key=${one}>${one}</p>`)}</div>`;
@@ -37,7 +38,7 @@ function Figure({store, name}) {
       : html`<div class=${`blank ${about.kind}`} style=${about.size ? {aspectRatio: `${about.size[1]} / ${about.size[0]}`} : {}}>${why ? "no map" : "computing"}</div>`}
     <figcaption><strong>${said}</strong> <output class="value">${valueAt(map, pointed, about.tokens, look.words)}</output>
       <span class="quiet">${why ? `Left out: ${why}` : plain}</span></figcaption>
-    ${map ? html`<${Legend} map=${map} look=${look} />` : html`<div class="legend"></div>`}</figure>`;
+    ${map ? html`<${Legend} map=${map} look=${look} kind=${about.kind} />` : html`<div class="legend"></div>`}</figure>`;
 }
 
 function Maps({store}) {

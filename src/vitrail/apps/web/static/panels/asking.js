@@ -52,10 +52,11 @@ export function plainBase(store) {
 }
 
 /** The fills that are offered. */
-export function FillChoice({store, fill, onFill}) {
+export function FillChoice({store, fill, onFill, used}) {
   if (store.shown.case.kind !== "image") return null;
   return html`<label>Removed parts become <select value=${fill} onChange=${(event) => onFill(event.target.value)}>
-    ${(store.about ? store.about.fills : ["black"]).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`;
+    <option value="auto">what hides most${used && fill === "auto" ? ` (${used})` : ""}</option>
+    ${(store.about ? store.about.fills : []).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>`;
 }
 
 /** One of the methods on the screen. */

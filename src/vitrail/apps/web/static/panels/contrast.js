@@ -16,7 +16,7 @@ function View({store}) {
   return html`<div><label>${about.target.name} rather than <select value=${other} onChange=${(event) => setChosen(Number(event.target.value))}>${others.map(option)}</select></label>
     ${map ? html`<figure class=${about.kind === "image" ? "small-map" : ""} id="contrast"><${MapView} about=${about} map=${map} look=${store.look} pointed=${store.pointed} onPoint=${(cell) => store.point(cell)}
       label=${`${found.first.name} rather than ${found.second.name}`} /><figcaption>Warm colours speak for <strong>${found.first.name}</strong>, cool ones for <strong>${found.second.name}</strong>.</figcaption>
-      <${Legend} map=${map} look=${store.look} /></figure>` : html`<${Waiting} state=${state} />`}</div>`;
+      <${Legend} map=${map} look=${store.look} kind=${about.kind} /></figure>` : html`<${Waiting} state=${state} />`}</div>`;
 }
 
 export const contrast = {id: "why-not", title: "Why not", offline: false, View};

@@ -29,7 +29,7 @@ function Left({store, found, level}) {
 
 function View({store}) {
   const [chosen, setMethod] = useState("");
-  const [fill, setFill] = useState("black");
+  const [fill, setFill] = useState("auto");
   const [level, setLevel] = useState(3);
   const method = present(store, chosen);
   const name = store.shown.case.target.name;
@@ -39,7 +39,7 @@ function View({store}) {
   const mean = found ? found.levels.map((_, i) => found.random.reduce((sum, row) => sum + row[i], 0) / found.random.length) : [];
   const middle = store.shown.case.kind === "image" ? "from the centre" : "first to last";
   return html`<div><div class="row"><${MethodSelect} store=${store} method=${method} onMethod=${setMethod} label="In the order of" />
-    <${FillChoice} store=${store} fill=${fill} onFill=${setFill} /></div>
+    <${FillChoice} store=${store} fill=${fill} used=${found && found.fill} onFill=${setFill} /></div>
     ${found ? html`<label>Removed <output>${Math.round(found.levels[level] * 100)}\u00a0%</output><input type="range" id="removed" min="0" max=${found.levels.length - 1}
         value=${level} onInput=${(event) => setLevel(Number(event.target.value))} /></label>
       <p class="reading" id="reading"><strong>${percent(found.curve[level])}</strong> ${name} with ${Math.round(found.levels[level] * 100)}\u00a0% removed;
@@ -50,7 +50,7 @@ function View({store}) {
         {name: middle, values: found.centre, dashed: true}]} /></div>
       <p>The probability falls ${found.advantage.low > 0 ? "faster than" : found.advantage.high < 0 ? "slower than" : "about as fast as"} at random:
         ${" "}${points(found.advantage.mean)} percentage points on average (95 % interval ${points(found.advantage.low)} to ${points(found.advantage.high)}).</p>
-      ${Object.keys(found.ends).length ? html`<p id="fills" class=${bad.includes(fill) ? "trouble" : "quiet"}>When everything is removed, ${name} still has
+      ${Object.keys(found.ends).length ? html`<p id="fills" class=${bad.includes(found.fill) ? "trouble" : "quiet"}>When everything is removed, ${name} still has
         ${" "}${Object.entries(found.ends).map(([one, end]) => `${percent(end)} (${one})`).join(", ")}.
         ${bad.length ? ` ${bad.join(" and ")} ${bad.length > 1 ? "hide" : "hides"} too little here: curves with ${bad.length > 1 ? "them" : "it"} say nothing of the map.` : ""}</p>` : null}`
       : html`<${Waiting} state=${state} />`}</div>`;

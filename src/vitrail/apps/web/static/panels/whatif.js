@@ -14,17 +14,16 @@ export function rectangle(from, to, columns) {
   return cells;
 }
 
-function Region({store, gone, onGone, fill}) {
+function Region({store, gone, onGone, background}) {
   const about = store.shown.case;
   const [rows, columns] = about.grid;
   const [from, setFrom] = useState(null);
   const drag = from !== null && store.pointed !== null ? rectangle(from, store.pointed, columns) : [];
-  const paint = {black: null, grey: null}[fill];
-  const canvas = useDrawing((element, shown) => {
-    drawRemoved(element, shown, paint, about.size, (cell) => gone.has(cell), rows, columns);
+  const canvas = useDrawing((element, shown, background) => {
+    drawRemoved(element, shown, background, about.size, (cell) => gone.has(cell), rows, columns);
     outline(element, drag, rows, columns, "#fff");
     if (store.pointed !== null) outline(element, [store.pointed], rows, columns, "#fff");
-  }, [about.picture], [about.picture, gone, from, store.pointed]);
+  }, [about.picture, background], [about.picture, background, gone, from, store.pointed]);
   const flip = (cells) => {
     const next = new Set(gone);
     const all = cells.every((cell) => next.has(cell));
@@ -53,7 +52,7 @@ function Region({store, gone, onGone, fill}) {
 function View({store}) {
   const about = store.shown.case;
   const [gone, setGone] = useState(new Set());
-  const [fill, setFill] = useState("black");
+  const [fill, setFill] = useState("auto");
   useEffect(() => setGone(new Set()), [about.picture, about.tokens && about.tokens.text.join("\u0000")]);
   const cells = [...gone].sort((a, b) => a - b);
   const state = useAnswer(store, "whatif", cells.length ? {...plainBase(store), cells, fill} : null);
@@ -64,15 +63,15 @@ function View({store}) {
     setGone(next);
   };
   const first = about.kind === "image" ? "Drag over the picture." : "Click words to leave them out.";
-  const kinds = about.kind === "image" ? "patches" : "tokens";
+  const kinds = about.kind === "image" ? ["patch", "patches"] : ["token", "tokens"];
   return html`<div class="panel-columns">
     <div class=${about.kind === "image" ? "small-map" : ""}>${about.kind === "image"
-      ? html`<${Region} store=${store} gone=${gone} onGone=${setGone} fill=${fill} />`
+      ? html`<${Region} store=${store} gone=${gone} onGone=${setGone} background=${state.found && state.found.background} />`
       : html`<${Sentence} tokens=${about.tokens} look=${store.look} gone=${gone} onToggle=${toggle} pointed=${store.pointed}
           onPoint=${(cell) => store.point(cell)} label="Click words to leave them out" />`}</div>
-    <div><p>${first} The model answers again without the removed parts.</p><${FillChoice} store=${store} fill=${fill} onFill=${setFill} />
+    <div><p>${first} The model answers again without the removed parts.</p><${FillChoice} store=${store} fill=${fill} used=${state.found && state.found.fill} onFill=${setFill} />
       <div class="row"><button type="button" onClick=${() => setGone(new Set())} disabled=${!gone.size}>Put back all</button>
-        <span class="quiet">${gone.size} ${kinds} removed</span></div>
+        <span class="quiet">${gone.size} ${kinds[gone.size === 1 ? 0 : 1]} removed</span></div>
       <div class="fixed">${state.found && state.found.after ? html`<table class="plain"><thead><tr><th scope="col">class</th><th scope="col">whole</th>
         <th scope="col">without</th><th scope="col">change</th></tr></thead><tbody>${state.found.after.map((one, i) => html`<tr key=${one.index}>
         <th scope="row">${one.name}</th><td>${percent(state.found.before[i].probability)}</td><td>${percent(one.probability)}</td>
