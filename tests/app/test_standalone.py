@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from html import unescape
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -72,6 +73,18 @@ def test_the_page_names_no_other_host_and_needs_no_eval():
     assert hosts == set()
     assert "eval(" not in own
     assert "innerHTML" not in "".join(bundle.read(name) for name in ("page.js", "maps.js", "controls.js", "store.js"))
+
+
+def test_every_panel_is_one_object_in_one_file_and_in_the_list():
+    listed = re.findall(r'import \{(\w+)\} from "\./(\w+)\.js"', bundle.read("panels/index.js"))
+    here = {path.name.removesuffix(".js") for path in files("vitrail.apps.web").joinpath("static", "panels").iterdir()}
+    assert {file for _, file in listed} == here - {"index", "asking"}
+    for name, file in listed:
+        text = bundle.read(f"panels/{file}.js")
+        assert re.search(
+            rf'export const {name} = \{{id: "[\w-]+", title: "[^"]+", offline: (true|false), View\}};', text
+        )
+        assert not re.search(r'id: "what|=== "remove"', bundle.read("page.js"))  # the page knows no panel by name
 
 
 def test_modules_in_a_circle_are_said_so(monkeypatch):

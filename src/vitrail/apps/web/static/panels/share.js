@@ -52,7 +52,7 @@ async function save(store, form) {
 function Copied({title, text, id}) {
   const [said, setSaid] = useState("");
   const copy = () => navigator.clipboard.writeText(text).then(() => setSaid("copied"), () => setSaid("select the text and copy it"));
-  return html`<div class="copy"><h3>${title}</h3><pre tabindex="0" id=${id} aria-label=${title}>${text}</pre><button type="button" onClick=${copy}>Copy</button> <span role="status" class="quiet">${said}</span></div>`;
+  return html`<div class="copy"><h2>${title}</h2><pre tabindex="0" id=${id} aria-label=${title}>${text}</pre><button type="button" onClick=${copy}>Copy</button> <span role="status" class="quiet">${said}</span></div>`;
 }
 
 function View({store}) {
@@ -66,7 +66,7 @@ function View({store}) {
   return html`<div><${Copied} title="Address" id="share-address" text=${address} />
     ${own ? html`<p class="trouble">A picture from this device is not part of the address: whoever opens it has to choose the picture.</p>` : null}
     <${Copied} title="Python" id="share-python" text=${python(store)} /><${Copied} title="Command" id="share-command" text=${command(store)} />
-    <h3>Files</h3><div class="row">${(store.about ? store.about.forms : []).map((form) => html`<button type="button" key=${form} id=${`download-${form}`} onClick=${() => get(form)}>${NAMES[form] || form}</button>`)}</div>
+    <h2>Files</h2><div class="row">${(store.about ? store.about.forms : []).map((form) => html`<button type="button" key=${form} id=${`download-${form}`} onClick=${() => get(form)}>${NAMES[form] || form}</button>`)}</div>
     <p role="status" class="quiet">${state}</p></div>`;
 }
 
