@@ -314,6 +314,27 @@ def test_a_slow_job_keeps_no_quick_one_waiting(explorer, session, do, tiny):
     thread.join(60)
 
 
+def test_a_language_model_answers_every_question_of_the_page(explorer, session, do, tmp_path):
+    from saved_models import save_gpt2
+
+    model = str(save_gpt2(tmp_path / "gpt2"))
+    explorer.models.allowed = (*explorer.models.allowed, model)
+    name = explorer.sessions.add_text(session, "the film is not bad")
+    said, *maps, _ = do("explain", input=name, model=model, methods=("gae", "attcat"))
+    assert len(maps) == 2
+    count = len(said["case"]["tokens"]["text"])
+    assert len(said["case"]["tokens"]["words"]) <= count
+    (gone,) = do("remove", input=name, model=model, method="gae")
+    assert len(unpacked(gone["removed_at"])) == count
+    (changed,) = do("whatif", input=name, model=model, cells=(1,))
+    assert changed["after"] != changed["before"]
+    (rows,) = do("attention", input=name, model=model, token=1)
+    assert unpacked(rows["rows"]).shape[-1] == count
+    assert unpacked(rows["rows"])[..., 2:].abs().max() == 0  # a causal model does not attend to later tokens
+    (found,) = do("classes", input=name, model=model, words="3")
+    assert found["found"][0]["index"] == 3
+
+
 def test_a_method_that_fails_is_missing_with_its_reason(do, tiny, monkeypatch):
     def broken(*args, **kwargs):
         raise vitrail.errors.RuleError("no rule for it.")

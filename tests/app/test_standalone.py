@@ -42,6 +42,19 @@ def test_a_notebook_gets_a_frame_that_holds_everything(maps, tmp_path):
         gae.explore(index=3)
 
 
+def test_the_sample_that_is_asked_for_is_on_the_page(models):
+    loaded = models.open("sentiment", "text").loaded
+    texts = loaded.tokenizer(["a dull film", "a small but clever joke"], return_tensors="pt", padding=True)
+    found = vitrail.explain(loaded.model, texts, "attcat", [0, 1])
+    page = found.explore(index=1).html
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert "joke" in data["case"]["tokens"]["text"]
+    assert data["case"]["target"]["name"] == "logit of 1"
+    assert data["parts"]["attcat"]["layers"]["shape"] == list(found.layers[1].shape)
+    short = json.loads(re.search(r'id="data">(.*?)</script>', found.explore(index=0).html, re.DOTALL)[1])
+    assert "[PAD]" not in short["case"]["tokens"]["text"]
+
+
 @needs_browser
 @pytest.mark.browser
 def test_an_attribution_can_be_explored_without_its_picture_and_with_its_layers(browser, maps, tmp_path):

@@ -67,12 +67,12 @@ def attention_json(found: Attention, token: int | None, like: Attribution) -> di
     return {"token": token, "rows": packed(kept)}
 
 
-def parts_json(found: Attribution) -> dict[str, Any]:
+def parts_json(found: Attribution, *, index: int = 0) -> dict[str, Any]:
     """A method's own map for each layer and each head, where it has them."""
-    shown = slice(None) if found.kind == "image" else real_tokens(found, 0)
+    shown = slice(None) if found.kind == "image" else real_tokens(found, index)
     names = found.provenance.get("parts")
     return {
-        "layers": None if found.layers is None else packed(found.layers[0][:, shown]),
-        "heads": None if found.heads is None else packed(found.heads[0][:, shown]),
+        "layers": None if found.layers is None else packed(found.layers[index][:, shown]),
+        "heads": None if found.heads is None else packed(found.heads[index][:, shown]),
         "layer_names": list(names) if names and found.layers is not None else None,
     }

@@ -141,10 +141,8 @@ async def health(request: Request) -> Response:
 
 
 async def session(request: Request) -> Response:
-    """A new session, and the limits the page should know."""
-    limits = _of(request).limits
-    shown = {name: getattr(limits, name) for name in ("upload", "pixels", "letters", "methods")}
-    return JSONResponse({"session": _of(request).sessions.new().id, "limits": shown})
+    """A new session."""
+    return JSONResponse({"session": _of(request).sessions.new().id})
 
 
 async def list_examples(request: Request) -> Response:

@@ -37,7 +37,7 @@ def attribution_page(attributions: Sequence[Attribution], image: Any = None, *, 
     about = {
         "kind": first.kind,
         "model": str(first.provenance.get("model", "")),
-        "target": {"index": -1, "name": str(first.target), "probability": None},
+        "target": {"index": -1, "name": str(sample_target(first, index)), "probability": None},
         "classes": [],
         "count": 0,
         "picture": None if picture is None else data_url(picture),
@@ -83,8 +83,10 @@ def page_of(about: dict[str, Any], found: Sequence[Attribution], *, palette: str
             "card": None,
         },
         "maps": [map_json(one, index=index) for one in found],
-        "parts": {one.method: parts_json(one) for one in found if one.layers is not None or one.heads is not None},
-        "plain": {one.method: PLAIN.get(one.method, "") for one in found},
+        "parts": {
+            one.label: parts_json(one, index=index) for one in found if one.layers is not None or one.heads is not None
+        },
+        "plain": {one.label: PLAIN.get(one.method, "") for one in found},
         "palette": palette,
     }
     inside = json.dumps(data, allow_nan=False).replace("<", "\\u003c")

@@ -1,6 +1,6 @@
 // The server: one session, requests that carry an id, answers as a stream of events, inputs handed in again when needed.
 
-const state = {session: null, limits: {}};
+const state = {session: null};
 let counter = 0;
 
 /** What the server answers instead of a result: a sentence. */
@@ -32,9 +32,7 @@ async function session() {
   if (!state.session) {
     state.session = fetch("api/session", {method: "POST"}).then(async (answer) => {
       if (!answer.ok) throw await refusal(answer);
-      const made = await answer.json();
-      state.limits = made.limits;
-      return made.session;
+      return (await answer.json()).session;
     });
     state.session.catch(() => { state.session = null; });
   }

@@ -72,7 +72,7 @@ function TextChoice({store}) {
     if (text.trim()) show(store, `text:${text.trim()}`);
   };
   return html`<form onSubmit=${go}><label for="text">Your text</label>
-    <textarea id="text" rows="4" maxlength=${store.limit} value=${text} onInput=${(event) => setText(event.target.value)}
+    <textarea id="text" rows="4" value=${text} onInput=${(event) => setText(event.target.value)}
       onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && go(event)}></textarea>
     <button type="submit" class="wide main">Explain</button></form>`;
 }

@@ -21,7 +21,6 @@ function fromServer() {
   const first = fromAddress(location.hash) || {asked: {input: "example:golf_ball", preset: "recommended", target: null, methods: [], model: null}, look: {}};
   const store = new Store(completed(first));
   store.first = FIRST;
-  store.limit = 1000;
   store.plain = (name) => {
     const cards = store.about ? store.about.methods[kindOf(store.asked.input)] : [];
     const card = cards.find((one) => one.name === name);

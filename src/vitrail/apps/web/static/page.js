@@ -55,8 +55,8 @@ function Panels({store}) {
   const offered = PANELS.filter((panel) => !store.offline || panel.offline);
   const {shown} = store;
   if (!shown || !shown.asked.methods.some((name) => shown.maps.has(name))) return null;
-  const open = offered.find((panel) => panel.id === store.panel);
-  const choose = (id) => { store.panel = store.panel === id ? "" : id; store.changed(); };
+  const open = offered.find((panel) => panel.id === store.panel) || offered[0];
+  const choose = (id) => { store.panel = id; store.changed(); };
   const move = (event) => {
     const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!step) return;
@@ -65,9 +65,9 @@ function Panels({store}) {
     tabs[(tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length].focus();
   };
   return html`<section aria-label="More about this answer" class="panels">
-    <div role="tablist" aria-label="Panels" onKeyDown=${move}>${offered.map((panel, i) => html`<button type="button" role="tab" key=${panel.id} id=${`tab-${panel.id}`}
-      aria-selected=${open === panel} aria-controls=${open === panel ? `panel-${panel.id}` : undefined} tabindex=${open === panel || (!open && i === 0) ? 0 : -1} onClick=${() => choose(panel.id)}>${panel.title}</button>`)}</div>
-    ${open ? html`<div role="tabpanel" id=${`panel-${open.id}`} aria-labelledby=${`tab-${open.id}`} class="card" key=${open.id}><${open.View} store=${store} /></div>` : null}</section>`;
+    <div role="tablist" aria-label="Panels" onKeyDown=${move}>${offered.map((panel) => html`<button type="button" role="tab" key=${panel.id} id=${`tab-${panel.id}`}
+      aria-selected=${open === panel} aria-controls=${open === panel ? `panel-${panel.id}` : undefined} tabindex=${open === panel ? 0 : -1} onClick=${() => choose(panel.id)}>${panel.title}</button>`)}</div>
+    <div role="tabpanel" id=${`panel-${open.id}`} aria-labelledby=${`tab-${open.id}`} class="card" key=${open.id}><${open.View} store=${store} /></div></section>`;
 }
 
 function Status({store}) {
