@@ -20,7 +20,12 @@ from vitrail.methods import Method
 from vitrail.relevance import Walk
 
 SINGLE = ("gae", "complete_gradient", "tokentm", "gradtoken", "attcat")
-LIMITS = {**dict.fromkeys(SINGLE, (1.5, 1.25)), "compare all": (2.5, None)}
+LIMITS = {
+    "consensus": (3.0, 1.5),
+    **dict.fromkeys(SINGLE, (1.5, 1.25)),
+    **dict.fromkeys(("attn_lrp", "conservative_lrp"), (1.3, 1.3)),
+    "compare all": (2.5, None),
+}
 
 
 def build(batch: int):

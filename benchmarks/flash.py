@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 import vitrail
 
+DEFAULT = "consensus (the default)"
 METHODS = ("gae", "absolute_gradient", "complete_gradient", "tokentm", "attcat", "gradtoken")
+WHOLE = ("attn_lrp", "conservative_lrp", "partial_lrp", "le_grad", "transformer_attribution")
+"""Methods that make passes of their own, by rules or one block at a time."""
+PREPARED = ("gae", "tokentm", "attn_lrp")
+"""Methods that are also measured as a CUDA graph, beside the default."""
 LONGEST = 3.0
 """Seconds after which nothing is repeated a fourth time."""
 PRACTICE = "materialised maps, full rollout"
@@ -66,8 +71,10 @@ def _words(length: int) -> Callable[[str], dict[str, Tensor]]:
 
 
 CASES = {
+    "ViT-B/16 224, 1 picture": Case(lambda a: _vit(224, 16, 768, 12, a), _pictures(1, 224), 1.30, 1.05),
     "ViT-B/16 224, batch 64": Case(lambda a: _vit(224, 16, 768, 12, a), _pictures(64, 224), 1.10, 1.05),
     "ViT-L/14 518, batch 8": Case(lambda a: _vit(518, 14, 1024, 24, a), _pictures(8, 518), 1.15, 1.05),
+    "24 layers, 512 tokens": Case(lambda a: _bert(512, a), _words(512), 1.30, 1.05),
     "24 layers, 4,096 tokens": Case(lambda a: _bert(4096, a), _words(4096), 1.25, 1.05),
     "24 layers, 16,384 tokens": Case(lambda a: _bert(16384, a), _words(16384), 1.30, 1.10),
     "24 layers, 65,536 tokens": Case(lambda a: _bert(65536, a), _words(65536), 1.35, 1.10),
@@ -128,8 +135,13 @@ def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[],
     model, inputs = _ready(case.build, "sdpa", device, dtype), case.inputs(device)
     inputs = {n: x.to(dtype) if x.is_floating_point() else x for n, x in inputs.items()}
     found: dict[str, Callable[[], object]] = {"floor": lambda: floor(model, inputs)}
-    for method in METHODS:
-        found[method] = lambda method=method: vitrail.explain(model, inputs, method)
+    names = {DEFAULT: "auto", **{name: name for name in (*METHODS, *WHOLE)}}
+    for shown, method in names.items():
+        found[shown] = lambda method=method: vitrail.explain(model, inputs, method)
+    for shown, method in {DEFAULT: "auto", **{name: name for name in PREPARED}}.items():
+        found[f"{shown}, prepared"] = _prepared(model, inputs, method)
+    if "pixel_values" in inputs:
+        found["consensus(preset=fine)"] = lambda: vitrail.explain(model, inputs, "consensus", preset="fine")
     if find_spec("captum") is not None and "pixel_values" in inputs:
         found["integrated gradients, 20 steps (captum)"] = lambda: integrated(model, inputs)
     eager: list[nn.Module] = []  # made when its turn comes, so that it is in no other's memory
@@ -141,6 +153,20 @@ def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[],
 
     found[PRACTICE] = materialise
     return found
+
+
+def _prepared(model: nn.Module, inputs: dict[str, Tensor], method: str) -> Callable[[], object]:
+    """A prepared explanation, recorded when its turn comes; where it cannot be recorded, the reason is printed."""
+    made: list[vitrail.PreparedExplainer] = []
+
+    def run() -> object:
+        if not made:
+            made.append(vitrail.prepare(model, inputs, method))
+            if made[0].reason is not None:
+                print(f"{method} is not recorded: {made[0].reason}", flush=True)
+        return made[0](inputs)
+
+    return run
 
 
 def _ready(build: Callable[[str], nn.Module], attention: str, device: str, dtype: torch.dtype) -> nn.Module:
@@ -177,8 +203,9 @@ def measure(run: Callable[[], object], repeats: int) -> Measured | None:
 def compare(name: str, repeats: int) -> dict[str, dict[str, float] | None]:
     """Seconds and bytes of everything in one case."""
     found: dict[str, dict[str, float] | None] = {}
-    for what, run in tasks(CASES[name], "cuda", torch.bfloat16).items():
-        measured = measure(run, 1 if what == PRACTICE else repeats)
+    runs = tasks(CASES[name], "cuda", torch.bfloat16)
+    for what in list(runs):
+        measured = measure(runs.pop(what), 1 if what == PRACTICE else repeats)  # a recording keeps its memory: drop it
         found[what] = None if measured is None else vars(measured)
         print(f"{name} | {what} | {measured}", flush=True)
     return found
@@ -216,13 +243,13 @@ def plot(results: dict[str, dict], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = ("gae", "tokentm", "gradtoken", PRACTICE)
+    shown = (DEFAULT, f"{DEFAULT}, prepared", "gae", "gae, prepared", "attn_lrp", PRACTICE)
     figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
     for place, what in enumerate(shown):
         ratios = [
             found[what]["seconds"] / found["floor"]["seconds"] if found.get(what) else 0.0 for found in results.values()
         ]
-        bars = axes.bar([i + 0.2 * place for i in range(len(results))], ratios, width=0.19, label=what)
+        bars = axes.bar([i + 0.15 * place for i in range(len(results))], ratios, width=0.14, label=what)
         axes.bar_label(bars, [f"{x:.2f}" if x else "out of\nmemory" for x in ratios], fontsize=6)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks([i + 0.3 for i in range(len(results))], [name.replace(", ", "\n") for name in results], fontsize=7)

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from vitrail.capture.recording import Layer, Recording
     from vitrail.errors import VitrailError
     from vitrail.evaluate import bench, data, metrics
+    from vitrail.many import explain_many
     from vitrail.methods import METHODS
     from vitrail.models import zoo
     from vitrail.models.anatomy import Anatomy, TextTower
     from vitrail.plots import report
-    from vitrail.prepared import Prepared, prepare
+    from vitrail.prepared import PreparedExplainer, prepare
     from vitrail.tools.audit import audit
     from vitrail.tools.detail import detail
     from vitrail.tools.guide import guide
@@ -44,8 +45,9 @@ else:
         "compare": "vitrail.api",
         "detail": "vitrail.tools.detail",
         "explain": "vitrail.api",
+        "explain_many": "vitrail.many",
         "guide": "vitrail.tools.guide",
-        "Prepared": "vitrail.prepared",
+        "PreparedExplainer": "vitrail.prepared",
         "prepare": "vitrail.prepared",
         "record": "vitrail.capture.forward",
         "rewrite": "vitrail.tools.rewrite",
@@ -73,7 +75,7 @@ __all__ = [
     "Attribution",
     "Comparison",
     "Layer",
-    "Prepared",
+    "PreparedExplainer",
     "Recording",
     "TextTower",
     "VitrailError",
@@ -83,6 +85,7 @@ __all__ = [
     "data",
     "detail",
     "explain",
+    "explain_many",
     "guide",
     "metrics",
     "plots",

@@ -76,7 +76,7 @@ class ClassOnDevice:
         return FORMULAS[SCALARS[self.scalar]["logit"]](logits, first, first)
 
 
-class Prepared:
+class PreparedExplainer:
     """A callable that explains inputs of the shape it was made for, and gives what `explain` gives.
 
     `reason` says why inputs are explained in the ordinary way, or is None where a graph is replayed.
@@ -106,19 +106,24 @@ class Prepared:
             logger.info("a prepared explanation is made in the ordinary way: these inputs lead Python elsewhere.")
         return explain(self.model, inputs, self.method, chosen, **self.options)  # pyright: ignore[reportArgumentType]
 
+    def takes(self, inputs: Batch) -> bool:
+        """Whether inputs have the prepared shape, masks aside."""
+        here, there = self._shapes(inputs), self._shapes(self.example)
+        return here.keys() == there.keys() and all(
+            shape[1:] == there[name][1:] and 0 < shape[0] <= self.batch for name, shape in here.items()
+        )
+
+    def _shapes(self, inputs: Batch) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(x.shape) for name, x in _tensors(inputs).items() if name != MASK}
+
     def _check(self, inputs: Batch, target: object) -> None:
         """Refuse inputs of another shape, and targets that are missing or not asked for."""
         if (self.target == "given") != (target is not None):
             needed = "needs one" if self.target == "given" else f"has the target {self.target!r} already"
             raise TargetError(f"target={target!r}, but this prepared explanation {needed}.")
-        here, there = ({n: x for n, x in _tensors(one).items() if n != MASK} for one in (inputs, self.example))
-        fits = here.keys() == there.keys() and all(
-            x.shape[1:] == there[name].shape[1:] and 0 < len(x) <= self.batch for name, x in here.items()
-        )
-        if not fits:
-            shapes = {name: tuple(x.shape) for name, x in here.items()}
-            wanted = {name: (f"1 to {self.batch}", *x.shape[1:]) for name, x in there.items()}
-            raise InputError(f"inputs of shape {shapes}, but this explanation was prepared for {wanted}.")
+        if not self.takes(inputs):
+            wanted = {name: (f"1 to {self.batch}", *shape[1:]) for name, shape in self._shapes(self.example).items()}
+            raise InputError(f"inputs of shape {self._shapes(inputs)}, but this explanation was prepared for {wanted}.")
 
     def record(self, example: Batch, record: Record, anatomy: Anatomy | None, reference: Attribution) -> None:
         """Record the explanation, and check it against the ordinary one on the example and on other inputs."""
@@ -228,7 +233,7 @@ def prepare(
     *,
     anatomy: Anatomy | None = None,
     **options: Any,  # noqa: ANN401
-) -> Prepared:
+) -> PreparedExplainer:
     """A callable that explains inputs of one shape; on CUDA as a graph, many times faster for short inputs.
 
     Args:
@@ -246,7 +251,7 @@ def prepare(
     reference = explain(model, example, method, first, **asked, **options)  # pyright: ignore[reportArgumentType]
     preset = options.pop("preset", "recommended")
     chosen = {**options, **asked, "preset": preset}
-    prepared = Prepared(model, example, reference.method, chosen, target)
+    prepared = PreparedExplainer(model, example, reference.method, chosen, target)
     device = read_inputs(example).shown.device.type
     record = RECORDERS.get(device)
     try:

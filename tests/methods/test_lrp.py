@@ -30,7 +30,7 @@ def test_partial_lrp_is_the_positive_part_of_every_head():
             for q in range(relevance.shape[2]):
                 mean = sum(max(float(relevance[b, h, q, k]), 0.0) for h in range(heads)) / heads
                 expected[b, k] += one.readout[b, q] * mean
-    assert_close(partial_lrp.readout_of(relevance, one), expected)
+    assert_close(partial_lrp.readout_of(relevance, one.readout), expected)
 
 
 def test_the_two_rule_sets_differ():

@@ -40,7 +40,7 @@ def test_the_row_walks_as_the_product_of_matrices_would(normalise):
     row = torch.zeros(B, T, dtype=torch.float64)
     row[:, 0] = 1
     for gradient, relevance in reversed(maps):
-        row = attribution.pull(row, attribution.weigh(gradient, relevance), normalise=normalise, carried=True)
+        row = sum(attribution.pull(row, attribution.weigh(gradient, relevance), normalise=normalise, carried=True))
     assert_close(row, by_matrices(maps, normalise=normalise))
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from tiny_models import MODELS, tiny
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import vitrail
 from vitrail.relevance.lrp import deep_taylor as rules
 
 torch.manual_seed(0)
@@ -79,7 +81,7 @@ def test_the_proportional_sum_gives_each_summand_its_share():
 def test_both_factors_of_a_product_get_half():
     probs, value = torch.rand(N, J, dtype=torch.float64), torch.randn(J, WIDTH, dtype=torch.float64)
     r = torch.rand(N, WIDTH, dtype=torch.float64)
-    at_map, at_value = rules.attend_values(r, probs, value, probs @ value)
+    at_map, at_value = rules.attend_values(rules.divide(r, probs @ value), probs, value)
     for n in range(N):
         for j in range(J):
             expected = (
@@ -126,3 +128,27 @@ def test_a_fork_is_a_sum_but_for_entries_near_zero():
     y = rules.fork(x)
     (found,) = torch.autograd.grad((3 * y + 4 * y).sum(), x)
     assert_close(found, torch.tensor([7.0, 0.0, 3.5]).double(), atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2"])
+def test_maps_in_blocks_of_rows_give_what_whole_maps_give(name, monkeypatch):
+    model, inputs = tiny(name), dict(MODELS[name].inputs()) if name != "hf_vit" else MODELS[name].inputs()
+    specs = [("lrp", {"level": "embedding_output", "rules": "conserving"}), "partial_lrp", "transformer_attribution"]
+    if name == "hf_bert":
+        inputs["attention_mask"] = inputs["attention_mask"].clone()
+        inputs["attention_mask"][1, -2:] = 0
+    whole = vitrail.compare(model, inputs, specs, 1)
+    blocks = []
+    monkeypatch.setattr(rules, "ROW_BUDGET", 100)
+    monkeypatch.setattr(rules._Rows, "cuts", seen(rules._Rows.cuts, blocks))
+    for a, b in zip(whole, vitrail.compare(model, inputs, specs, 1), strict=True):
+        assert_close(b.scores, a.scores, rtol=1e-6, atol=1e-9 * float(a.scores.abs().max()))
+    assert max(map(len, blocks)) > 1
+
+
+def seen(function, found):
+    def cuts(self):
+        found.append(function(self))
+        return found[-1]
+
+    return cuts

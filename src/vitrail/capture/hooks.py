@@ -64,7 +64,7 @@ class Capture:
         self.answer: object = None  # what the module gave whose readout the anatomy knows
         self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # called when one tensor replaces another
         self.notes: list[Any] = []  # what rules kept of the forward pass
-        self.on_map: Callable[[int | None, Tensor], None] = lambda block, relevance: None  # gets each map's relevance
+        self.on_map: Callable[[int | None, Tensor, slice], None] = lambda block, relevance, rows: None  # of each map
 
     @property
     def level(self) -> str:
@@ -131,7 +131,7 @@ class Capture:
         self.roots.clear()
         self.notes.clear()
         self.answer = None
-        self.on_map = lambda block, relevance: None
+        self.on_map = lambda block, relevance, rows: None
         self.same = lambda old, new: None
 
     def watch(self) -> None:

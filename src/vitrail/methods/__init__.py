@@ -32,7 +32,7 @@ METHODS: dict[str, Method] = {
         Method(
             "consensus", "consensus:build", "our own: four published methods together, see docs/CONSENSUS.md",
             {"paper": _BEST, "fine": _FINE, "spans": _SPANS}, signed_by={"negative": "keep"},
-            kind="rules", cost="3 forward + 3 backward (text: 4 + 3); pixels: 4 times that",
+            kind="rules", cost="1 forward + 3 backward (text: 4 + 3); pixels: 4 times that",
         ),
         Method(
             "raw_attention", "raw_attention:build", "last layer's attention, no paper of its own",

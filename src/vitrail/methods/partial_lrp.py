@@ -5,11 +5,12 @@ Voita et al., ACL 2019, arXiv:1905.09418, in the form that Chefer, Gur and Wolf,
 
 from functools import partial
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.recording import Probs
 from vitrail.methods.lrp import RULES
 from vitrail.methods.options import PRECISIONS, check_choice, check_rules, without_readout
 from vitrail.relevance import Result
@@ -20,9 +21,9 @@ from vitrail.relevance.runner import RerunMethod, Runner
 LEVEL = "embedding_output"
 
 
-def readout_of(relevance: Probs, layer: Layer) -> Float[Tensor, "b t"]:
+def readout_of(relevance: Probs, readout: Float[Tensor, "b q"]) -> Float[Tensor, "b t"]:
     """The positive part of every head, their mean, and of that the readout's row."""
-    return (layer.readout[:, None] @ relevance.clamp(min=0).mean(dim=1).to(layer.readout.dtype)).squeeze(1)
+    return (readout[:, None] @ relevance.clamp(min=0).mean(dim=1).to(readout.dtype)).squeeze(1)
 
 
 def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "float64") -> RerunMethod:
@@ -37,9 +38,14 @@ def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "
 
     def explain(runner: Runner) -> Result:
         last = runner.layers(frozenset(), last_only=True)[-1]
-        found: dict[int, Probs] = {}
-        tell_maps(runner.run, runner.part, found.__setitem__, lowest=last.index)
-        return without_readout(zero_readout)(readout_of(found[last.index], last), last)
+        found: list[Float[Tensor, "b t"]] = []
+
+        def see(index: int, relevance: Probs, rows: slice) -> None:
+            if index == last.index:
+                found.append(readout_of(relevance, last.readout[:, rows]))
+
+        tell_maps(runner.run, runner.part, see, lowest=last.index)
+        return without_readout(zero_readout)(torch.stack(found).sum(dim=0), last)
 
     pass_options = PassOptions(
         level=LEVEL, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)

@@ -5,6 +5,7 @@ Paper -> code: R^(n_b) -> relevance, grad A -> gradient, the readout's row of C 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -31,12 +32,45 @@ def weigh(gradient: Probs, relevance: Probs) -> Float[Tensor, "b q k"]:
     return (gradient * relevance).clamp(min=0).mean(dim=1)
 
 
-def pull(row: Float[Tensor, "b q"], mixing: Float[Tensor, "b q k"], *, normalise: bool, carried: bool) -> Row:
-    """Eq. 14, read from the readout's row: `r <- r (I + A)`, the rows of `I + A` divided by their sums if asked for."""
-    if normalise:
-        row = row / (mixing.sum(dim=2) + carried)
-    seen = (row[:, None] @ mixing).squeeze(1)
-    return row + seen if carried else seen
+def pull(
+    row: Float[Tensor, "b q"], mixing: Float[Tensor, "b q k"], *, normalise: bool, carried: bool
+) -> tuple[Float[Tensor, "b q"], Row]:
+    """Eq. 14, read from the readout's row: what `r (I + A)` keeps and takes of these rows.
+
+    The rows of `I + A` are divided by their sums if asked for.
+    """
+    row = row / (mixing.sum(dim=2) + carried) if normalise else row
+    return row if carried else torch.zeros_like(row), (row[:, None] @ mixing).squeeze(1)
+
+
+@dataclass
+class Multiplied:
+    """The readout's row of the product of all layers' matrices, whose rows come in blocks, last layer first."""
+
+    row: Float[Tensor, "b q"]
+    normalise: bool
+    index: int | None = None
+    kept: list[Float[Tensor, "b q"]] = field(default_factory=list)
+    seen: list[Row] = field(default_factory=list)
+
+    def see(self, layer: Layer, relevance: Probs, rows: slice) -> None:
+        """Take some rows of a layer."""
+        if layer.index != self.index:
+            self.close()
+            self.index = layer.index
+        gradient = layer.rows(rows.start, rows.stop).probs_grad
+        mixing = weigh(gradient, relevance)
+        kept, seen = pull(self.row[:, rows], mixing, normalise=self.normalise, carried=not layer.pooling)
+        self.kept.append(kept)
+        self.seen.append(seen)
+
+    def close(self) -> Row:
+        """The row after all layers that have been seen."""
+        if self.seen:
+            seen, kept = torch.stack(self.seen).sum(dim=0), torch.cat(self.kept, dim=1)
+            self.row = seen + kept if kept.shape == seen.shape else seen  # a pooling query carries nothing
+            self.kept, self.seen = [], []
+        return self.row
 
 
 def least_at_readout(row: Row, first: Layer) -> Row:
@@ -69,15 +103,10 @@ def build(
     def explain(runner: Runner) -> Result:
         layers = runner.recorded(frozenset({"output_grad"}), PassOptions(dtype=dtype))
         lowest = start_layer % len(layers)
-        state = {"row": layers[-1].readout}
-
-        def see(index: int, relevance: Probs) -> None:
-            layer = layers[index]
-            mixing = weigh(layer.probs_grad, relevance)
-            state["row"] = pull(state["row"], mixing, normalise=normalise, carried=not layer.pooling)
-
+        product = Multiplied(layers[-1].readout, normalise)
+        see = lambda index, relevance, rows: product.see(layers[index], relevance, rows)  # noqa: E731
         tell_maps(runner.run, runner.part, see, lowest=lowest)
-        return Result(finish(state["row"], layers[0]))
+        return Result(finish(product.close(), layers[0]))
 
     rules = check_rules("transformer_attribution", LEVEL)
 

@@ -105,16 +105,19 @@ def overridden_call(call: AttentionCall, override: Override, block: int, fused: 
     return replace(call, key=key, value=value, weights=weights, output=output)
 
 
-def softmax(call: AttentionCall, key: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def softmax(
+    call: AttentionCall, key: Tensor, change: Callable[[Tensor], Tensor] | None = None, *, first_row: int = 0
+) -> Tensor:
     """The map of a fused call, in the call's own dtype; rows that may see nothing are zero.
 
     Args:
         change: what becomes of the scores before the softmax.
+        first_row: the place of the first query, where the call is a block of rows of another.
     """
     assert call.query is not None
     scores = (call.query * call.scale) @ key.transpose(-1, -2)
     shape = {"queries": scores.shape[-2], "keys": scores.shape[-1], "device": scores.device}
-    allowed = allowed_keys(call.mask, causal=call.causal, **shape)
+    allowed = allowed_keys(call.mask, causal=call.causal, first_row=first_row, **shape)
     if call.mask is not None and call.mask.is_floating_point():
         scores = scores + call.mask
     scores = scores if change is None else change(scores)

@@ -6,6 +6,7 @@ and negative inputs each share the whole relevance of a neuron, which doubles it
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,14 @@ from torch.nn.grad import conv2d_input
 
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass
-from vitrail.capture.seams.call import read_sdpa
+from vitrail.capture.seams.call import AttentionCall, read_sdpa
 from vitrail.capture.seams.intercept import softmax
 from vitrail.relevance.lrp.mode import RuleSet
 from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, linear_parts
 
 TINY = 1e-9
+ROW_BUDGET = 2**26
+"""Entries of a map in a block of rows: 512 MB in float64."""
 LinearRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 SumRule = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
@@ -75,9 +78,12 @@ def normalised(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tupl
     return first, second
 
 
-def attend_values(relevance: Tensor, probs: Tensor, value: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 6 for the product of attention and values: the relevance of the map and of the values, half each."""
-    share = divide(relevance, output)
+def attend_values(share: Tensor, probs: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 6 for the product of attention and values: the relevance of the map and of the values, half each.
+
+    Args:
+        share: the relevance of the product divided by the product.
+    """
     return probs * (share @ value.mT) / 2, value * (probs.mT @ share) / 2
 
 
@@ -103,7 +109,7 @@ def told(form: SumRule) -> Rule:
 
     def rule(operation: Operation) -> Tensor:
         def pullback(relevance: Tensor, scores: Tensor) -> tuple[Tensor]:
-            operation.tell(relevance)
+            operation.tell(relevance, slice(0, relevance.shape[-2]))
             return (unmasked(form, relevance, scores) if operation.masks else relevance,)
 
         return operation.bent(pullback, operation.active[0])
@@ -193,6 +199,53 @@ def shift(form: SumRule) -> Rule:
     return rule
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Fused attention whose map is computed again, a block of rows at a time, when relevance arrives."""
+
+    call: AttentionCall
+    share: Tensor
+    key: Tensor
+    value: Tensor
+
+    def cuts(self) -> list[slice]:
+        """Blocks of rows of which each has at most `ROW_BUDGET` entries."""
+        rows, entries = self.share.shape[-2], self.share[..., 0].numel() * self.key.shape[-2]
+        size = max(1, ROW_BUDGET * rows // max(entries, 1))
+        return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+    def probs(self, cut: slice) -> Tensor:
+        """Some rows of the map."""
+        assert self.call.query is not None
+        mask = self.call.mask
+        mask = mask[..., cut, :] if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 else mask
+        return softmax(replace(self.call, query=self.call.query[..., cut, :], mask=mask), self.key, first_row=cut.start)
+
+    def relevance(self, cut: slice) -> tuple[Tensor, Tensor]:
+        """The relevance of some rows of the map, and what the values get of it."""
+        return attend_values(self.share[..., cut, :], self.probs(cut), self.value)
+
+
+def _unmasked_rows(form: SumRule, rows: _Rows, query: Tensor, scale: float) -> Callable[[slice, Tensor], Tensor]:
+    """`unmasked` for blocks of rows; what a rule for sums needs of the whole map is summed first."""
+
+    def scores(cut: slice) -> Tensor:
+        return (query[..., cut, :] @ rows.key.mT) * scale
+
+    if form is not normalised or len(rows.cuts()) == 1:
+        return lambda cut, at_map: unmasked(form, at_map, scores(cut))
+    own, whole = 0.0, 0.0
+    for cut in rows.cuts():
+        at_map, _ = rows.relevance(cut)
+        axes = list(range(1, at_map.ndim))
+        own = own + unmasked(proportional, at_map, scores(cut)).sum(dim=axes, keepdim=True)
+        whole = whole + at_map.sum(dim=axes, keepdim=True)
+    assert isinstance(own, Tensor)
+    assert isinstance(whole, Tensor)
+    factor = divide(divide(own.abs(), own.abs()) * whole, own)  # Eqs. 9 and 10, the mask's own share being zero
+    return lambda cut, at_map: unmasked(proportional, at_map, scores(cut)) * factor
+
+
 def attention(form: SumRule) -> Rule:
     """Fused attention, its map computed again when relevance arrives. The softmax passes relevance on."""
 
@@ -206,13 +259,17 @@ def attention(form: SumRule) -> Rule:
         def pullback(relevance: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             groups = query.shape[-3] // key.shape[-3]
             keys, values = (x.repeat_interleave(groups, dim=-3) for x in (key, value))
-            at_map, at_values = attend_values(relevance, softmax(call, keys), values, out.detach())
-            operation.tell(at_map)
-            if operation.masks:
-                at_map = unmasked(form, at_map, (query @ keys.mT) * call.scale)
-            at_query, at_keys = attend_keys(at_map, query, keys)
+            rows = _Rows(call, divide(relevance, out.detach()), keys, values)
+            change = _unmasked_rows(form, rows, query, call.scale) if operation.masks else lambda cut, at_map: at_map
+            at_query, at_keys, at_values = [], torch.zeros_like(keys), torch.zeros_like(values)
+            for cut in rows.cuts():
+                at_map, some_values = rows.relevance(cut)
+                operation.tell(at_map, cut)
+                some_query, some_keys = attend_keys(change(cut, at_map), query[..., cut, :], keys)
+                at_query.append(some_query)
+                at_keys, at_values = at_keys + some_keys, at_values + some_values
             at_key, at_value = (x.unflatten(-3, (-1, groups)).sum(dim=-3) for x in (at_keys, at_values))
-            return at_query, at_key, at_value
+            return torch.cat(at_query, dim=-2), at_key, at_value
 
         return bent(out, pullback, call.query, call.key, call.value)
 
@@ -255,23 +312,24 @@ ORIG = RuleSet(
 )
 
 
-def tell_maps(run: Pass, part: Scalar, see: Callable[[int, Tensor], None], *, lowest: int = 0) -> None:
+def tell_maps(run: Pass, part: Scalar, see: Callable[[int, Tensor, slice], None], *, lowest: int = 0) -> None:
     """Propagate the target's relevance down to a layer, and show every attention map's on the way, last to first.
 
     Args:
         run: a pass that was made inside `propagating`.
-        see: takes the index of a layer and the relevance of its map `[b, h, q, k]`.
+        see: takes the index of a layer, the relevance of a block of rows of its map `[b, h, q, k]`, and which rows
+            these are. Blocks come in order.
     """
     capture = run.capture
     entering = capture.layers[lowest].states.get("entering")
     ends = capture.roots if lowest == 0 or entering is None else [entering]
 
-    def on_map(block: int | None, relevance: Tensor) -> None:
+    def on_map(block: int | None, relevance: Tensor, rows: slice) -> None:
         if block is None and capture.body.pool is None:
             return  # a softmax over classes, not over keys
         index = run.depth - 1 if block is None else block  # outside of the blocks, only a pooling query attends
         batch = run.inputs.batch
-        see(index, relevance if relevance.ndim == 4 else relevance.view(batch, -1, *relevance.shape[1:]))
+        see(index, relevance if relevance.ndim == 4 else relevance.view(batch, -1, *relevance.shape[1:]), rows)
 
     capture.on_map = on_map
     torch.autograd.grad(part.scalar.sum(), ends, retain_graph=True, allow_unused=True)

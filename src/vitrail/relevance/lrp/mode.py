@@ -133,7 +133,7 @@ class _Propagate(TorchFunctionMode):
             kind = "residual" if self._skips(*active) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
-            tell=lambda relevance: self.capture.on_map(block, relevance),
+            tell=lambda relevance, rows: self.capture.on_map(block, relevance, rows),
             readers=self._reader(kind, active[0]),
             masks=self.capture.ids is not None,
             note=self.capture.notes.append,

@@ -33,7 +33,7 @@ class Operation:
         where: the module that runs it, for messages.
         block: the index of the block that runs it, None outside of the blocks.
         active: the tensors among the arguments that depend on what is explained; of a residual sum, the stream first.
-        tell: takes the relevance of an attention map, in the backward pass.
+        tell: takes the relevance of some rows of an attention map, and which they are, in the backward pass.
         readers: how many linear layers read the same input, once the pass is over.
         masks: whether the model adds a mask to its attention scores, be it of zeros.
         gate: of a product of activations, the factor that came out of an activation.
@@ -51,7 +51,7 @@ class Operation:
     where: str
     block: int | None
     active: tuple[Tensor, ...]
-    tell: Callable[[Tensor], None]
+    tell: Callable[[Tensor, slice], None]
     readers: Callable[[], int] = lambda: 1
     masks: bool = False
     gate: Tensor | None = None

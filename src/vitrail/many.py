@@ -1,0 +1,393 @@
+"""Explain a whole data set: a Parquet data set of part files, written as they are done and resumable.
+
+Loading, explaining and writing overlap: one thread loads batches ahead of the model, another writes rows. Every part
+file holds the rows of one range of inputs. It is written under another name and renamed when it is whole, so a run that
+was killed leaves whole parts only, and the next run makes those that are missing.
+"""
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from vitrail.api import explain
+from vitrail.attribution import Attribution, fingerprint, versions
+from vitrail.errors import InputError, MissingExtraError, OptionError
+from vitrail.methods import DEFAULT_METHOD
+from vitrail.models.inputs import read_inputs
+from vitrail.models.taking import taken
+from vitrail.prepared import PreparedExplainer, prepare
+from vitrail.targets import AnyTarget
+
+T = TypeVar("T")
+Inputs = Tensor | Mapping[str, Any]
+Row = dict[str, Any]
+MANIFEST = "_manifest.json"
+"""Readers of Parquet data sets leave out files whose names begin so."""
+AHEAD, BEHIND = 2, 4
+"""Batches that are loaded before they are needed, and parts that wait to be written."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs that are loaded when they are needed: a run that is resumed does not load what it has explained.
+
+    Args:
+        names: one for each input.
+        load: gives the inputs.
+    """
+
+    names: Sequence[str]
+    load: Callable[[], Inputs]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A data set of explanations on disk.
+
+    Args:
+        folder: where its part files lie.
+        inputs: how many inputs it holds.
+        explained: how many of them were explained in this run.
+    """
+
+    folder: Path
+    inputs: int
+    explained: int
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What was explained by which method."""
+        return json.loads((self.folder / MANIFEST).read_text())
+
+    def table(self) -> Any:  # noqa: ANN401
+        """All rows in order, as a table of pyarrow."""
+        _, parquet = _pyarrow()
+        return parquet.read_table(self.folder).sort_by("index")
+
+
+def explain_many(
+    model: object,
+    loader: Iterable[Inputs | tuple[Inputs, Sequence[str]] | Batch],
+    method: str = DEFAULT_METHOD,
+    target: AnyTarget = None,
+    *,
+    output: str | Path,
+    part_size: int = 1024,
+    progress: bool = True,
+    **options: Any,  # noqa: ANN401
+) -> Explained:
+    """Explain every batch of a loader and write the scores as a Parquet data set; run again to resume.
+
+    Args:
+        model: as for `explain`.
+        loader: gives batches in the same order every time: inputs, pairs of inputs and their names, or `Batch`.
+        method: a name of `vitrail.METHODS`, or `auto`.
+        target: as for `explain`; None explains each predicted class.
+        output: the folder of the data set.
+        part_size: how many inputs a part file holds.
+        progress: show a bar with inputs per second and the time left.
+        **options: the method's own options and `preset`, as for `explain`.
+    """
+    if part_size < 1:
+        raise OptionError(f"part_size={part_size}, but a part file holds at least one input.")
+    store = _Store.open(Path(output), _identity(model, method, target, options), part_size)
+    explainer, work = _Explainer(model, method, target, options), _Progress(loader, shown=progress)
+    counts = {"inputs": 0, "explained": 0}
+    with work, _Writer(store) as writer:
+        for start, names, inputs in _ahead(_batches(loader, store), AHEAD):
+            count = len(names)
+            if inputs is not None:
+                writer.take(_rows(explainer(inputs), start, names))
+                counts["explained"] += count
+            counts["inputs"] += count
+            work.advance(count)
+    store.complete(counts["inputs"])
+    return Explained(store.folder, counts["inputs"], counts["explained"])
+
+
+def _identity(model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the numbers of a run."""
+    named = target.tolist() if isinstance(target, Tensor) else target
+    return {
+        "method": method,
+        "target": "predicted" if named is None else str(named),
+        "options": {name: str(value) for name, value in sorted(options.items())},
+        "model": type(taken(model)).__name__,
+        "model_hash": fingerprint(taken(model)),
+        "versions": dict(versions()),
+    }
+
+
+class _Explainer:
+    """Explains batches; on CUDA by a recording, for batches of the shape of the first."""
+
+    def __init__(self, model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> None:
+        self.model, self.method, self.target, self.options = model, method, target, options
+        self.device = next((p.device for p in taken(model).parameters()), torch.device("cpu"))
+        self.prepared: PreparedExplainer | None = None
+
+    def __call__(self, inputs: Inputs) -> Attribution:
+        """Explain one batch, wherever it was loaded to."""
+        there = _moved(inputs, self.device)
+        plain = self.target is None or isinstance(self.target, int)
+        if self.device.type == "cuda" and plain and self.prepared is None:
+            wanted = "predicted" if self.target is None else self.target
+            self.prepared = prepare(self.model, there, self.method, wanted, **self.options)
+        if self.prepared is not None and self.prepared.takes(there):
+            return self.prepared(there)
+        return explain(self.model, there, self.method, self.target, **self.options)
+
+
+def _moved(inputs: Inputs, device: torch.device) -> Inputs:
+    if isinstance(inputs, Tensor):
+        return inputs.to(device, non_blocking=True)
+    away = {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.device != device}
+    moved = {name: x.to(device, non_blocking=True) for name, x in away.items()}
+    return {**inputs, **moved} if moved else inputs
+
+
+def _rows(attribution: Attribution, start: int, names: Sequence[str]) -> list[Row]:
+    """One row for each sample."""
+    scores, pixels = attribution.scores.float().cpu().numpy(), attribution.pixels
+    maps = None if pixels is None else pixels.float().cpu().flatten(1).numpy()
+    classes = attribution.target.first
+    valid = None if attribution.valid is None else attribution.valid.cpu().numpy()
+    rows = []
+    for i, name in enumerate(names):
+        rows.append(
+            {
+                "index": start + i,
+                "name": str(name),
+                "target": classes[i] if isinstance(classes, tuple) else classes,
+                "scores": scores[i] if valid is None else scores[i][valid[i]],
+                "rows": None if attribution.grid is None else attribution.grid[0],
+                "tokens": None if attribution.tokens is None else _real(attribution.tokens[i], valid, i),
+                "pixels": None if maps is None else maps[i],
+                "method": attribution.label,
+            }
+        )
+    return rows
+
+
+def _real(tokens: Sequence[str], valid: Any, row: int) -> list[str]:  # noqa: ANN401
+    """The tokens that are not padding."""
+    return [t for t, real in zip(tokens, [True] * len(tokens) if valid is None else valid[row], strict=True) if real]
+
+
+def _batches(loader: Iterable[Any], store: "_Store") -> Iterator[tuple[int, Sequence[str], Inputs | None]]:
+    """Where each batch starts, the names of its inputs, and the inputs; None where all its rows are written."""
+    start = 0
+    for given in loader:
+        if isinstance(given, Batch):
+            names = given.names
+            found = None if store.holds(start, start + len(names)) else given.load()
+        else:
+            found, names = given if isinstance(given, tuple) else (given, None)
+            count = read_inputs(found).batch
+            names = [str(i) for i in range(start, start + count)] if names is None else names
+            found = None if store.holds(start, start + count) else found
+        if found is not None and read_inputs(found).batch != len(names):
+            raise InputError(f"{len(names)} names were given for a batch of {read_inputs(found).batch} inputs.")
+        yield start, names, found
+        start += len(names)
+
+
+def _ahead(items: Iterator[T], count: int) -> Iterator[T]:
+    """The items, made by another thread before they are needed; its errors are raised here."""
+    waiting: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=count)
+    stopped = threading.Event()
+    threading.Thread(target=_load, args=(items, waiting, stopped), daemon=True, name="vitrail loads").start()
+    try:
+        while (entry := waiting.get())[0] == "item":
+            yield entry[1]
+        if entry[0] == "error":
+            raise entry[1]
+    finally:
+        stopped.set()
+
+
+def _load(items: Iterator[Any], waiting: "queue.Queue[tuple[str, Any]]", stopped: threading.Event) -> None:
+    """Put items into the queue until they end, fail, or nobody waits for them."""
+
+    def put(what: str, item: Any) -> None:  # noqa: ANN401
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                waiting.put((what, item), timeout=0.2)
+                return
+
+    try:
+        for item in items:
+            put("item", item)
+            if stopped.is_set():
+                return
+        put("end", None)
+    except BaseException as error:
+        put("error", error)
+
+
+@dataclass(frozen=True)
+class _Store:
+    """The folder of a data set: its manifest and the part files that are whole."""
+
+    folder: Path
+    part_size: int
+    done: frozenset[int]
+    inputs: int | None  # of a run that came to its end
+
+    @staticmethod
+    def open(folder: Path, identity: Mapping[str, Any], part_size: int) -> "_Store":
+        """A new folder, or one that an earlier run of the same kind has left."""
+        _pyarrow()
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted, path = {**identity, "part_size": part_size}, folder / MANIFEST
+        if path.exists():
+            found = json.loads(path.read_text())
+            differ = sorted(name for name in wanted if found.get(name) != wanted[name])
+            if differ:
+                said = "; ".join(f"{name}: {found.get(name)} there, {wanted[name]} now" for name in differ)
+                raise OptionError(f"{folder} holds explanations of another run ({said}). Choose another output folder.")
+        elif any(folder.iterdir()):
+            raise OptionError(f"{folder} is not empty and holds no {MANIFEST}. Choose another output folder.")
+        else:
+            _write_whole(path, json.dumps({**wanted, "inputs": None}, indent=1).encode())
+        for left in folder.glob(".part-*"):
+            left.unlink()  # of a run that was killed
+        inputs = json.loads(path.read_text())["inputs"]
+        ranges = [tuple(map(int, part.stem.split("-")[1:])) for part in folder.glob("part-*.parquet")]
+        whole = {start // part_size for start, stop in ranges if stop - start == part_size or stop == inputs}
+        return _Store(folder, part_size, frozenset(whole), inputs)
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether all rows of a range are in whole part files."""
+        if self.inputs is not None and stop > self.inputs:
+            raise OptionError(
+                f"{self.folder} was finished with {self.inputs} inputs, but there are more now. Choose another output."
+            )
+        return all(part in self.done for part in range(start // self.part_size, (stop - 1) // self.part_size + 1))
+
+    def write(self, rows: list[Row]) -> None:
+        """One part file, renamed into place when it is whole."""
+        pyarrow, parquet = _pyarrow()
+        start = rows[0]["index"]
+        name = f"part-{start:012d}-{start + len(rows):012d}.parquet"
+        temporary = self.folder / f".{name}"
+        kinds = _schema(pyarrow)
+        parquet.write_table(pyarrow.Table.from_pylist(rows, schema=kinds), temporary, compression="zstd")
+        os.replace(temporary, self.folder / name)
+
+    def complete(self, inputs: int) -> None:
+        """Say in the manifest how many inputs there are."""
+        path = self.folder / MANIFEST
+        _write_whole(path, json.dumps({**json.loads(path.read_text()), "inputs": inputs}, indent=1).encode())
+
+
+def _schema(pyarrow: Any) -> Any:  # noqa: ANN401
+    numbers = pyarrow.list_(pyarrow.float32())
+    return pyarrow.schema(
+        [
+            ("index", pyarrow.int64()), ("name", pyarrow.string()), ("target", pyarrow.int64()), ("scores", numbers),
+            ("rows", pyarrow.int32()), ("tokens", pyarrow.list_(pyarrow.string())), ("pixels", numbers),
+            ("method", pyarrow.string()),
+        ]
+    )  # fmt: skip
+
+
+class _Writer:
+    """Collects rows into parts, and writes them in another thread."""
+
+    def __init__(self, store: _Store) -> None:
+        self.store = store
+        self.rows: list[Row] = []
+        self.waiting: queue.Queue[list[Row] | None] = queue.Queue(maxsize=BEHIND)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._work, daemon=True, name="vitrail writes")
+
+    def __enter__(self) -> "_Writer":
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._hand_over(self.rows)
+        self.waiting.put(None)
+        self.thread.join()
+        if kind is None and self.error is not None:
+            raise self.error
+
+    def take(self, rows: list[Row]) -> None:
+        """Rows of the next inputs; those of parts that are written already are dropped."""
+        for row in rows:
+            if row["index"] // self.store.part_size in self.store.done:
+                continue
+            self.rows.append(row)
+            if (row["index"] + 1) % self.store.part_size == 0:
+                self._hand_over(self.rows)
+                self.rows = []
+
+    def _hand_over(self, rows: list[Row]) -> None:
+        if self.error is not None:
+            raise self.error
+        if rows:
+            self.waiting.put(rows)
+
+    def _work(self) -> None:
+        while (rows := self.waiting.get()) is not None:
+            try:
+                if self.error is None:
+                    self.store.write(rows)
+            except BaseException as error:
+                self.error = error
+
+
+class _Progress:
+    """A bar with inputs per second and the time left."""
+
+    def __init__(self, loader: Iterable[Any], *, shown: bool) -> None:
+        known = getattr(getattr(loader, "dataset", None), "__len__", None)
+        sized = known() if known is not None else None
+        if sized is None and isinstance(loader, Sequence) and all(isinstance(one, Batch) for one in loader):
+            sized = sum(len(one.names) for one in loader)
+        self.bar = _tqdm()(total=sized, unit="input", disable=not shown)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def advance(self, count: int) -> None:
+        """Say that so many inputs are done."""
+        self.bar.update(count)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("data sets are written with pyarrow: pip install 'vitrail[data]'") from error
+    return pyarrow, parquet
+
+
+def _tqdm() -> Any:  # noqa: ANN401
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise MissingExtraError("progress is shown by tqdm: pip install 'vitrail[data]'") from error
+    return tqdm

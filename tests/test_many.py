@@ -1,0 +1,137 @@
+"""Whole data sets: rows in order, parts renamed into place, resumable after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import MODELS, tiny
+from torch.testing import assert_close
+
+import vitrail
+import vitrail.many
+from vitrail.errors import InputError, OptionError
+from vitrail.many import Batch
+
+pytest.importorskip("pyarrow")
+
+
+def pictures(count=7):
+    return torch.randn(
+        count, *MODELS["timm_vit"].inputs().shape[1:], generator=torch.Generator().manual_seed(0)
+    ).double()
+
+
+def test_rows_are_what_explain_gives_whatever_batches_and_parts_they_come_in(tmp_path):
+    model, x = tiny("timm_vit"), pictures()
+    batches = [(some, [f"picture {i}" for i in range(3 * n, 3 * n + len(some))]) for n, some in enumerate(x.split(3))]
+    found = vitrail.explain_many(model, batches, "gae", output=tmp_path / "maps", part_size=2, progress=False)
+    rows = found.table().to_pylist()
+    expected = vitrail.explain(model, x, "gae")
+    assert [row["index"] for row in rows] == list(range(7))
+    assert [row["name"] for row in rows] == [f"picture {i}" for i in range(7)]
+    assert [row["target"] for row in rows] == list(expected.target.first)
+    assert_close(torch.tensor([row["scores"] for row in rows]), expected.scores.float())
+    assert sorted(p.name for p in (tmp_path / "maps").glob("*.parquet")) == [
+        f"part-{start:012d}-{min(start + 2, 7):012d}.parquet" for start in (0, 2, 4, 6)
+    ]
+    assert (found.inputs, found.explained, found.manifest["inputs"]) == (7, 7, 7)
+
+
+def test_text_comes_with_its_tokens_and_without_its_padding(tmp_path):
+    model, inputs = tiny("hf_bert"), dict(MODELS["hf_bert"].inputs())
+    inputs["attention_mask"] = inputs["attention_mask"].clone()
+    inputs["attention_mask"][1, -2:] = 0
+    rows = vitrail.explain_many(model, [inputs], "gae", 1, output=tmp_path / "t", progress=False).table().to_pylist()
+    expected = vitrail.explain(model, inputs, "gae", 1)
+    assert len(rows[1]["scores"]) == len(rows[1]["tokens"]) == inputs["input_ids"].shape[1] - 2
+    assert_close(torch.tensor(rows[1]["scores"]), expected.scores[1, :-2].float())
+
+
+def test_what_is_written_is_neither_loaded_nor_explained_again(tmp_path):
+    model, x, loaded = tiny("timm_vit"), pictures(6), []
+
+    def batch(start):
+        return Batch([str(start), str(start + 1)], lambda: loaded.append(start) or x[start : start + 2])
+
+    def run():
+        return vitrail.explain_many(model, map(batch, (0, 2, 4)), "gae", output=tmp_path, part_size=2, progress=False)
+
+    first = run().table()
+    (tmp_path / "part-000000000002-000000000004.parquet").unlink()
+    (tmp_path / ".part-000000000004-000000000006.parquet").write_bytes(b"half")
+    loaded.clear()
+    again = run()
+    assert loaded == [2]
+    assert again.explained == 2
+    assert again.table().equals(first)
+    assert not list(tmp_path.glob(".part-*"))
+
+
+def test_another_run_does_not_mix_with_this_one(tmp_path):
+    model, x = tiny("timm_vit"), pictures(2)
+    vitrail.explain_many(model, [x], "gae", output=tmp_path, progress=False)
+    with pytest.raises(OptionError, match="method: gae there, rollout now"):
+        vitrail.explain_many(model, [x], "rollout", output=tmp_path, progress=False)
+    with pytest.raises(OptionError, match="more now"):
+        vitrail.explain_many(model, [x, x], "gae", output=tmp_path, progress=False)
+    (tmp_path / "_manifest.json").unlink()
+    with pytest.raises(OptionError, match="not empty"):
+        vitrail.explain_many(model, [x], "gae", output=tmp_path, progress=False)
+
+
+def test_errors_of_the_loader_and_of_names_are_raised(tmp_path):
+    model, x = tiny("timm_vit"), pictures(2)
+
+    def broken():
+        yield x
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        vitrail.explain_many(model, broken(), "gae", output=tmp_path / "a", progress=False)
+    with pytest.raises(InputError, match="1 names"):
+        vitrail.explain_many(model, [(x, ["one"])], "gae", output=tmp_path / "b", progress=False)
+
+
+SCRIPT = """
+    import sys, time
+    sys.path[:0] = {paths!r}
+    import torch, vitrail
+    from vitrail.many import Batch
+    from tiny_models import MODELS, tiny
+    torch.manual_seed(0)
+    model = tiny("timm_vit")
+    x = torch.randn(12, *MODELS["timm_vit"].inputs().shape[1:]).double()
+    def batch(i):
+        return Batch([str(i)], lambda: (time.sleep({pause}), x[i : i + 1])[1])
+    found = vitrail.explain_many(model, map(batch, range(12)), "gae", output={folder!r}, part_size=2, progress=False)
+    print(found.explained)
+"""
+
+
+def script(folder, pause):
+    paths = [str(Path(vitrail.__file__).parents[1]), str(Path(__file__).parent)]
+    return [sys.executable, "-c", textwrap.dedent(SCRIPT).format(paths=paths, folder=str(folder), pause=pause)]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_resumed(tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen(script(killed, 0.5), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    waited = time.monotonic()
+    while len(list(killed.glob("part-*"))) < 2 and time.monotonic() - waited < 300:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert json.loads((killed / "_manifest.json").read_text())["inputs"] is None
+    done = subprocess.run(script(killed, 0), capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) <= 8
+    subprocess.run(script(whole, 0), capture_output=True, text=True, check=True)
+    tables = [vitrail.many.Explained(folder, 12, 0).table() for folder in (killed, whole)]
+    assert tables[0].equals(tables[1])
