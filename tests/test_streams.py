@@ -136,3 +136,69 @@ def test_a_convolution_between_attentions_is_refused():
 
     with pytest.raises(SeamError, match="feed more than one row"):
         vitrail.explain(seeded(Mixing), {"input_ids": torch.randint(4, 40, (2, 7))}, "gae", 3)
+
+
+def test_streams_are_saved_and_drawn(bart, tmp_path):
+    found = vitrail.explain(bart, texts(), "gae", targets.logit(7, position=4))
+    for suffix in (".json", ".npz"):
+        path = found.save(tmp_path / f"found{suffix}")
+        assert vitrail.Attribution.load(path).equals(found)
+    page = found.to_html()
+    assert "<strong>encoder</strong>" in page
+    assert "<strong>decoder</strong>" in page
+    assert found.save(tmp_path / "found.png").stat().st_size > 1000
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2,
+          "image_size": 24, "patch_size": 6}  # fmt: skip
+LANGUAGE = {"model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+
+
+def llava():
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", **VISION}, text_config=LANGUAGE, image_token_index=39
+    )
+    return seeded(lambda: transformers.LlavaForConditionalGeneration(config))
+
+
+def question():
+    torch.manual_seed(1)
+    ids = torch.cat([torch.full((1, 2), 3), torch.full((1, 16), 39), torch.randint(4, 38, (1, 4))], dim=1)
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(1, 3, 24, 24).double(),
+    }
+
+
+def test_a_language_model_with_pictures_walks_down_its_tower(tmp_path):
+    """The tower is read behind its last but one block; its patches are the image tokens of the text in order."""
+    model, inputs = llava(), question()
+    model.config._attn_implementation = model.config.vision_config._attn_implementation = "eager"
+    model.config.text_config._attn_implementation = "eager"
+    found = vitrail.explain(model, inputs, "gae", targets.next_token(7))
+    seen = []
+    handles = [
+        module.register_forward_hook(lambda m, a, out: seen.append(out[1]))
+        for name, module in model.named_modules()
+        if name.endswith("self_attn")
+    ]
+    logit = model(**inputs).logits[0, -1, 7]
+    for handle in handles:
+        handle.remove()
+    grads = torch.autograd.grad(logit, seen, allow_unused=True)
+    assert [g is None for g in grads] == [False, False, True, False, False]
+    maps = [None if g is None else (g * a).clamp(min=0).mean(dim=1)[0] for a, g in zip(seen, grads, strict=True)]
+    text = torch.zeros(22, dtype=torch.float64)
+    text[-1] = 1
+    for m in (maps[4], maps[3]):
+        text = text + text @ m
+    image = torch.cat([torch.zeros(1, dtype=torch.float64), text[2:18]])
+    for m in (maps[1], maps[0]):
+        image = image + image @ m
+    assert_close(found.streams["text"].scores[0], text.detach())
+    assert_close(found.streams["image"].scores[0], image[1:].detach())
+    assert found.streams["image"].grid == (4, 4)
+    assert torch.equal(found.scores, found.streams["text"].scores)
+    assert found.save(tmp_path / "found.png").stat().st_size > 1000

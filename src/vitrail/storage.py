@@ -205,8 +205,8 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-FORMAT, VERSION = "vitrail.attribution", 1
-HEADER = "header"
+FORMAT, VERSION = "vitrail.attribution", 2
+HEADER, STREAM = "header", "streams/"
 UNMARKED = "it is not marked as an attribution"
 TENSORS = ("scores", "valid", "own", "readout", "pixels", "layers", "heads")
 DTYPES: dict[str, torch.dtype] = {
@@ -238,7 +238,8 @@ def save(attribution: Attribution, path: str | Path) -> Path:
 def _check_sound(attribution: Attribution, path: Path) -> None:
     """Refuse to write what `load` would refuse to read."""
     try:
-        check_fields(attribution)
+        for one in (attribution, *attribution.streams.values()):
+            check_fields(one)
     except ValueError as error:
         raise OutputError(f"this attribution cannot be saved as {path}, since {error}.") from error
 
@@ -321,7 +322,8 @@ def _header(attribution: Attribution) -> Header:
         "target": vars(attribution.target),
         "options": encode(attribution.options),
         "provenance": encode(attribution.provenance),
-        "dtypes": {name: str(x.dtype).removeprefix("torch.") for name, x in _tensors(attribution).items()},
+        "dtypes": {name: str(x.dtype).removeprefix("torch.") for name, x in _own_tensors(attribution).items()},
+        "streams": {name: _header(one) for name, one in attribution.streams.items()},
     }
 
 
@@ -329,6 +331,9 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
     if header.get("format") != FORMAT:
         raise ValueError(UNMARKED)
     _check_version(header["version"])
+    parts = header.get("streams", {})  # version 1 has none
+    streams = {name: _attribution(part, _of_stream(name, arrays)) for name, part in parts.items()}
+    arrays = {name: x for name, x in arrays.items() if not name.startswith(STREAM)}
     if header["dtypes"].keys() != arrays.keys() or not arrays.keys() <= set(TENSORS):
         raise ValueError(f"it announces {', '.join(header['dtypes'])}, but holds {', '.join(arrays) or 'nothing'}")
     known: dict[str, Any] = {
@@ -342,7 +347,13 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
     check_fields(
         SimpleNamespace(**{**dict.fromkeys(TENSORS), **known, "target": SimpleNamespace(**{**usual, **target})})
     )
-    return Attribution(**known, target=Target(**target))
+    return Attribution(**known, target=Target(**target), streams=streams)
+
+
+def _of_stream(name: str, arrays: Arrays) -> Arrays:
+    """The tensors of one stream, by the names they have in an attribution."""
+    start = f"{STREAM}{name}/"
+    return {key.removeprefix(start): x for key, x in arrays.items() if key.startswith(start)}
 
 
 def _check_version(version: object) -> None:
@@ -369,6 +380,14 @@ def _tupled(value: Any) -> Any:  # noqa: ANN401
 
 
 def _tensors(attribution: Attribution) -> Arrays:
+    """All tensors: those of a stream by its name."""
+    streams = {
+        f"{STREAM}{name}/{key}": x for name, one in attribution.streams.items() for key, x in _tensors(one).items()
+    }
+    return {**_own_tensors(attribution), **streams}
+
+
+def _own_tensors(attribution: Attribution) -> Arrays:
     found = {name: getattr(attribution, name) for name in TENSORS}
     return {name: x.detach().cpu() for name, x in found.items() if x is not None}
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
 SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
 """Arguments of models with more than one sequence of tokens."""
+LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
+"""Arguments that are parts of one sequence where a model has no other for them."""
 
 _known: "WeakKeyDictionary[nn.Module, dict[Any, bool]]" = WeakKeyDictionary()
 
@@ -57,7 +59,7 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
 
 def _several(model: nn.Module, inputs: Inputs) -> bool:
     with watched(model, inputs) as (_, streams):
-        return not streams.plain
+        return not streams.plain or len(LOOKED_AT & inputs.kwargs.keys()) > 1
 
 
 def _single(found: Discovery) -> bool:
@@ -75,7 +77,7 @@ def _may_have(model: nn.Module, inputs: Inputs) -> bool:
     config = getattr(model, "config", None)
     if getattr(config, "model_type", "") == "clip":  # its towers do not meet: the picture is explained for the texts
         return False
-    both = "input_ids" in inputs.kwargs and "pixel_values" in inputs.kwargs
+    both = len(LOOKED_AT & inputs.kwargs.keys()) > 1
     decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
     nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
     return (
@@ -202,7 +204,7 @@ def main_stream(streams: Streams, shown: Sequence[Stream]) -> str:
     """The name of the stream the user gave: an encoder's, the whole text of a language model with pictures."""
     names = [one.name for one in shown]
     targets = {target for _, target in streams.since}
-    whole = [one.name for one in shown if one.name == "text" and one.sequence in targets]
+    whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
     return "encoder" if "encoder" in names else (whole or names)[0]
 
 

@@ -348,6 +348,8 @@ def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Te
     """What the projection was given, which has to be the heads' outputs side by side."""
     if call.output is None:
         raise Unknown("the heads' outputs are not known")
+    if call.output.ndim not in (3, 4):
+        raise Unknown(f"the heads' outputs have the shape {tuple(call.output.shape)}, with an axis of windows")
     output = (
         call.output
         if call.output.ndim == 4

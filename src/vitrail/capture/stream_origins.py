@@ -65,16 +65,19 @@ def sample_of(streams: Streams, batch: int) -> Tensor:
 
 def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[Stream]:
     """The streams that are shown, in the order in which the model reads them."""
-    found: list[Stream] = []
     targets = {target for _, target in streams.since}
+    found, done = _packed(streams, inputs, samples)
     for index, sequence in enumerate(streams.sequences):
-        if not sequence.queries:
+        if not sequence.queries or index in done:
             continue
-        text = _text(streams, index, sequence, inputs, samples)
-        if text is not None:
-            found.append(text)
-        elif index not in targets:
-            found += _pictures(streams, index, sequence, inputs, samples) or [_other(index, sequence, inputs, samples)]
+        text = _text(streams, index, sequence, inputs)
+        known = [] if text is None else [text]
+        if index not in targets:
+            whole = text is not None and text.tokens.shape == sequence.rows
+            seen = [] if whole else _pictures(streams, index, sequence, samples)
+            known += seen or _embedded(streams, index, sequence)
+            known = known or [_other(index, sequence, inputs, samples)]
+        found += known
     learned = [one for one in found if one.name == "queries" and one.tokens.shape[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
@@ -84,7 +87,7 @@ def _rows(operand: Sequence) -> list[tuple[Tensor, Tensor]]:
     return [(operand.operand, operand.layout.numbers(operand.operand))]
 
 
-def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> Stream | None:
+def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> Stream | None:
     """The stream of a text: every column of its token ids, with the row that it feeds."""
     for ids, vectors in reversed(streams.seen.embedded):
         name = next((n for n in WORDS if _same(ids, inputs.kwargs.get(n))), None)
@@ -121,12 +124,9 @@ def _counts(ids: Tensor) -> bool:
     return bool((steps == 1).all()) or bool((steps == 0).all())
 
 
-def _pictures(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> list[Stream]:
+def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor) -> list[Stream]:
     """The streams of pictures, one for each picture of a sample: by pixels, or by the last feature map."""
     pixels = next((x for x in _floats(streams) if x.ndim >= 4), None)
-    packed = inputs.kwargs.get("image_grid_thw")
-    if isinstance(packed, Tensor):
-        return _packed(streams, index, sequence, packed, samples)
     if pixels is None:
         return []
     maps = [x for x in streams.seen.cells if x.ndim == 4]
@@ -134,10 +134,38 @@ def _pictures(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, 
         if place.ndim != 4:
             continue
         (fed,) = sources(_rows(sequence), [place], channels=channels)
-        grids = None if fed is None else _grids(fed.cpu(), sequence)
+        grids = None if fed is None else _grids(fed.cpu(), sequence, pixels=place is pixels)
         if grids is not None:
             return _by_picture(index, sequence, grids, samples)
     return []
+
+
+def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[Stream]:
+    """The streams of inputs `[b, n, d]` that are vectors already, such as patches in a row or features of regions."""
+    given = streams.seen.inputs
+    assert given is not None
+    found = []
+    for name, x in given.kwargs.items():
+        if not isinstance(x, Tensor) or not x.requires_grad or x.ndim != 3 or x.shape[0] != given.batch:
+            continue
+        (fed,) = sources(_rows(sequence), [x], channels=-1)
+        if fed is None or bool((fed < 0).any()) or len(fed.unique()) != fed.numel():
+            continue
+        grid = _shape(given.kwargs.get("spatial_shapes"), fed.shape[1])
+        kind = "text" if grid is None else "image"
+        label = SEEN.get(name, "text")
+        found.append(Stream(label, kind, fed.cpu() + sequence.first, index, grid=grid, given=name))
+    return found
+
+
+SEEN = {"visual_embeds": "image", "image_patches": "image", "pixel_values": "image", "input_features": "audio"}
+
+
+def _shape(shapes: object, tokens: int) -> tuple[int, int] | None:
+    """Rows and columns of patches, if all samples have the same."""
+    if not isinstance(shapes, Tensor) or not bool((shapes == shapes[0]).all()) or int(shapes[0].prod()) != tokens:
+        return None
+    return int(shapes[0, 0]), int(shapes[0, 1])
 
 
 def _floats(streams: Streams) -> list[Tensor]:
@@ -146,13 +174,15 @@ def _floats(streams: Streams) -> list[Tensor]:
     return [x for x in (*given.args, *given.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
 
 
-def _grids(fed: Tensor, sequence: Sequence) -> Tensor | None:
+def _grids(fed: Tensor, sequence: Sequence, *, pixels: bool) -> Tensor | None:
     """The row of every patch `[pictures, y, x]`, if each place of a feature map, or each box of pixels, is one row."""
     if bool((fed == MIXED).any()) or not bool((fed >= 0).any()):
         return None
     single = fed[fed >= 0]
     if len(single.unique()) == len(single):
         return fed if bool((fed >= 0).all()) else None
+    if not pixels:
+        return None
     found = []
     for picture in fed:
         box = boxes(picture[None], sequence.count)
@@ -179,26 +209,36 @@ def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor) 
     return [Stream("image", "image", one, index, grid=grid, given="pixel_values") for one in every]
 
 
-def _packed(streams: Streams, index: int, sequence: Sequence, packed: Tensor, samples: Tensor) -> list[Stream]:
-    """Pictures of different sizes in one row, patches in blocks that are merged together."""
-    merges = [
-        e for e in streams.events if isinstance(e, Transition) and bool(torch.isin(e.source, sequence.tokens).any())
-    ]
-    parts = 1 if not merges else int(1 / float(merges[0].share.min()) + 0.5)
-    side = int(parts**0.5 + 0.5)
-    batch, start = int(samples.max()) + 1, sequence.first
-    found = []
-    for time, high, wide in packed.tolist():
-        size = time * high * wide
-        if time != 1 or start + size > sequence.first + sequence.count or high % side or wide % side:
-            return []
-        blocks = torch.arange(start, start + size).view(high // side, wide // side, side, side)
+def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Stream], set[int]]:
+    """Pictures of different sizes whose patches stand in one row, in blocks that are merged, and their sequences."""
+    sizes, given = inputs.kwargs.get("image_grid_thw"), streams.seen.inputs
+    patches = None if given is None else given.kwargs.get("pixel_values")
+    if not isinstance(sizes, Tensor) or not isinstance(patches, Tensor) or patches.ndim != 2:
+        return [], set()
+    tokens, done = torch.full((len(patches),), -1), set()
+    for index, sequence in enumerate(streams.sequences):
+        fed = sources(_rows(sequence), [patches], channels=-1)[0] if not bool((tokens >= 0).all()) else None
+        if fed is not None and bool((fed >= 0).any()) and not bool((fed == MIXED).any()):
+            tokens = torch.where(fed.cpu() >= 0, fed.cpu() + sequence.first, tokens)
+            done.add(index)
+    if bool((tokens < 0).any()) or bool((sizes[:, 0] != 1).any()) or int(sizes.prod(dim=1).sum()) != len(patches):
+        return [], set()
+    side = _merged(streams, tokens)
+    found, start = [], 0
+    for high, wide in sizes[:, 1:].tolist():
+        blocks = tokens[start : start + high * wide].view(high // side, wide // side, side, side)
         row = blocks.permute(0, 2, 1, 3).reshape(-1)
-        every = torch.full((batch, size), -1)
+        every = torch.full((int(samples.max()) + 1, high * wide), -1)
         every[int(samples[row[0]])] = row
-        found.append(Stream("image", "image", every, index, grid=(high, wide), given="pixel_values"))
-        start += size
-    return _together(found)
+        found.append(Stream("image", "image", every, min(done), grid=(high, wide), given="pixel_values"))
+        start += high * wide
+    return _together(found), done
+
+
+def _merged(streams: Streams, tokens: Tensor) -> int:
+    """How many patches from top to bottom, and from left to right, are merged into one token."""
+    merges = [e for e in streams.events if isinstance(e, Transition) and bool(torch.isin(e.source, tokens).any())]
+    return int((1 / float(merges[0].share.min())) ** 0.5 + 0.5) if merges else 1
 
 
 def _together(found: list[Stream]) -> list[Stream]:
@@ -225,20 +265,21 @@ def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> S
     if any(name in inputs.kwargs for name in SOUNDS) and index == 0:
         return Stream("audio", "text", tokens, index, given=next(n for n in SOUNDS if n in inputs.kwargs))
     given = any(isinstance(x, Tensor) and x.is_floating_point() for x in (*inputs.args, *inputs.kwargs.values()))
-    embedded = given and inputs.kind == "text"
+    embedded = given and inputs.kind == "text" and "input_ids" not in inputs.kwargs
     return Stream("text" if embedded else "queries", "text", tokens, index, given=None)
 
 
 def _named(streams: Streams, found: list[Stream]) -> list[Stream]:
     """The streams by their names: encoder and decoder where one of two reads the other by attention."""
-    if len(found) == 2:
+    if len(found) == 2 and found[0].sequence != found[1].sequence:
         first, second = found
         forth, back = _reads(streams, second, first), _reads(streams, first, second)
         if forth and not back:
             return [replace(first, name="encoder"), replace(second, name="decoder")]
     names: dict[str, count] = {}
     made = []
-    for one in found:
+    # The text that the user gave comes before others, such as a question of its own for a part of the model.
+    for one in sorted(found, key=lambda one: one.name == "text" and one.given != "input_ids"):
         number = next(names.setdefault(one.name, count(1)))
         made.append(one if number == 1 else replace(one, name=f"{one.name}_{number}"))
     return made

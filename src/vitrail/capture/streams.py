@@ -26,7 +26,7 @@ from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
 RECENT = 24
-"""How many of the last tensors between two attention calls may link the queries of a new sequence with its keys."""
+"""How many of the last tensors before an attention call may link the queries of a new sequence with its keys."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class SeenCall:
     """An attention call of the pass that is measured."""
 
     call: AttentionCall
-    before: list[Tensor]  # floating-point tensors that modules were given or gave since the last call
+    before: list[Tensor]  # the last floating-point tensors that modules were given or gave
     output: Tensor | None = None  # what it gave, cut from the graph
     order: tuple[int, ...] = ()  # the axes of `output` in the order [..., q, channels]
 
@@ -244,8 +244,7 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
         handles.append(module.register_forward_hook(_leave(seen)))
 
     def emit(call: AttentionCall) -> None:
-        seen.calls.append(SeenCall(call, seen.recent))
-        seen.recent = []
+        seen.calls.append(SeenCall(call, seen.recent[-RECENT:]))
 
     def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
         leaf = out.detach().requires_grad_()
@@ -443,8 +442,8 @@ def _mixing(index: int, mixed: int, count: int, *, what: str = "positions") -> s
 
 
 def _links(index: int, one: SeenCall, query: Tensor, rows: Rows) -> list[tuple[Tensor, Tensor, int]]:
-    """Tensors between the last call and this one that feed the query rows one by one: the row of every position."""
-    places = one.before[-RECENT:]
+    """Tensors before this call that feed the query rows one by one: the row of every position."""
+    places = one.before
     found, mixed = [], 0
     for channels, some in ((-1, places), (1, [x for x in places if x.ndim == 4])):
         for x, fed in zip(some, sources([(query, rows.numbers(query))], some, channels=channels), strict=True):

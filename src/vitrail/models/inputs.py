@@ -149,6 +149,8 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         )
     for name, x in tensors.items():
         _check_values(name, x)
+    if main == "pixel_values" and "input_ids" in tensors and tensors[main].ndim != 4:  # packed patches, tiles
+        main = "input_ids"
     x = tensors[main]
     kind = _kind(main, x)
     shared = TEXTS & tensors.keys() if kind == "image" and "input_ids" in tensors else frozenset()

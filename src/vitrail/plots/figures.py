@@ -21,6 +21,7 @@ from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
 from vitrail.plots.canvas import check_index, common_target, sample_target, stretched, symmetric
 from vitrail.plots.pictures import Panel, Picture, as_picture, map_size, maps_of, overlay, panel_figure, sample_map
+from vitrail.plots.streams import streams_figure
 from vitrail.plots.tokens import Row, pieces, sentence, sentence_figure, token_heatmap
 
 if TYPE_CHECKING:
@@ -39,13 +40,16 @@ def plot_attribution(
     index: int = 0,
     **style: Any,  # noqa: ANN401
 ) -> "Figure":
-    """A figure of one sample: the map over the image, or the sentence with its tokens shaded.
+    """A figure of one sample: the map over the image, or the sentence with its tokens shaded; all streams if several.
 
     Args:
         image: what to draw the map over; a sentence needs none.
         index: which sample of the batch.
-        **style: the keywords of `overlay` for images, of `sentence` for text.
+        **style: the keywords of `overlay` for images, of `sentence` for text; of several streams, they draw the main
+            one alone.
     """
+    if attribution.streams and not style:
+        return streams_figure(attribution, image, index=index)
     wrong = sorted(set(style) - STYLES[attribution.kind])
     if wrong:
         raise OptionError(

@@ -111,6 +111,17 @@ def origin(attribution: Attribution) -> str:
 
 
 def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool) -> str:  # noqa: ANN401
+    """One sample; where a model has several streams, each of them under its name."""
+    if not attribution.streams:
+        return _own_sample(attribution, image, index, merge=merge)
+    return "\n".join(
+        f'<p style="margin:.6em 0 0"><strong>{escape(name)}</strong></p>\n'
+        + _own_sample(one, image, index, merge=merge)
+        for name, one in attribution.streams.items()
+    )
+
+
+def _own_sample(attribution: Attribution, image: Any, index: int, *, merge: bool) -> str:  # noqa: ANN401
     target = escape(str(sample_target(attribution, index)))
     if attribution.kind == "text":
         found = pieces(attribution, index, merge=merge)
