@@ -25,6 +25,7 @@ from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.streams import Relevance, walk_events
 from vitrail.relevance.walk import STARTS
+from vitrail.stream_gradients import explain_inputs, is_gradient
 
 if TYPE_CHECKING:
     from vitrail.api import Request
@@ -51,7 +52,10 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
     form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
     if form not in kept:
         try:
-            kept[form] = (_may_have(model, inputs) or not _single(discover(model, inputs))) and _several(model, inputs)
+            unknown = known_anatomy(model) is None and _may_have(model, inputs)
+            kept[form] = unknown or (
+                (_may_have(model, inputs) or not _single(discover(model, inputs))) and _several(model, inputs)
+            )
         except SeamError:
             kept[form] = known_anatomy(model) is None
     return kept[form]
@@ -104,10 +108,21 @@ def explain_streams(
         instead: what stands in for a request that cannot be done, or the reason as an error.
     """
     begun = time.perf_counter()
+    every: dict[int, Attribution] = {}
+    for i, request in enumerate(requests):
+        if is_gradient(request.entry.name):
+            start = time.perf_counter()
+            one = explain_inputs(model, request)
+            every[i] = replace(one, provenance={**one.provenance, "seconds": time.perf_counter() - start})
+    walking = [i for i in range(len(requests)) if i not in every]
+    if not walking:
+        return fingerprint(model), every
+    requests = [requests[i] for i in walking]
     inputs = requests[0].inputs
     with watched(model, inputs) as (seen, streams):
         samples = sample_of(streams, inputs.batch)
         shown = reported(streams, inputs, samples)
+        _check_pictures(inputs, shown)
         refused = {request: _refusal(request, shown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
         answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls])
@@ -129,8 +144,7 @@ def explain_streams(
                 made[request] = _attribution(request, found[request], run, shown, rows)
         identity = fingerprint(model)
     seconds = time.perf_counter() - begun
-    every = {}
-    for i, request in enumerate(requests):
+    for i, request in zip(walking, requests, strict=True):
         one = made[request]
         every[i] = replace(one, provenance={**one.provenance, "seconds": seconds / len(requests)})
     return identity, every
@@ -176,9 +190,11 @@ def _refusal(request: "Request", shown: Sequence[Stream]) -> VitrailError | None
         return None
     names = ", ".join(one.name for one in shown)
     walking = [name for name, entry in METHODS.items() if getattr(_plan(entry), "across", None) is not None]
+    gradients = [name for name in METHODS if is_gradient(name)]
     return MethodError(
         f"{request.entry.name} is defined on one stream of tokens, but this model has {len(shown)} ({names}) or "
-        f"changes its tokens between blocks. Methods that walk over all streams: {', '.join(walking)}."
+        f"changes its tokens between blocks. Methods that walk over all streams: {', '.join(walking)}; gradients at "
+        f"all inputs: {', '.join(gradients)}."
     )
 
 
@@ -198,6 +214,21 @@ def _attribution(
     start = starts[0]["equal"] if len(starts) == 1 else None
     each = {one.name: _one(request, found[0][0], run, one, scores, own, start) for one in shown}
     return replace(each[main_stream(run.streams, shown)], streams=each if len(each) > 1 else {})
+
+
+def _check_pictures(inputs: Inputs, shown: Sequence[Stream]) -> None:
+    """Refuse a picture none of whose parts is a token of a stream that was seen."""
+    pictures = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and _is_picture(x)]
+    if pictures and not any(one.kind == "image" for one in shown):
+        raise SeamError(
+            f"the inputs hold a picture of shape {tuple(pictures[0].shape)}, but which tokens come from which part of "
+            "it cannot be told: it is read in another way than by attention over patches (deformable attention samples "
+            "it), or mixed before the first attention. Use a gradient method, such as integrated_gradients."
+        )
+
+
+def _is_picture(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_floating_point() and x.shape[1] in (1, 3)
 
 
 def main_stream(streams: Streams, shown: Sequence[Stream]) -> str:

@@ -338,7 +338,11 @@ def _queries(streams: Streams, index: int, one: SeenCall, query: Tensor) -> tupl
         shape = rows.four(query).shape
         try:
             pairs = _relation(streams, index, query, rows.numbers(query))
-            links = _links(index, one, query, rows) if _one_to_one(pairs, shape[0] * shape[2]) is None else []
+            links = (
+                _links(index, one, query, rows, needed=len(pairs) == 0)
+                if _one_to_one(pairs, shape[0] * shape[2]) is None
+                else []
+            )
         except SeamError as error:
             refusal = error
             continue
@@ -361,7 +365,7 @@ def _keys(streams: Streams, index: int, one: SeenCall, key: Tensor, rows: Rows, 
     count = shape[0] * shape[2]
     pairs = _relation(streams, index, key, heads.numbers(key))
     if len(pairs[:, 0].unique()) < count and one.call.query is not None:
-        _name(streams, _links(index, one, one.call.query, rows), queries.flatten())
+        _name(streams, _links(index, one, one.call.query, rows, needed=False), queries.flatten())
         pairs = _relation(streams, index, key, heads.numbers(key))
     new = Sequence(streams.count, (shape[0], shape[2]), key, heads, index, queries=False)
     return _settled(streams, pairs, new).view(shape[0], shape[2])
@@ -404,9 +408,12 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
     pairs: list[Tensor] = []
     known: frozenset[int] = frozenset()
     found_tokens = torch.zeros(streams.count, dtype=torch.bool)
+    covered = torch.zeros(int(numbers.max()) + 1, dtype=torch.bool)
     for number, place in reversed(list(enumerate(streams.places))):
         until = streams.known_until(known)
         if all(number < until.get(i, -1) for i in place.sequences) or bool(found_tokens[place.named].all()):
+            continue
+        if place.sequences <= known and bool(covered.all()):
             continue
         (found,) = sources([(operand, numbers)], [place.tensor], channels=place.channels)
         if found is None:
@@ -422,6 +429,7 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
         pairs.append(_unique(found[fed], place.tokens[fed]))
         known |= frozenset(streams.sequence_of[pairs[-1][:, 1]].unique().tolist())
         found_tokens[pairs[-1][:, 1]] = True
+        covered[pairs[-1][:, 0]] = True
     return _unique(*torch.cat(pairs).T) if pairs else torch.zeros(0, 2, dtype=torch.long)
 
 
@@ -441,8 +449,12 @@ def _mixing(index: int, mixed: int, count: int, *, what: str = "positions") -> s
     )
 
 
-def _links(index: int, one: SeenCall, query: Tensor, rows: Rows) -> list[tuple[Tensor, Tensor, int]]:
-    """Tensors before this call that feed the query rows one by one: the row of every position."""
+def _links(index: int, one: SeenCall, query: Tensor, rows: Rows, *, needed: bool) -> list[tuple[Tensor, Tensor, int]]:
+    """Tensors before this call that feed the query rows one by one: the row of every position.
+
+    Args:
+        needed: raise if there is none and tokens are mixed.
+    """
     places = one.before
     found, mixed = [], 0
     for channels, some in ((-1, places), (1, [x for x in places if x.ndim == 4])):
@@ -452,7 +464,7 @@ def _links(index: int, one: SeenCall, query: Tensor, rows: Rows) -> list[tuple[T
             mixed += int((fed == MIXED).all())
             if not bool((fed == MIXED).any()) and _single(fed[fed >= 0]):
                 found.append((x, fed.cpu(), channels))
-    if mixed and not found:
+    if needed and mixed and not found:
         raise SeamError(_mixing(index, mixed, mixed, what="tensors"))
     return found
 
