@@ -133,5 +133,5 @@ def test_a_run_that_was_killed_is_resumed(tmp_path):
     done = subprocess.run(script(killed, 0), capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) <= 8
     subprocess.run(script(whole, 0), capture_output=True, text=True, check=True)
-    tables = [vitrail.many.Explained(folder, 12, 0).table() for folder in (killed, whole)]
+    tables = [vitrail.many.ExplainedDataSet(folder, 12, 0).table() for folder in (killed, whole)]
     assert tables[0].equals(tables[1])

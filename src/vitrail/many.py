@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from vitrail.api import explain
 from vitrail.attribution import Attribution, fingerprint, versions
@@ -50,7 +51,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedDataSet:
     """A data set of explanations on disk.
 
     Args:
@@ -84,7 +85,7 @@ def explain_many(
     part_size: int = 1024,
     progress: bool = True,
     **options: Any,  # noqa: ANN401
-) -> Explained:
+) -> ExplainedDataSet:
     """Explain every batch of a loader and write the scores as a Parquet data set; run again to resume.
 
     Args:
@@ -111,7 +112,7 @@ def explain_many(
             counts["inputs"] += count
             work.advance(count)
     store.complete(counts["inputs"])
-    return Explained(store.folder, counts["inputs"], counts["explained"])
+    return ExplainedDataSet(store.folder, counts["inputs"], counts["explained"])
 
 
 def _identity(model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,7 +357,7 @@ class _Progress:
         sized = known() if known is not None else None
         if sized is None and isinstance(loader, Sequence) and all(isinstance(one, Batch) for one in loader):
             sized = sum(len(one.names) for one in loader)
-        self.bar = _tqdm()(total=sized, unit="input", disable=not shown)
+        self.bar = tqdm(total=sized, unit="input", disable=not shown)
 
     def __enter__(self) -> "_Progress":
         return self
@@ -383,11 +384,3 @@ def _pyarrow() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtraError("data sets are written with pyarrow: pip install 'vitrail[data]'") from error
     return pyarrow, parquet
-
-
-def _tqdm() -> Any:  # noqa: ANN401
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise MissingExtraError("progress is shown by tqdm: pip install 'vitrail[data]'") from error
-    return tqdm
