@@ -202,7 +202,7 @@ def attribution_of(
         options={name: _said(value) for name, value in request.options.items()},
         grid=grid,
         size=inputs.size,
-        tokens=inputs.tokens if inputs.kind == "text" else None,
+        tokens=inputs.tokens if run.origin.labels is None else (run.origin.labels,) * inputs.batch,
         valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
         own=content("own"),
         readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,

@@ -269,7 +269,8 @@ def _first(out: Any) -> Tensor:  # noqa: ANN401
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a norm over channels, by the name of its class."""
     name = type(module).__name__.lower()
-    return name.endswith("norm") and "batch" not in name and "group" not in name
+    over_channels = "batch" not in name and "group" not in name
+    return isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or (name.endswith("norm") and over_channels)
 
 
 def passes(module: nn.Module) -> bool:
@@ -316,6 +317,8 @@ def _attention(adding: Adding, module: nn.Module, call: AttentionCall) -> Added:
     steps, base = _but_named(seen, named)
     weight, rows = _through(steps, weight, stream)
     added = widen(_as_stream(base, stream))
+    if added.shape != stream.shape:
+        raise Unknown(f"{type(module).__name__} gives {tuple(added.shape)} to a stream {tuple(stream.shape)}")
     added = added if named is None else added * named
     sums = _sums(adding, (*seen.later, adding.middle, adding.leaving), stream, adding.ffn.now)
     factor = _factor(sums, added, stream, module)
@@ -333,6 +336,8 @@ def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
     base = _as_stream(base, stream)
     added = widen(base) if named is None else widen(base) * named
     before = stream if adding.middle is None else _as_stream(adding.middle, stream)
+    if before.shape != stream.shape:
+        raise Unknown(f"the feed-forward part reads tokens {tuple(before.shape)} of a stream {tuple(stream.shape)}")
     aside = before.shape == stream.shape and _alike(widen(before), widen(stream), stream.dtype)
     sums = _sums(adding, (*seen.later, adding.leaving), before, adding.attention.now if aside else None)
     factor = _factor(sums, added, stream, module)

@@ -1,7 +1,7 @@
 """The norms, projections and the feed-forward part of a block, by what they do.
 
 A part is proposed by the order of executions and the shapes of tensors, and accepted if what it gives is what is added
-to the residual stream (`adding`). Where nothing proposed explains the stream, the part is left out, and methods that
+to the residual stream (`additions`). Where nothing proposed explains the stream, the part is left out, and methods that
 read it say so.
 """
 
@@ -52,30 +52,38 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
     stream = block.given[0] if block.given else None
     if stream is None:
         return PartNames()
-    caller = seen.stack[-1]
-    around = [x for x in seen.stack if block.holds(x)]
-    output = _output(caller, seen, inner, stream)
-    begin = max([around[0].ends] if around else [output.ends] if isinstance(output, Execution) else [seen.at])
-    after = [x for x in inner if x.begins > begin]
-    result = _result(after, stream)
-    source = None if result is None else _source(result, after, stream)
-    norms = [x for x in inner if source is not None and x.gave is source.first and additions.is_norm(x.module)]
-    norm = norms[0] if norms else None
-    found = _Proposed(caller, output, _attention_norm(seen, inner, block), norm, source, result)
-    missing: dict[str, str] = {}
-    for candidate in _variants(found):
-        missing = _missing(candidate, block, seen, inner, batch_first=batch_first)
-        found = candidate
-        if "ffn_added" not in missing:
+    output = _output(seen.stack[-1], seen, inner, stream)
+    after = _behind(block, seen, output, inner, stream)
+    found = _Proposed(seen.stack[-1], output, _attention_norm(seen, inner, block))
+    best, missing = found, _missing(found, block, seen, inner, batch_first=batch_first)
+    for candidate in _variants(found, after, inner, stream):
+        lacking = _missing(candidate, block, seen, inner, batch_first=batch_first)
+        if best is found or "ffn_added" not in lacking:
+            best, missing = candidate, lacking
+        if "ffn_added" not in lacking:
             break
-    return _names(found, block, tuple(missing.items()))
+    return _names(best, block, tuple(missing.items()))
 
 
-def _variants(found: _Proposed) -> Iterator[_Proposed]:
-    """The proposal with the norm before the feed-forward part as its own, then with the stream after that norm."""
-    yield found
-    if found.ffn_norm is not None:
-        yield replace(found, ffn_norm=None)
+def _behind(
+    block: Execution, seen: SeenCall, output: Execution | nn.Module | None, inner: list[Execution], stream: Tensor
+) -> list[Execution]:
+    """The executions behind the attention part: behind the outermost module around the call that any follows."""
+    ends = [x.ends for x in seen.stack if block.holds(x)]
+    ends.append(output.ends if isinstance(output, Execution) else seen.at)
+    behind = ([x for x in inner if x.begins > end] for end in ends)
+    return next((after for after in behind if _results(after, stream)), [])
+
+
+def _variants(found: _Proposed, after: list[Execution], inner: list[Execution], stream: Tensor) -> Iterator[_Proposed]:
+    """Proposals for the feed-forward part: each with the norm before it as its own, then with the stream after that."""
+    for result in _results(after, stream):
+        source = _source(result, after, stream)
+        norm = next((x for x in inner if x.gave is source.first and additions.is_norm(x.module)), None)
+        proposed = replace(found, ffn_norm=norm, ffn_input=source, ffn_output=result)
+        yield proposed
+        if norm is not None:
+            yield replace(proposed, ffn_norm=None)
 
 
 def _plain(x: Execution) -> bool:
@@ -106,19 +114,15 @@ def _attention_norm(seen: SeenCall, inner: list[Execution], block: Execution) ->
     return next((x for x in norms if x.gave_node in made), None)
 
 
-def _result(after: list[Execution], stream: Tensor) -> Execution | None:
-    """The last module behind attention that gives channels of the stream, the outermost of those that end with it."""
-    shaped = [
-        x
-        for x in after
-        if _plain(x)
-        and len(x.given) == 1
-        and x.gave is not None
-        and x.gave.numel() == stream.numel()
-        and x.gave.shape[-1] == stream.shape[-1]
-    ]
+def _results(after: list[Execution], stream: Tensor) -> list[Execution]:
+    """The modules behind attention that give channels of the stream: the last of the outermost, then those inside."""
+    shaped = [x for x in after if _plain(x) and len(x.given) == 1 and _is_shaped(x.gave, stream)]
     outermost = [x for x in shaped if not any(other.holds(x) for other in shaped)]
-    return outermost[-1] if outermost else None
+    return [*outermost[-1:], *(x for x in shaped if outermost[-1].holds(x)), *outermost[-2::-1]]
+
+
+def _is_shaped(x: Tensor | None, stream: Tensor) -> bool:
+    return x is not None and x.numel() == stream.numel() and x.shape[-1] == stream.shape[-1]
 
 
 def _source(result: Execution, after: list[Execution], stream: Tensor) -> Execution:

@@ -1,11 +1,13 @@
 """Which modules of a model are its blocks, and what their parts do, found in one pass.
 
 For each attention call, the block is sought among the executions around it that hold at most one self-attention and at
-most one cross-attention:
+most one cross-attention, and that carry the residual stream past the attention:
 
-1. the outermost that gives a tensor of the shape of one of its inputs and is a member of a list of modules;
+1. the outermost that gives a tensor of the shape of its input and is a member of a list of modules;
 2. else the outermost member of a list (it changes the shape of its tokens);
 3. else the outermost that keeps the shape.
+
+Where none carries the stream (the model's own forward adds what attention gives), the same order without that.
 
 Attention is self-attention if its queries and its keys come from a common input of a module around it.
 """
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.block_parts import PartNames, find_parts
-from vitrail.capture.executions import Execution, Executions, Node, SeenCall, executions, node_of, reached
+from vitrail.capture.executions import Execution, Executions, Node, SeenCall, executions, from_data, node_of, reached
 from vitrail.capture.layers import call_shape
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.inputs import Inputs
@@ -67,6 +69,7 @@ class BlockSite:
         calls: which of the attention calls are in it.
         shape: of the tensor that enters it first, samples aside.
         batch_first: whether the first axis of that tensor is samples.
+        carries: whether the residual stream passes through it, and not only what attention reads and gives.
     """
 
     name: str
@@ -75,6 +78,7 @@ class BlockSite:
     shape: tuple[int, ...]
     batch_first: bool
     parts: PartNames
+    carries: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,21 +154,17 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
 def _kind(seen: SeenCall) -> str:
     """Self-attention if queries and keys come from a common input of a module around the call."""
     call = seen.call
-    queries = [node_of(call.query if call.query is not None else call.weights)]
+    query = call.query if call.query is not None else call.weights
+    queries = [node_of(query)]
     keys = [node_of(next((x for x in (call.key, call.value, call.weights) if x is not None), None))]
-    asked = False
-    for frame in reversed(seen.stack):
-        nodes: set[Node] = {node for node in frame.nodes if node is not None}
-        if not nodes:
-            continue
-        read, answered = reached(queries, nodes), reached(keys, nodes)
-        if read & answered:
-            return SELF
-        asked = asked or bool(read)
     if keys[0] is None:
         rows, columns = call_shape(call)
         return SELF if rows == columns else CROSS
-    return CROSS if asked else POOL
+    for frame in reversed(seen.stack):
+        nodes: set[Node] = {node for node in frame.nodes if node is not None}
+        if nodes and reached(queries, nodes) & reached(keys, nodes):
+            return SELF
+    return CROSS if from_data(query) else POOL
 
 
 def _blocks(model: nn.Module, seen: Executions, kinds: list[str]) -> list[Execution | None]:
@@ -176,15 +176,23 @@ def _blocks(model: nn.Module, seen: Executions, kinds: list[str]) -> list[Execut
     members = {
         id(child) for module in model.modules() if isinstance(module, LISTS) for child in module._modules.values()
     }
-    return [_block(call, held, members) for call in seen.calls]
+    return [
+        _alone(call, held) if kind == POOL else _block(call, held, members)
+        for call, kind in zip(seen.calls, kinds, strict=True)
+    ]
 
 
 def _block(call: SeenCall, held: dict[Execution, Counter[str]], members: set[int]) -> Execution | None:
     few = [frame for frame in call.stack[1:] or call.stack if held[frame][SELF] <= 1 and held[frame][CROSS] <= 1]
-    keeping = [frame for frame in few if frame.keeps_shape]
     listed = [frame for frame in few if id(frame.module) in members and not isinstance(frame.module, LISTS)]
-    first = (frame for frame in listed if frame.keeps_shape)
-    return next(first, next(iter(listed), next(iter(keeping), None)))
+    orders = [[x for x in listed if x.keeps_shape], listed, [x for x in few if x.keeps_shape]]
+    carrying = [[x for x in order if x.carries] for order in orders]
+    return next((order[0] for order in (*carrying, *orders) if order), None)
+
+
+def _alone(call: SeenCall, held: dict[Execution, Counter[str]]) -> Execution | None:
+    """The outermost execution that holds this call and no other."""
+    return next((frame for frame in call.stack[1:] if held[frame].total() == 1), None)
 
 
 def _site(seen: SeenCall, kind: str, block: Execution | None, batch: int) -> CallSite:
@@ -226,7 +234,8 @@ def _block_site(block: Execution, calls: list[int], seen: Executions) -> BlockSi
     first = len(shape) < 2 or shape[0] == seen.batch or shape[1] != seen.batch
     own = [index for index in calls if len(calls) == 1]
     parts = find_parts(block, seen.calls[own[0]], seen, batch_first=first) if own else PartNames()
-    return BlockSite(block.name, block.turn, tuple(calls), shape[1:] if first else shape, first, parts)
+    shape = shape[1:] if first else (*shape[:1], *shape[2:])
+    return BlockSite(block.name, block.turn, tuple(calls), shape, first, parts, block.carries)
 
 
 def _without(model: nn.Module, seen: Executions, blocks: list[Execution]) -> tuple[str, ...]:

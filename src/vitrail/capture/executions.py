@@ -33,6 +33,7 @@ class Execution:
         given: the floating-point tensors it was called with, in order.
         nodes: where these stand in the graph; None for those that have no gradient.
         first: the first tensor it was called with, of any dtype.
+        plain: whether what it returned is a tensor, or begins with one.
     """
 
     module: nn.Module
@@ -46,6 +47,7 @@ class Execution:
     ends: int = 0
     gave: Tensor | None = None  # the first tensor of what it returned
     gave_node: Node | None = None
+    plain: bool = False
 
     def holds(self, other: "Execution") -> bool:
         """Whether another execution is inside this one."""
@@ -53,8 +55,14 @@ class Execution:
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether it gives a tensor of the shape of one that it was given."""
-        return self.gave is not None and any(x.shape == self.gave.shape for x in self.given)
+        """Whether it gives a tensor of the shape of the first that it was given."""
+        return self.plain and self.gave is not None and self.first is not None and self.first.shape == self.gave.shape
+
+    @property
+    def carries(self) -> bool:
+        """Whether what it gives depends on the first tensor it was given other than by way of attention."""
+        entering = self.nodes[0] if self.nodes and self.given[0] is self.first else None
+        return self.plain and entering is not None and bool(reached([self.gave_node], {entering}))
 
 
 @dataclass(eq=False)
@@ -129,16 +137,20 @@ def _enter(seen: Executions, name: str) -> Callable[..., None]:
     return hook
 
 
-def _leave(seen: Executions) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401
+def _leave(seen: Executions) -> Callable[..., Tensor | None]:
+    def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> Tensor | None:  # noqa: ANN401
         found = seen.stack.pop()
         found.ends, found.gave = seen.tick(), next(tensors_in(out), None)
+        found.plain = found.gave is (out[0] if isinstance(out, (tuple, list)) and out else out)
         if found.gave is None or not found.gave.is_floating_point():
-            return
+            return None
         # Frozen weights on token ids have no gradient: let the graph begin here.
         if not found.gave.requires_grad and found.gave.is_leaf and (isinstance(module, nn.Embedding) or _own(module)):
             found.gave.requires_grad_()
+            found.gave_node = node_of(found.gave)
+            return found.gave.clone() if found.gave is out else None  # models may write into what a module gave
         found.gave_node = node_of(found.gave)
+        return None
 
     return hook
 
@@ -167,7 +179,22 @@ def node_of(x: Tensor | None) -> Node | None:
     return x.grad_fn if x.grad_fn is not None else torch.autograd.graph.get_gradient_edge(x).node
 
 
-def reached(start: list[Node], targets: set[Node]) -> set[Node]:
+def from_data(x: Tensor | None) -> bool:
+    """Whether a tensor depends on the input, and not on weights alone."""
+    waiting, known = [node_of(x)], set()
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        variable = getattr(node, "variable", None)
+        if node.name().startswith("EmbeddingBackward") or not isinstance(variable, (nn.Parameter, type(None))):
+            return True
+        waiting += [before for before, _ in node.next_functions]
+    return False
+
+
+def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
     """Those of the targets that a walk back through the graph meets; it does not go on behind a target."""
     found, waiting, known = set(), [node for node in start if node is not None], set()
     while waiting:

@@ -169,7 +169,7 @@ def _rooted(inputs: Inputs, capture: Capture) -> Inputs:
     shown = inputs.shown
     pixels = capture.level == "pixels" and inputs.kind == "image"
     # Without blocks, embeddings that are handed in are the lowest place there is.
-    lowest = not capture.body.blocks and inputs.main is None
+    lowest = not capture.body.blocks and (inputs.main is None or inputs.signal)
     embeds = inputs.ids is None and inputs.kind == "text" and capture.level == "inputs_embeds"
     if not capture.cut or not shown.is_floating_point() or not (pixels or lowest or embeds):
         return inputs

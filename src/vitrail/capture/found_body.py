@@ -22,8 +22,9 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     if not found.calls:
         raise no_attention(model)
     check_single(found)
-    modules = _apart(model, found.blocks)
-    blocks = tuple(_block(module, site) for module, site in zip(modules, found.blocks, strict=True))
+    # Modules that the stream passes by are no blocks: the gradient cannot end before them, nor is the stream in them.
+    sites = found.blocks if all(site.carries for site in found.blocks) else ()
+    blocks = tuple(_block(module, site) for module, site in zip(_apart(model, sites), sites, strict=True))
     anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto")
     pool = None if found.pool is None else model.get_submodule(found.pool)
     return Body(anatomy, blocks, pool=pool, owner=model, head=None)

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.coded_gradients import NOWHERE, numbered, sources, with_heads
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
@@ -30,6 +31,8 @@ from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
+    check_beside,
+    check_chain,
     check_operands,
     check_results,
     compare_rows,
@@ -74,6 +77,7 @@ class _Seen:
     shallow: bool = False  # whether the pass ends where the first block begins
     saving: object = None  # how operations save tensors outside of checkpointed regions
     checkpointed: bool = False
+    muted: bool = False  # whether gradients end at what attention gives
 
 
 _known: "WeakKeyDictionary[nn.Module, dict[Any, Structure]]" = WeakKeyDictionary()
@@ -138,7 +142,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
         judged = _judged(some, body, seen)
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
-        check = _unmoved if judged.origin.measured else _counted
+        check = _unmoved if judged.origin.measured or inputs.signal else _counted
         with in_precision(model, dtype), _no_autocast(some, dtype):
             return replace(judged, origin=check(judged.origin, model, some, body))
 
@@ -196,6 +200,9 @@ def _with_source(inputs: Inputs, seen: _Seen) -> Inputs:
     """The inputs with a picture, or embeddings, that gradients can be taken at."""
     if not inputs.shown.is_floating_point():
         return inputs
+    if inputs.signal and inputs.shown.ndim < 5:  # every number is a place of its own
+        seen.source = inputs.shown.detach()[..., None].clone().requires_grad_()
+        return inputs.showing(seen.source[..., 0])
     seen.source = inputs.shown.detach().clone().requires_grad_()
     return inputs.showing(seen.source)
 
@@ -203,16 +210,6 @@ def _with_source(inputs: Inputs, seen: _Seen) -> Inputs:
 @contextmanager
 def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iterator[None]:
     """Keep the operands of every attention call; let each block start from tensors of its own."""
-    handles = []
-    for index, block in enumerate(body.blocks):
-        handles.append(block.module.register_forward_pre_hook(_enter(seen, index), with_kwargs=True))
-        handles.append(block.module.register_forward_hook(_leave(seen, index)))
-    if inputs.ids is not None:
-        tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        handles += [table.register_forward_hook(_words(seen, inputs.ids)) for table in tables]
-    if inputs.kind == "image":
-        leaves = [m for m in model.modules() if not m._modules]
-        handles += [leaf.register_forward_hook(_cells(seen)) for leaf in leaves]
 
     def emit(call: AttentionCall) -> None:
         if not torch.is_grad_enabled() and (seen.here is not None or not body.blocks):
@@ -221,8 +218,28 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
             seen.arriving = with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
         (seen.outside if seen.here is None else seen.blocks[seen.here].calls).append(call)
 
-    with hooks(handles), attention_calls(emit, safe=True):
+    def mute(out: Tensor, _: tuple[int, ...]) -> Tensor:
+        if out.requires_grad:
+            out.register_hook(lambda gradient: torch.zeros_like(gradient) if seen.muted else None)
+        return out
+
+    with hooks(_stations(model, inputs, body, seen)), attention_calls(emit, safe=True, cut=mute):
         yield
+
+
+def _stations(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> list[RemovableHandle]:
+    """Hooks on the blocks, on the tables of words and on what makes feature maps."""
+    handles = []
+    for index, block in enumerate(body.blocks):
+        handles.append(block.module.register_forward_pre_hook(_enter(seen, index), with_kwargs=True))
+        handles.append(block.module.register_forward_hook(_leave(seen, index)))
+    if inputs.ids is not None:
+        tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+        handles += [table.register_forward_hook(_words(seen, inputs.ids)) for table in tables]
+    if inputs.kind == "image" or inputs.signal:
+        leaves = [m for m in model.modules() if not m._modules]
+        handles += [leaf.register_forward_hook(_cells(seen)) for leaf in leaves]
+    return handles
 
 
 def _enter(seen: _Seen, index: int) -> Callable[..., Any]:
@@ -270,7 +287,7 @@ def _words(seen: _Seen, ids: Tensor) -> Callable[..., Any]:
         if not bool((given == ids).all()):
             return None
         seen.source = out.detach().requires_grad_()
-        return seen.source
+        return seen.source.clone()  # models may write into what the table gave
 
     return hook
 
@@ -286,7 +303,8 @@ def _cells(seen: _Seen) -> Callable[..., Any]:
 def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     origin = _origin(inputs, body, seen)
     if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
-        return Structure(origin, None, ("attention rows are taken for tokens in order: the blocks are not known",))
+        unknown = "attention rows are taken for tokens in order: the blocks are not known"
+        return Structure(origin, None if body.blocks else check_chain(seen.outside), (unknown,))
     assumed: list[str] = []
     refusal, used = None, 0
     if _attached(seen):
@@ -295,6 +313,8 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
         refusal = _outside(body, seen) or _check_sequence(inputs, body, seen, read[1:]) or _check_read(read[: used + 1])
     for check in (check_operands, check_results):
         refusal = refusal or check(seen.blocks, inputs.batch, body, assumed)
+    seen.muted = True
+    refusal = refusal or check_beside(seen.blocks, body)
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used)
 
 

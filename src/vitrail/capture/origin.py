@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, NOWHERE, numbered, sources
+from vitrail.capture.signals import box_labels, ordered_labels
 from vitrail.models.inputs import Inputs
 
 SAMPLES_DIFFER = "the tokens of different samples come from different places, or are mixed"
@@ -24,6 +25,7 @@ class Origin:
         grid: how many patches there are from top to bottom and from left to right.
         patch: the pixels of a patch from top to bottom and from left to right, where no two share any.
         measured: whether this was measured, or only counted.
+        labels: what each of these tokens shows of a signal; None for pictures and texts.
     """
 
     tokens: int
@@ -31,6 +33,7 @@ class Origin:
     grid: tuple[int, int] | None = None
     patch: tuple[int, int] | None = None
     measured: bool = True
+    labels: tuple[str, ...] | None = None
 
     @property
     def prefix(self) -> int | None:
@@ -66,7 +69,28 @@ def origin_of(inputs: Inputs, stream: Tensor | None, source: Tensor | None, cell
         return "no attention call was found"
     if stream.ndim not in (3, 4) or stream.shape[0] != inputs.batch:
         return f"the first block works on tokens of shape {tuple(stream.shape)} for {inputs.batch} samples"
+    if inputs.signal:
+        return _signal(stream, inputs, source, cells)
     return _patches(stream, source, cells) if inputs.kind == "image" else _text(stream, inputs, source)
+
+
+def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
+    """The tokens of audio, a table, a spectrum or video, with what each of them shows."""
+    tokens, numbers = stream.shape[-2], [(stream, numbered(stream))]
+    channels = 2 if inputs.shown.ndim == 5 else inputs.shown.ndim
+    found = None if source is None else sources(numbers, [source], channels=channels)[0]
+    if source is None or found is None:
+        return "the tokens do not depend on the input"
+    boxes = box_labels(found, tokens)
+    for cell in reversed(cells if boxes is None else []):
+        places = sources(numbers, [cell], channels=1)[0] if cell.requires_grad else None
+        boxes = boxes if places is None or boxes is not None else box_labels(places, tokens)
+    if boxes is not None:
+        return Origin(tokens, boxes[0], labels=boxes[1])
+    if stream.ndim != 3:
+        return "numbers of the input feed several tokens, and the blocks are not known"
+    ordered = ordered_labels(stream, source, channels=channels)
+    return ordered if isinstance(ordered, str) else Origin(tokens, ordered[0], measured=False, labels=ordered[1])
 
 
 def _text(stream: Tensor, inputs: Inputs, source: Tensor | None) -> Origin | str:

@@ -74,9 +74,11 @@ class Pass:
         """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
         found = real_tokens(self.inputs, first, self.output.logits.device)
         tokens, index = self.origin.tokens, list(self.origin.index)
+        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
+        if self.inputs.attention_mask is None and found.shape[1] < tokens and found.shape[1] != len(index):
+            return every  # attention that thins out its keys says nothing of the tokens
         if found.shape[1] == tokens or found.shape[1] != len(index):
             return found
-        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
         every[:, index] = found
         return every
 

@@ -5,11 +5,13 @@ difference.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, numbered, sources, with_heads
+from vitrail.capture.executions import node_of, reached
 from vitrail.capture.layers import batch_first, unequal
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.anatomy import Body
@@ -84,6 +86,36 @@ def check_results(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: 
         refusal = compare_rows(found.reshape(batch, -1, result.shape[-2]), "what it gives", index)
         if refusal is not None:
             return refusal
+    return None
+
+
+def check_beside(blocks: list[MeasuredBlock], body: Body) -> str | None:
+    """Why what a block gives a token depends on other tokens beside attention; None if it does not.
+
+    Gradients have to end at what attention gives.
+    """
+    pairs = [(block.leaving, block.entering) for block in blocks]
+    if not all(isinstance(x, Tensor) and x.requires_grad and y is not None for x, y in pairs):
+        return None
+    streams = [batch_first(part, x) for part, (x, _) in zip(body.blocks, pairs, strict=True) if x is not None]
+    found = sources([(x, numbered(x)) for x in streams], [y for _, y in pairs if y is not None], channels=2)
+    for index, (one, part) in enumerate(zip(found, body.blocks, strict=True)):
+        passed = None if one is None else one if part.batch_first else one.T
+        if passed is not None and (refusal := compare_rows(passed, "what it passes on beside attention", index)):
+            return refusal
+    return None
+
+
+def check_chain(calls: list[AttentionCall]) -> str | None:
+    """Why attention calls outside of blocks are not one after the other; None if they are."""
+    for index, (first, second) in enumerate(pairwise(calls)):
+        given = node_of(first.weights if first.weights is not None else first.output)
+        read = [node_of(x) for x in (second.query, second.key, second.value, second.weights)]
+        if given is not None and any(read) and not reached(read, {given}):
+            return (
+                f"attention call {index + 1} of {len(calls)} does not read what call {index} gives: they stand side "
+                f"by side, and no block tells how they are joined. {AT_THE_INPUTS}"
+            )
     return None
 
 

@@ -252,8 +252,9 @@ def on_copies(method: RerunMethod) -> RerunMethod:
         return Result(mean, disagreement=copies_disagree(found, keep, words))
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
-        if inputs.kind != "text":
-            raise OptionError(f"words are blanked in text only, but these inputs are {inputs.kind}.")
+        if inputs.kind != "text" or inputs.signal:
+            given = "a signal" if inputs.signal else inputs.kind
+            raise OptionError(f"words are blanked in text only, but these inputs are {given}.")
         method.check(model, body, inputs)
 
     return RerunMethod(explain, check=check)

@@ -85,6 +85,8 @@ def check_level(level: str) -> Check:
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
         if ONLY.get(level, inputs.kind) != inputs.kind:
             raise OptionError(f"level={level!r} is for {ONLY[level]} inputs, but these are {inputs.kind}.")
+        if level == "inputs_embeds" and inputs.signal:
+            raise OptionError("level='inputs_embeds' is for texts, but these inputs are a signal. Leave level out.")
         if level == "embedding_output" and not body.blocks:
             raise OptionError("level='embedding_output' needs the model's blocks: vitrail.Anatomy(blocks=...).")
 

@@ -28,6 +28,7 @@ class Inputs:
     tokens: tuple[tuple[str, ...], ...] | None = None
     main: str | None = None  # the keyword of what the model looks at; None for the first argument
     shared: frozenset[str] = frozenset()  # keywords that belong to no one sample: texts to compare pictures with
+    signal: bool = False  # real numbers that are neither pictures nor embeddings: audio, tables, spectra, video
 
     @property
     def shown(self) -> Tensor:
@@ -95,12 +96,22 @@ def _kind(name: str, x: Tensor) -> str:
     if x.is_floating_point() and x.ndim == 4:
         return "image"
     embeddings = x.ndim == 3 and x.is_floating_point() and name != "pixel_values"
-    if (x.ndim == 2 and not x.is_floating_point()) or embeddings:
+    if (x.ndim == 2 and not x.is_floating_point()) or embeddings or _is_signal(name, x):
         return "text"
     raise InputError(
         f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}, but what is explained is a batch of images "
-        f"[b, 3, h, w] in real numbers, of token ids [b, t], or of embeddings [b, t, d]. {_looks_like(name, x)}"
+        f"[b, 3, h, w] in real numbers, of token ids [b, t], of embeddings [b, t, d], of audio or tables [b, n], or "
+        f"of video [b, frames, 3, h, w]. {_looks_like(name, x)}"
     )
+
+
+def _is_signal(name: str, x: Tensor) -> bool:
+    """Whether a tensor is audio or a table `[b, n]`, a spectrum by its name, or video `[b, frames, 3, h, w]`."""
+    return x.is_floating_point() and (x.ndim in (2, 5) or (x.ndim == 3 and name in SPECTRA))
+
+
+SPECTRA = frozenset({"input_values", "input_features"})
+"""Keywords under which audio models take spectra, which would else be taken for embeddings."""
 
 
 def _looks_like(name: str, x: Tensor) -> str:
@@ -112,16 +123,13 @@ def _looks_like(name: str, x: Tensor) -> str:
 
 ONE_PICTURE = "This looks like one picture: is the batch axis missing? Add it with x[None]."
 REAL_SHAPES = {
-    1: "This looks like one example of audio or of a table, which are not supported.",
-    2: "This looks like audio [b, samples] or a table [b, features], which are not supported. If it is the embeddings "
-    "[t, d] of one text or one channel of a picture: is the batch axis missing? Add it with x[None].",
-    5: "This looks like video [b, frames, 3, h, w], which is not supported: explain its frames one by one.",
+    1: "This looks like one example of audio or of a table: is the batch axis missing? Add it with x[None].",
 }
 WHOLE_SHAPES = {
     1: "This looks like the token ids of one text: is the batch axis missing? Add it with x[None].",
     3: "This looks like one picture in whole numbers: give it a batch axis and the model's own preprocessing.",
     4: "This looks like pictures in whole numbers: run the model's own preprocessing, which scales them.",
-    5: "This looks like video in whole numbers, which is not supported: explain its frames one by one.",
+    5: "This looks like video in whole numbers: run the model's own preprocessing, which scales it.",
 }
 
 
@@ -134,14 +142,15 @@ def _read_tensor(x: Tensor) -> Inputs:
         kind=kind,
         batch=x.shape[0],
         size=(x.shape[2], x.shape[3]) if kind == "image" else None,
-        ids=x if x.ndim == 2 else None,
+        ids=x if x.ndim == 2 and not x.is_floating_point() else None,
+        signal=_is_signal("", x),
     )
 
 
 def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
     # A model of one's own may name its arguments as it likes: then the first tensor is what it looks at.
-    main = next((n for n in ("pixel_values", "input_ids", "inputs_embeds", *tensors) if n in tensors), None)
+    main = next((n for n in (*MAIN, *tensors) if n in tensors), None)
     if main is None:
         raise InputError(
             f"inputs hold {', '.join(inputs) or 'nothing'}, but no tensor. Call the tokenizer or image processor with "
@@ -152,14 +161,14 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     if main == "pixel_values" and "input_ids" in tensors and tensors[main].ndim != 4:  # packed patches, tiles
         main = "input_ids"
     x = tensors[main]
-    kind = _kind(main, x)
+    kind, signal = _kind(main, x), _is_signal(main, x)
     shared = TEXTS & tensors.keys() if kind == "image" and "input_ids" in tensors else frozenset()
     mask = tensors.get("attention_mask")
     for name, one in tensors.items():
         _check_mask(name, one)
     if mask is not None and mask.ndim == 2 and not bool(mask.bool().any(dim=1).all()):
         raise InputError("one of the texts is empty: its attention_mask has no 1. Leave it out of the batch.")
-    if kind == "text":
+    if kind == "text" and not signal:
         _check_mask_shape(inputs, x, mask)
         _check_content(inputs, mask)
     # For the reader of the result or for training, not for the model's answer.
@@ -170,12 +179,14 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         kind=kind,
         batch=x.shape[0],
         size=(x.shape[2], x.shape[3]) if kind == "image" else None,
-        ids=x if kind == "text" and x.ndim == 2 else None,
-        attention_mask=mask if mask is not None and mask.ndim == 2 and not shared else None,
+        ids=x if kind == "text" and x.ndim == 2 and not signal else None,
+        # The mask of a signal speaks of samples, not of tokens: the model makes its own of it.
+        attention_mask=mask if mask is not None and mask.ndim == 2 and not shared and not signal else None,
         special=tensors.get("special_tokens_mask"),
         tokens=_token_strings(inputs, x) if kind == "text" else None,
         main=main,
         shared=frozenset(shared),
+        signal=signal,
     )
 
 
@@ -213,6 +224,8 @@ def _check_mask_shape(inputs: Mapping[str, Any], x: Tensor, mask: Tensor | None)
     )
 
 
+MAIN = ("pixel_values", "pixel_values_videos", "input_ids", "inputs_embeds", "input_values", "input_features")
+"""Keywords of what a model looks at, the first that is given."""
 PLAIN_MASKS = ("attention_mask", "special_tokens_mask", "pixel_mask")
 """Names of masks that hold 0 and 1 where they have two axes; a model of one's own may call others as it likes."""
 
@@ -265,7 +278,7 @@ def check_pairs(model: nn.Module, inputs: Inputs) -> None:
 def check_length(model: nn.Module, inputs: Inputs) -> None:
     """Refuse a text that is longer than the positions the model has, or whose tokens it does not know."""
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.ndim in (2, 3)]
-    if inputs.kind != "text" or not tensors:
+    if inputs.kind != "text" or inputs.signal or not tensors:
         return
     _check_vocabulary(model, inputs.ids)
     length, limit = tensors[0].shape[1], position_limit(model)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,4 +43,6 @@ def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor
 
 def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"]:
     """The head mean of A applied to columns: `E_h A[h] @ columns`."""
-    return layer.probs.mean(dim=1) @ columns
+    maps = layer.probs.mean(dim=1)
+    wide = torch.promote_types(maps.dtype, columns.dtype)  # a model may compute its maps in another precision
+    return maps.to(wide) @ columns.to(wide)
