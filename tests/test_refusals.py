@@ -10,7 +10,7 @@ from torch import nn
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.errors import InputError, OptionError, SeamError, TargetError
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import load
 from vitrail.models.loading.images import open_image, to_rgb
@@ -161,10 +161,6 @@ def test_a_word_the_tokenizer_does_not_know_is_content(bert):
 
 
 SHAPES = [
-    (torch.randn(2, 16000), r"\(2, 16000\).*audio \[b, samples\] or a table \[b, features\].*not supported"),
-    ({"input_values": torch.randn(1, 400)}, r"input_values has shape.*audio"),
-    (torch.randn(2, 4, 3, 8, 8), r"video \[b, frames, 3, h, w\], which is not supported: explain its frames"),
-    ({"pixel_values": torch.randn(2, 4, 3, 8, 8)}, "video"),
     ({"pixel_values": torch.randn(3, 8, 8)}, "one picture: is the batch axis missing"),
     ({"pixel_values": torch.randn(8, 8)}, "one picture: is the batch axis missing"),
     (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "pictures in whole numbers: run the model's own preprocessing"),
@@ -181,8 +177,19 @@ def test_a_shape_that_is_not_supported_is_called_by_its_name(inputs, words):
         read_inputs(inputs)
 
 
-def test_a_model_of_tables_is_told_so():
-    with pytest.raises(InputError, match="table"):
+SIGNALS = [torch.randn(2, 400), torch.randn(2, 4, 3, 8, 8), {"input_values": torch.randn(1, 400)},
+           {"input_features": torch.randn(1, 8, 20)}, {"pixel_values": torch.randn(2, 4, 3, 8, 8)}]  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs", SIGNALS, ids=lambda x: "named" if isinstance(x, dict) else "tensor")
+def test_audio_tables_spectra_and_video_are_signals(inputs):
+    read = read_inputs(inputs)
+    assert read.signal
+    assert read.ids is None
+
+
+def test_a_table_read_by_no_attention_is_refused():
+    with pytest.raises(SeamError, match="no attention was seen"):
         vitrail.explain(nn.Linear(5, 2), torch.randn(3, 5))
 
 

@@ -183,7 +183,7 @@ def test_pictures_are_preprocessed_as_the_user_says(photo):
         (None, "does not say how pictures are scaled"),
         ("zebra.png", "not str. Open a file"),
         ([], "the list of guides is empty"),
-        (torch.ones(2, 5), r"a table \[b, features\], which are not supported"),
+        (torch.ones(2, 5), r"a guide is a picture \[b, 3, h, w\]"),
         (torch.ones(2, 5, dtype=torch.long), r"a guide is a picture \[b, 3, h, w\]"),
     ],
 )

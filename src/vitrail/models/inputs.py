@@ -107,7 +107,8 @@ def _kind(name: str, x: Tensor) -> str:
 
 def _is_signal(name: str, x: Tensor) -> bool:
     """Whether a tensor is audio or a table `[b, n]`, a spectrum by its name, or video `[b, frames, 3, h, w]`."""
-    return x.is_floating_point() and (x.ndim in (2, 5) or (x.ndim == 3 and name in SPECTRA))
+    numbers = x.ndim == 2 and name != "pixel_values"
+    return x.is_floating_point() and (numbers or x.ndim == 5 or (x.ndim == 3 and name in SPECTRA))
 
 
 SPECTRA = frozenset({"input_values", "input_features"})
