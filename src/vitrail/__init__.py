@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vitrail.tools.detail import detail
     from vitrail.tools.guide import guide
     from vitrail.tools.rewrite import rewrite
+    from vitrail.tools.structure import structure
     from vitrail.tools.transfer import transfer
 else:
     _HOMES = {
@@ -51,6 +52,7 @@ else:
         "prepare": "vitrail.prepared",
         "record": "vitrail.capture.forward",
         "rewrite": "vitrail.tools.rewrite",
+        "structure": "vitrail.tools.structure",
         "transfer": "vitrail.tools.transfer",
     }
     _MODULES = ("bench", "data", "metrics", "plots", "report", "targets", "zoo")
@@ -93,6 +95,7 @@ __all__ = [
     "record",
     "report",
     "rewrite",
+    "structure",
     "targets",
     "transfer",
     "zoo",

@@ -21,10 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.block_parts import PartNames, find_parts
-from vitrail.capture.executions import Execution, Executions, Node, SeenCall, executions, from_data, node_of, reached
+from vitrail.capture.executions import (
+    Execution,
+    Executions,
+    Node,
+    SeenCall,
+    executions,
+    from_data,
+    node_of,
+    reached,
+    tensors_in,
+)
 from vitrail.capture.layers import call_shape
+from vitrail.capture.refusals import check_implementation
 from vitrail.capture.seams import AttentionCall
-from vitrail.models.inputs import Inputs
+from vitrail.models.inputs import Inputs, check_length, check_pairs
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 SELF, CROSS, POOL = "self", "cross", "pool"
@@ -90,6 +101,7 @@ class Discovery:
     blocks: tuple[BlockSite, ...]
     without: tuple[str, ...] = ()  # members of the blocks' lists that ran without attention
     pool: str | None = None
+    reads_first: bool = False  # whether the answer reads the first token of the last block and no other
 
     @property
     def kinds(self) -> Counter[str]:
@@ -115,6 +127,9 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     kept = _known.setdefault(model, {})
     key = _form(inputs)
     if key not in kept:
+        check_pairs(model, inputs)
+        check_length(model, inputs)
+        check_implementation(model)
         if len(kept) >= MOST_FORMS:
             kept.clear()
         kept[key] = discovered(model, executions(model, inputs))
@@ -148,7 +163,22 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
         blocks,
         _without(model, seen, list(members)),
         None if pool is None else pool.name,
+        pool is None and _reads_first(seen, list(members)),
     )
+
+
+def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:
+    """Whether the answer depends on the first token that the last block gives, and on no other."""
+    given = blocks[-1].gave if blocks else None
+    logits = next((x for x in tensors_in(getattr(seen.answer, "logits", seen.answer)) if x.requires_grad), None)
+    if given is None or logits is None or given.ndim != 3 or logits.ndim != 2 or logits.shape[0] != seen.batch:
+        return False
+    seed = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
+    (gradient,) = torch.autograd.grad(logits, given, seed, allow_unused=True)
+    if gradient is None:
+        return False
+    rows = (gradient if given.shape[0] == seen.batch else gradient.transpose(0, 1)).ne(0).any(dim=-1)
+    return bool(rows[:, 0].all()) and not bool(rows[:, 1:].any())
 
 
 def _kind(seen: SeenCall) -> str:

@@ -25,7 +25,9 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     # Modules that the stream passes by are no blocks: the gradient cannot end before them, nor is the stream in them.
     sites = found.blocks if all(site.carries for site in found.blocks) else ()
     blocks = tuple(_block(module, site) for module, site in zip(_apart(model, sites), sites, strict=True))
-    anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto")
+    # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
+    first = int(found.reads_first and not found.causal and inputs.ids is not None)
+    anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto", prefix=first)
     pool = None if found.pool is None else model.get_submodule(found.pool)
     return Body(anatomy, blocks, pool=pool, owner=model, head=None)
 

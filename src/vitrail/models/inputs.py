@@ -278,6 +278,13 @@ def check_pairs(model: nn.Module, inputs: Inputs) -> None:
 
 def check_length(model: nn.Module, inputs: Inputs) -> None:
     """Refuse a text that is longer than the positions the model has, or whose tokens it does not know."""
+    reads = getattr(model, "main_input_name", "")
+    if inputs.signal and inputs.main is None and inputs.shown.ndim == 2 and reads in ("input_ids", "pixel_values"):
+        raise InputError(
+            f"{type(model).__name__} reads {reads}, but the input has shape {tuple(inputs.shown.shape)} in real "
+            "numbers, as audio and tables have. If it is the embeddings [t, d] of one text or one channel of a "
+            "picture: is the batch axis missing? Add it with x[None]."
+        )
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.ndim in (2, 3)]
     if inputs.kind != "text" or inputs.signal or not tensors:
         return

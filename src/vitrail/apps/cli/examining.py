@@ -6,13 +6,16 @@ from rich.table import Table
 from vitrail.apps.cli.opening import open_model
 from vitrail.apps.cli.reporting import out
 from vitrail.tools.doctor import Report, Row, examine
+from vitrail.tools.structure import structure
 
 
 def run_doctor(model: str, arch: str | None, device: str) -> None:
     """Examine the model and print the report; exit code 1 if it fails."""
     loaded = open_model(model, arch, device)
-    report = examine(loaded.model, loaded.example().inputs)
+    inputs = loaded.example().inputs
+    report = examine(loaded.model, inputs)
     show_report(report)
+    out().print(str(structure(loaded.model, inputs)), markup=False, highlight=False)
     if not report.passed:
         raise typer.Exit(1)
 

@@ -1,0 +1,120 @@
+"""What each method does on each model of the table, and the page of the docs that says so."""
+
+import logging
+import re
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+from any_models import TABLE, Entry
+
+import vitrail
+from vitrail.errors import VitrailError
+
+METHODS = ("auto", "gae", "tokentm", "attcat", "integrated_gradients", "gradtoken", "attn_lrp")
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+REASONS = {
+    r"which token comes from which part": "tokens are mixed before the blocks",
+    r"no attention was seen": "no softmax attention",
+    r"changed after its softmax": "maps are changed after the softmax",
+    r"beside attention": "the blocks mix tokens beside attention",
+    r"tokens: a model that changes their number": "the number of tokens changes",
+    r"cannot be read token by token": "rows of attention are not tokens",
+    r"are in no block|side by side|more than one:|attend once": "several attention calls in one block",
+    r"do not say how relevance passes through ([\w.]+)": "no rule for {}",
+    r"takes no root|no rule covers": "no rule for a norm",
+    r"'output_weight'.*stands between": "a norm or a gate before the output projection",
+    r"'output_weight'|'ffn_added'|'ffn_entering'": "what is added to the stream is not known",
+    r"do not read one query": "no one query",
+    r"the state|needs the model's blocks": "the stream passes by the modules that attend",
+    r"no gradient": "8-bit kernels have no gradient",
+    r"does not run in": "does not run in the precision asked for",
+}
+"""What stands in a cell, by words of the error."""
+
+
+def prepared(entry: Entry):
+    """The model in float64, unless its precision is the point, and inputs for it."""
+    torch.manual_seed(0)
+    model = entry.build().eval()
+    if entry.group != "adapted and quantised":
+        model = model.double()
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+    def cast(x):
+        return x.to(dtype) if x.is_floating_point() else x
+
+    inputs = entry.inputs()
+    return model, {key: cast(x) for key, x in inputs.items()} if isinstance(inputs, dict) else cast(inputs)
+
+
+def explained(entry: Entry, model, inputs, method: str, *, index: int = 1):
+    return vitrail.explain(model, inputs, method, entry.target(index)[0]).scores
+
+
+def outcome(entry: Entry, method: str) -> str:
+    """`ok`, or why the method is refused."""
+    logging.disable(logging.WARNING)
+    try:
+        scores = explained(entry, *prepared(entry), method)
+    except VitrailError as error:
+        return reason(str(error))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert bool(torch.isfinite(scores).all())
+    assert bool((scores != 0).any())
+    return "ok"
+
+
+def reason(words: str) -> str:
+    for pattern, short in REASONS.items():
+        if found := re.search(pattern, words, re.DOTALL):
+            return short.format(*(name.removeprefix("torch.") for name in found.groups()))
+    raise AssertionError(f"no short reason for: {words}")
+
+
+def rows(names) -> dict[str, dict[str, str]]:
+    return {name: {method: outcome(TABLE[name], method) for method in METHODS} for name in names}
+
+
+@cache
+def documented() -> dict[str, dict[str, str]]:
+    """The rows of the page."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {name.strip("`"): dict(zip(METHODS, found, strict=True)) for name, _, *found in cells}
+
+
+HEAD = """# Models
+
+Vitrail finds the blocks of a model in one pass, so a model needs no entry in a table. This page lists tiny models of
+today's libraries, built from their own configurations and explained without an `Anatomy`. It is written by
+`python tests/any_outcomes.py`; `tests/test_any_transformer.py` holds each cell, and compares `gae` with plain matrices
+on the attention maps that a model returns, in float64 to 1e-6.
+
+A cell says `ok`, or why the method is refused. `auto` is the default method.
+"""
+
+
+def page(found: dict[str, dict[str, str]]) -> str:
+    parts = [HEAD]
+    for group in dict.fromkeys(entry.group for entry in TABLE.values()):
+        parts.append(f"\n## {group[0].upper()}{group[1:]}\n\n| model | class | " + " | ".join(METHODS) + " |\n")
+        parts.append("|---" * (len(METHODS) + 2) + "|\n")
+        for name in (name for name in found if TABLE[name].group == group):
+            cells = [found[name][method] for method in METHODS]
+            parts.append(f"| `{name}` | {TABLE[name].kind} | " + " | ".join(cells) + " |\n")
+    explained_by_default = sum(cells["auto"] == "ok" for cells in found.values())
+    total = f"\n{len(found)} models; {explained_by_default} are explained by the default method.\n"
+    return "".join([*parts[:1], total, *parts[1:]])
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    made = {}
+    for name in TABLE:
+        made |= rows([name])
+        print(name, made[name], flush=True, file=sys.stderr)
+    PAGE.write_text(page(made))

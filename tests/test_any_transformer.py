@@ -1,0 +1,102 @@
+"""Unmodified models without any anatomy: what is found in them gives the maps that plain matrices give.
+
+The table is in `any_models`. A tenth of it runs by default, all of it with `-m slow`."""
+
+import re
+
+import pytest
+import torch
+from any_models import TABLE, Entry
+from any_outcomes import explained, prepared
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.errors import VitrailError
+
+WORKING = [name for name, entry in TABLE.items() if entry.refused is None]
+REFUSED = [name for name, entry in TABLE.items() if entry.refused is not None]
+
+
+def tenth(names: list[str]) -> list:
+    """Every tenth by default; the others are slow."""
+    return [name if i % 10 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(names)]
+
+
+def gae_by_matrices(entry, model, inputs, choose) -> torch.Tensor:
+    """Chefer et al., Eq. 5 and 6, on the maps the model returns itself; rows are read where the gradient arrives."""
+    eager = entry.build(attn_implementation="eager").double().eval()
+    eager.load_state_dict(model.state_dict())
+    out = eager(**inputs, output_attentions=True, output_hidden_states=True)
+    hidden = out.hidden_states[-1]
+    *grads, arriving = torch.autograd.grad(choose(out.logits).sum(), [*out.attentions, hidden])
+    tokens = out.attentions[0].shape[-1]
+    total = torch.eye(tokens, dtype=torch.float64).repeat(len(hidden), 1, 1)
+    for attention, gradient in zip(out.attentions, grads, strict=True):
+        total = total + (attention * gradient).clamp(min=0).mean(dim=1) @ total
+    read = (arriving != 0).any(dim=-1).to(total)
+    if entry.halves:
+        read[:, 0] = read[:, 1:].sum(dim=1)
+    return ((read / read.sum(dim=1, keepdim=True))[:, None] @ total)[:, 0].detach()
+
+
+@pytest.mark.parametrize("name", tenth([name for name in WORKING if TABLE[name].attentions]))
+def test_gae_is_what_plain_matrices_give_on_the_maps_a_model_returns(name):
+    model, inputs = prepared(TABLE[name])
+    for index in (1, 2):
+        target, choose = TABLE[name].target(index)
+        expected = gae_by_matrices(TABLE[name], model, inputs, choose)
+        found = vitrail.explain(model, inputs, "gae", target).scores
+        assert_close(found, expected[:, expected.shape[1] - found.shape[1] :], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", tenth(WORKING))
+def test_a_batch_gives_what_its_samples_give_and_classes_differ(name):
+    entry = TABLE[name]
+    model, inputs = prepared(entry)
+    whole = explained(entry, model, inputs, "gae")
+    for i in range(2):
+        assert_close(explained(entry, model, taken(inputs, i), "gae"), whole[i : i + 1], **close(model))
+    other = explained(entry, model, inputs, "gae", index=2)
+    assert float((whole - other).abs().max()) > 1e-9 * float(whole.abs().max())
+
+
+@pytest.mark.parametrize("name", tenth([n for n in WORKING if TABLE[n].shown == "text" and "adapted" not in n]))
+def test_padding_changes_nothing(name):
+    entry = TABLE[name]
+    model, inputs = prepared(entry)
+    whole = explained(entry, model, inputs, "gae")
+    padded = {key: torch.nn.functional.pad(x, (0, 3)) for key, x in inputs.items()}
+    found = explained(entry, model, padded, "gae")
+    assert_close(found[:, :-3], whole, atol=1e-6, rtol=1e-6)
+    assert_close(found[:, -3:], torch.zeros_like(found[:, -3:]))
+
+
+@pytest.mark.parametrize("name", tenth(REFUSED))
+def test_what_cannot_be_attributed_is_refused_with_what_was_found(name):
+    entry = TABLE[name]
+    model, inputs = prepared(entry)
+    with pytest.raises(VitrailError) as error:
+        explained(entry, model, inputs, "gae")
+    assert re.search(str(entry.refused), str(error.value))
+
+
+def taken(inputs, i: int):
+    if isinstance(inputs, dict):
+        return {key: x[i : i + 1] for key, x in inputs.items()}
+    return inputs[i : i + 1]
+
+
+def close(model) -> dict[str, float]:
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return {torch.float64: {"atol": 1e-9, "rtol": 1e-7}, torch.float32: {"atol": 1e-4, "rtol": 1e-3}}.get(
+        dtype, {"atol": 5e-2, "rtol": 5e-2}
+    )
+
+
+def test_the_table_has_a_hundred_and_ten_classes_and_the_groups_that_were_promised():
+    least = {"decoders": 25, "encoders": 20, "timm": 30, "audio": 5, "video": 3, "tabular and own": 8,
+             "adapted and quantised": 8}  # fmt: skip
+    for group, count in least.items():
+        assert sum(entry.group == group for entry in TABLE.values()) >= count, group
+    assert len(TABLE) >= 110
+    assert all(isinstance(entry, Entry) for entry in TABLE.values())
