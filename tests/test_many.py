@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
 import vitrail.many
+from vitrail import zoo
 from vitrail.errors import InputError, OptionError
-from vitrail.many import Batch
+from vitrail.many import Batch, picture_batches
 
 pytest.importorskip("pyarrow")
 
@@ -97,6 +99,15 @@ def test_errors_of_the_loader_and_of_names_are_raised(tmp_path):
         vitrail.explain_many(model, broken(), "gae", output=tmp_path / "a", progress=False)
     with pytest.raises(InputError, match="1 names"):
         vitrail.explain_many(model, [(x, ["one"])], "gae", output=tmp_path / "b", progress=False)
+
+
+def test_a_folder_of_pictures_is_explained_in_the_order_of_names(tmp_path):
+    photo, folder = zoo.load("photo"), Path(vitrail.__file__).parent / "apps" / "demo" / "pictures"
+    batches = picture_batches(folder, photo.preprocess, size=1)
+    rows = vitrail.explain_many(photo.model, batches, "gae", output=tmp_path, progress=False).table().to_pylist()
+    assert [row["name"] for row in rows] == ["golf_ball.jpg", "temple.jpg"]
+    shown = photo.preprocess(Image.open(folder / "temple.jpg").convert("RGB"))
+    assert_close(torch.tensor(rows[1]["scores"])[None], vitrail.explain(photo.model, shown, "gae").scores)
 
 
 SCRIPT = """

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +74,25 @@ class ExplainedDataSet:
         """All rows in order, as a table of pyarrow."""
         _, parquet = _pyarrow()
         return parquet.read_table(self.folder).sort_by("index")
+
+
+def picture_batches(folder: str | Path, preprocess: Callable[[Any], Tensor], *, size: int = 32) -> list[Batch]:
+    """The pictures of a folder as batches for `explain_many`, in the order of their names, each opened when needed.
+
+    Args:
+        preprocess: takes a picture of Pillow and gives what the model reads, `[3, h, w]` or `[1, 3, h, w]`.
+        size: how many pictures a batch holds.
+    """
+    from vitrail.models.loading.images import images_in, open_image  # Pillow is an extra
+
+    paths = images_in(Path(folder))
+
+    def load(some: Sequence[Path]) -> Tensor:
+        made = [preprocess(open_image(path)) for path in some]
+        return torch.cat([x if x.ndim == 4 else x[None] for x in made])
+
+    groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+    return [Batch([path.name for path in some], partial(load, some)) for some in groups]
 
 
 def explain_many(
