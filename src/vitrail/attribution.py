@@ -137,10 +137,10 @@ class Attribution:
         size: height and width of the image the model saw.
         tokens: the tokens as text, padding included.
         valid: which tokens are real; None if all are.
-        own: what a score holds only because its token is read itself, where a method has such a part. It says nothing
-            of what the model looked at and can dwarf what does, so pictures leave it out.
-        readout: for text, the position the prediction is read from, -1 where it is not a single one. Its own entry
-            says how much a token keeps of itself; it can dwarf the others, so pictures leave it out.
+        own: the token's own share of its score, carried down by skip connections, where a method has one. Pictures
+            subtract it.
+        readout: for text, the position the prediction is read from, -1 where it is not a single one. Pictures leave
+            out its score, which is mostly its own share.
         pixels: a map of the image's own size, for methods that work on pixels.
         layers: one map per layer, first to last, where the method has them; for `consensus` one per part, by the
             names in `provenance["parts"]`.

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
-from vitrail.plots.canvas import rendered
-from vitrail.plots.page import origin, to_page
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
@@ -265,6 +263,8 @@ def save_figure(figure: "Figure", path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FIGURES:
         raise _suffix_error("a figure is saved as", path, FIGURES)
+    from vitrail.plots.canvas import rendered
+
     return write_bytes(path, rendered(figure, path.suffix.lower()[1:]))
 
 
@@ -303,6 +303,9 @@ def _picture(form: str) -> Callable[[Attribution], bytes]:
     """A function that draws the first sample and keeps in the file how it was made."""
 
     def draw(attribution: Attribution) -> bytes:
+        from vitrail.plots.canvas import rendered
+        from vitrail.plots.page import origin
+
         about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
         return rendered(attribution.plot(), form, metadata=about)
 
@@ -310,6 +313,8 @@ def _picture(form: str) -> Callable[[Attribution], bytes]:
 
 
 def _page(attribution: Attribution) -> bytes:
+    from vitrail.plots.page import to_page
+
     return to_page(attribution, index=0).encode()
 
 
