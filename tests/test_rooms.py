@@ -28,6 +28,7 @@ REACHING_UP = {
     ("attribution", "methods"): "the label names what differs from the options of the method",
     ("attribution", "plots"): "Attribution.plot and to_html; pictures are an optional extra",
     ("attribution", "storage"): "Attribution.save and load",
+    ("attribution", "apps"): "Attribution.explore; the page is an optional extra",
     ("storage", "plots"): "pictures are an optional extra",
 }
 """Imports inside functions that are allowed, with the reason."""

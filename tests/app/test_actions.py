@@ -18,6 +18,7 @@ from vitrail.apps.web.payload import INTEGERS
 from vitrail.apps.web.refusals import GoneError
 from vitrail.apps.web.schema import ASKS
 from vitrail.apps.web.workers import Job, Stopped
+from vitrail.attribution import Comparison
 from vitrail.capture import measure
 from vitrail.errors import ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
@@ -343,6 +344,22 @@ def test_a_method_that_fails_is_missing_with_its_reason(do, tiny, monkeypatch):
     events = do("explain", input=BALL, model=tiny, methods=("attn_lrp", "gae"))
     assert {"missing": "attn_lrp", "why": "no rule for it."} in events
     assert [one["map"]["method"] for one in events if "map" in one] == ["gae"]
+
+
+def test_a_quick_method_that_fails_leaves_the_others_as_they_are(explorer, session, do, tiny, monkeypatch):
+    own = vitrail.compare
+
+    def partly(model, inputs, specs, scalar, **more):
+        place = [name for name, _ in specs].index("gae")
+        made = [one for number, one in enumerate(own(model, inputs, specs, scalar, **more)) if number != place]
+        return Comparison(made, {place: vitrail.errors.RuleError("no rule for it.")})
+
+    monkeypatch.setattr(vitrail, "compare", partly)
+    events = do("explain", input=BALL, model=tiny, methods=("gae", "complete_gradient"))
+    assert {"missing": "gae", "why": "no rule for it."} in events
+    (found,) = [event["map"] for event in events if "map" in event]
+    case = case_of(explorer, session, BALL, tiny)
+    near(found["scores"], vitrail.explain(case.opened.loaded.model, case.sample.inputs, "complete_gradient").shown[0])
 
 
 def test_another_visitor_s_input_and_results_are_out_of_reach(explorer, session, do):

@@ -233,12 +233,11 @@ def _record(explorer: Explorer, case: Case, target: int, preset: str, job: Job) 
     keys = [key for key in keys if explorer.results.get(key) is None]
     specs = [(key[2], {"preset": key[3]}) for key in keys]
     with running(case.opened, job, "looking inside the model"):
-        try:
-            found = vitrail.compare(case.opened.loaded.model, case.sample.inputs, specs, targets.logit(target))
-        except VitrailError:  # one of them does not fit this model: find out which
-            found = [_one(case.opened, case, key) for key in keys]
-    for key, one in zip(keys, found, strict=True):
-        explorer.results.put(key, one)
+        model, scalar = case.opened.loaded.model, targets.logit(target)
+        made = vitrail.compare(model, case.sample.inputs, specs, scalar, on_error="keep")
+    found = iter(made)
+    for place, key in enumerate(keys):
+        explorer.results.put(key, str(made.failed[place]) if place in made.failed else next(found))
 
 
 def _one(opened: OpenModel, case: Case, key: tuple[Any, ...]) -> Found:
