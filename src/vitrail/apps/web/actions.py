@@ -38,8 +38,6 @@ from vitrail.models.loading import EMBEDDED
 
 FOUND = 40
 """Classes that one search lists."""
-REFERENCE = {"image": "gae", "text": "gae"}
-"""The quick method that tells the grid and the tokens of an input."""
 
 
 def start(explorer: Explorer) -> dict[str, Any]:
@@ -83,16 +81,13 @@ def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> 
     methods = explaining.check_methods(ask.methods, given.kind, explorer.limits)
     case, target = yield from _situation(explorer, session, ask, job)
     said = {**case_json(case, target), "card": model_card(case.opened.loaded), "cautions": cautions(case)}
-    sent = False
+    like = yield from _like(explorer, case, target, job)
+    yield {"case": {**said, "tokens": token_json(like), "grid": like.grid}}
     for step in maps_of(explorer, case, target, methods, ask.preset, job):
         if not isinstance(step, tuple):
             yield step
             continue
         method, found = step
-        if not sent:
-            like = found if isinstance(found, Attribution) else (yield from _like(explorer, case, target, job))
-            yield {"case": {**said, "tokens": token_json(like), "grid": like.grid}}
-            sent = True
         yield {"map": map_json(found)} if isinstance(found, Attribution) else {"missing": method, "why": found}
     yield {"done": True}
 
@@ -103,8 +98,17 @@ def _situation(explorer: Explorer, session: Session, ask: Ask, job: Job) -> Step
 
 
 def _like(explorer: Explorer, case: Case, target: int, job: Job) -> Steps:
-    """Any map of this input, for its grid and its tokens."""
-    return (yield from map_of(explorer, case, target, REFERENCE[case.kind], "recommended", job))
+    """Any map of this input, for its grid and its tokens: the first quick method that the model allows."""
+    quick = [name for name in explaining.offered(case.kind) if explaining.is_quick(name)]
+    reason = ""
+    for step in maps_of(explorer, case, target, quick, "recommended", job):
+        if not isinstance(step, tuple):
+            yield step
+        elif isinstance(step[1], Attribution):
+            return step[1]
+        else:
+            reason = reason or step[1]
+    raise OptionError(f"this model cannot be explained: {reason}")
 
 
 def remove(explorer: Explorer, session: Session, ask: RemoveAsk, job: Job) -> Steps:
