@@ -34,10 +34,10 @@ def test_it_is_gae_where_consensus_does_not_apply_and_says_why(caplog):
 
 
 def test_a_missing_rule_is_met_on_the_way_and_gae_stands_in(monkeypatch):
-    def nowhere(runner, weights, scale):
+    def nowhere(pooled, runner):
         raise RuleError("no rule for this operation")
 
-    monkeypatch.setattr(consensus, "explain_parts", nowhere)
+    monkeypatch.setattr(consensus.Pooled, "explain", nowhere)
     found = explain("hf_vit")
     assert (found.method, found.provenance["default"]) == ("gae", "no rule for this operation")
     with pytest.raises(RuleError, match="no rule for this"):
