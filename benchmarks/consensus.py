@@ -24,11 +24,11 @@ from consensus_measuring import Loaded, Maps, Measured, explain, load_pictures, 
 from consensus_results import Results
 from consensus_variants import INGREDIENTS, VARIANTS, Raw
 
-from vitrail.apps.cli.specs import parse_spec
 from vitrail.evaluate.bench.opened import Opened, Settings, open_data, open_model
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import DTYPES, DataSpec, ModelSpec
 from vitrail.methods.pixel_maps import grey
+from vitrail.methods.spec import parse_spec
 
 ROWS = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 CHUNK = 8

@@ -9,9 +9,8 @@ from saved_models import ARCH, save_bert, save_gpt2, save_headless_bert, save_qu
 from torch.testing import assert_close
 
 from vitrail.errors import InputError, ModelError, TargetError
-from vitrail.models.loading import load
+from vitrail.models.loading import find_class, find_token, load
 from vitrail.models.loading.images import View, open_image
-from vitrail.models.loading.names import find_class, find_token
 
 NAMES = ["tench, Tinca tinca", "crane", "tabby, tabby cat", "crane"]
 

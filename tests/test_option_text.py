@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.apps.cli.specs import parse_spec
 from vitrail.errors import MethodError, OptionError
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench.protocols import PROTOCOLS, find_protocol
 from vitrail.methods import METHODS, ByKind
 from vitrail.methods.option_text import parse_call, read_value
+from vitrail.methods.spec import parse_spec
 
 NUMBERS = [
     ("2", (str, int), 2),

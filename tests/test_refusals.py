@@ -14,7 +14,7 @@ from vitrail.errors import InputError, OptionError, SeamError, TargetError
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import load
 from vitrail.models.loading.images import open_image, to_rgb
-from vitrail.models.loading.loaded import is_blank
+from vitrail.models.texts import is_blank
 from vitrail.plots.pictures import as_picture
 
 

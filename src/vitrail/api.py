@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.attribution import Attribution, Comparison, fingerprint, provenance
+from vitrail.attribution import Attribution, Comparison, Seen, class_titles, fingerprint, provenance
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, MethodError, OptionError, RuleError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Method
+from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, READABLE, Method
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs, read_inputs
-from vitrail.models.taking import check_target
+from vitrail.models.taking import Prepared, check_target, prepared
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -216,8 +216,18 @@ def attribution_of(
             **({} if not (assumed := run.assumed) else {"assumed": list(assumed)}),
             **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
             **_parts_of([result for _, result in results]),
+            **_likely(run, target),
         },
     )
+
+
+def _likely(run: Pass, target: Target) -> dict[str, Any]:
+    """The softmax of the class that is explained, in each sample; nothing where the target is not one class."""
+    logits = run.output.wide.detach()
+    if run.output.span or logits.ndim != 2 or logits.shape[1] < 2 or target.first is None or target.second is not None:
+        return {}
+    classes = torch.as_tensor(target.first, device=logits.device).reshape(-1, 1).expand(len(logits), 1)
+    return {"probability": logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()}
 
 
 def _parts_of(results: list[Result]) -> dict[str, Any]:
@@ -242,7 +252,7 @@ def _content(x: Any, run: Pass) -> Tensor:  # noqa: ANN401
 
 def explain(
     model: object,
-    inputs: Tensor | Mapping[str, Any],
+    inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
     method: str = DEFAULT_METHOD,
     target: AnyTarget = None,
     preset: str = "recommended",
@@ -255,9 +265,11 @@ def explain(
     """What the model looked at, as one score per patch or token.
 
     Args:
-        model: any `torch.nn.Module` that returns logits, or a pipeline or a model of sentence-transformers around one.
-            It is not changed.
-        inputs: a preprocessed image batch `[b, 3, h, w]`, or a mapping passed on as keywords.
+        model: any `torch.nn.Module` that returns logits, or an object that holds one: a model of `vitrail.zoo` or its
+            name, what `vitrail.models.loading.load` gives, a pipeline, a model of sentence-transformers. It is not
+            changed.
+        inputs: a preprocessed image batch `[b, 3, h, w]`, or a mapping passed on as keywords. A model that brings its
+            preprocessing also takes a picture, a path, an array `[h, w, 3]`, a text, or a list of them.
         method: a name of `vitrail.METHODS`; `auto` is `consensus` where it applies, else `gae`.
         target: None (the predicted class), an int, one int per sample, a `vitrail.targets` object, or a function of
             the logits that gives one value per sample.
@@ -282,8 +294,8 @@ def explain(
 
 def compare(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
-    inputs: Tensor | Mapping[str, Any],
-    methods: Sequence[MethodSpec] | str,
+    inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
+    methods: Sequence[MethodSpec] | str | None = None,
     target: AnyTarget = None,
     preset: str = "recommended",
     *,
@@ -299,7 +311,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
             It is not changed.
         inputs: as for `explain`.
         methods: names, or pairs of a name and options; an option `preset` overrides the common one. `auto` is
-            `consensus` where it applies, else `gae`.
+            `consensus` where it applies, else `gae`. None: a few methods of different kinds, `auto` first.
         target: as for `explain`.
         preset: the preset of methods that name none.
         anatomy: where the model's parts are, if it is of no known family.
@@ -311,12 +323,15 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     if on_error not in ON_ERROR:
         raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
     settings = Settings(backend, chunk_rows)
+    given = prepared(model, inputs)
+    if methods is None:
+        methods = READABLE[read_inputs(given.inputs).kind]
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
 
     def run(some: Sequence[MethodSpec]) -> list[Attribution]:
-        return _compare(model, inputs, some, target, preset, anatomy=anatomy, settings=settings)
+        return _compare(model, given, some, target, preset, anatomy=anatomy, settings=settings)
 
     return ON_ERROR[on_error](run, methods)
 
@@ -345,7 +360,7 @@ ON_ERROR: dict[str, Callable[..., Comparison]] = {"raise": _raising, "keep": _ke
 
 def _compare(
     model: object,
-    inputs: Tensor | Mapping[str, Any],
+    given: Prepared,
     methods: Sequence[MethodSpec],
     target: AnyTarget,
     preset: str,
@@ -355,7 +370,7 @@ def _compare(
 ) -> list[Attribution]:
     """The results of all methods, in their order."""
     started = time.perf_counter()
-    read = read_inputs(inputs)
+    read = read_inputs(given.inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     with shadow(model) as own:
         check_target(own, as_target(target))
@@ -366,7 +381,20 @@ def _compare(
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    return [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
+    named = [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
+    return [_shown_over(one, given, read) for one in named]
+
+
+def _shown_over(attribution: Attribution, given: Prepared, read: Inputs) -> Attribution:
+    """The attribution with the names of its classes, and with the pictures that its maps are drawn over."""
+    names = class_titles(attribution.target, given.class_names, len(attribution))
+    seen = None
+    if attribution.kind == "image":
+        seen = Seen(given.pictures) if given.pictures else Seen(borrowed=read.shown)
+    known = {**attribution.provenance, **({"classes": names} if names else {})}
+    if given.multi_label:  # the softmax of independent classes says nothing
+        known.pop("probability", None)
+    return Attribution(**{**vars(attribution), "provenance": known, "seen": seen})
 
 
 def _explained(

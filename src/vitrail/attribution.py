@@ -1,8 +1,9 @@
 """The result of a method: scores, what they belong to, how they were made; several results together."""
 
 import hashlib
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -125,6 +126,53 @@ def provenance(
     }
 
 
+class Seen:
+    """The pictures that maps belong to, for drawing only. They are never saved.
+
+    Args:
+        pictures: one for each sample, kept.
+        borrowed: the user's own tensor, which is drawn over as long as the user keeps it.
+    """
+
+    def __init__(self, pictures: tuple[Any, ...] | None = None, borrowed: Tensor | None = None) -> None:
+        self._pictures = pictures
+        self._borrowed = None if borrowed is None else weakref.ref(borrowed)
+
+    def __call__(self, index: int) -> Any:  # noqa: ANN401
+        """The picture of one sample; None where it is gone."""
+        if self._pictures is not None:
+            return self._pictures[index] if index < len(self._pictures) else None
+        held = None if self._borrowed is None else self._borrowed()
+        return held[index] if held is not None and held.ndim == 4 and held.shape[1] == 3 and index < len(held) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and other processes get none."""
+        return Seen, ()
+
+
+def class_titles(target: Target, names: Sequence[str] | None, samples: int) -> list[str] | None:
+    """What is explained of each sample in the names of the classes; None where they are not known."""
+    if names is None or target.first is None or target.position is not None:
+        return None
+    columns = [_each(classes, samples) for classes in (target.first, target.second) if classes is not None]
+    if any(not 0 <= index < len(names) for column in columns for index in column):
+        return None
+    return [" rather than ".join(str(names[i]).split(",")[0] for i in pair) for pair in zip(*columns, strict=True)]
+
+
+def _each(classes: Any, samples: int) -> list[int]:  # noqa: ANN401
+    return list(classes) if isinstance(classes, tuple) and len(classes) == samples else [_only(classes)] * samples
+
+
+def _own(classes: Any, index: int) -> Any:  # noqa: ANN401
+    """The class of one sample, where every sample has one."""
+    return classes[index] if isinstance(classes, tuple) and index < len(classes) else classes
+
+
+def _only(classes: Any) -> int:  # noqa: ANN401
+    return int(classes[0] if isinstance(classes, tuple) else classes)
+
+
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """One score per patch or token, for every sample of a batch.
@@ -148,9 +196,11 @@ class Attribution:
         provenance: model, its fingerprint, library versions and backend; `seconds` spent on this result alone, and
             `shared_seconds` of what served several results of one `compare`, such as its forward pass; `residual`, for
             methods whose scores should add up, is what their sum lacks in each sample; `parts` and `disagreement`, of
-            methods that add up others; `default`, why the best method did not apply where none was named.
+            methods that add up others; `default`, why the best method did not apply where none was named; `classes`,
+            the name of what is explained of each sample, and `probability`, that of its class, where they are known.
         streams: where a model has several sequences of tokens, an attribution for each of them by its name: `encoder`
             and `decoder`, `image` and `text`, `audio`, `queries`. `scores` is that of the sequence the user gave.
+        seen: the pictures that maps are drawn over where none is given; not saved.
     """
 
     scores: Float[Tensor, "b n"]
@@ -171,6 +221,7 @@ class Attribution:
     heads: Float[Tensor, "b h n"] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     streams: Mapping[str, "Attribution"] = field(default_factory=dict)
+    seen: Seen | None = None
 
     def __len__(self) -> int:
         """How many samples the batch has."""
@@ -258,7 +309,16 @@ class Attribution:
     def equals(self, other: "Attribution") -> bool:
         """Whether every field is the same, tensors entry by entry."""
         mine, theirs = vars(self), vars(other)
-        return all(_same(mine[name], theirs[name]) for name in mine)
+        return all(_same(mine[name], theirs[name]) for name in mine if name != "seen")
+
+    def title(self, index: int = 0) -> str:
+        """What is explained of one sample: its class by name and probability where they are known, else the target."""
+        names, likely = self.provenance.get("classes"), self.provenance.get("probability")
+        own = f", {likely[index]:.1%}" if likely and index < len(likely) else ""
+        if names and index < len(names):
+            return f"{names[index]}{own}"
+        first, second = (_own(classes, index) for classes in (self.target.first, self.target.second))
+        return f"{replace(self.target, first=first, second=second)}{own}"
 
     def __repr__(self) -> str:
         """One line: what it is of, and how it was made."""
@@ -320,6 +380,18 @@ class Comparison(Sequence[Attribution]):
     def __len__(self) -> int:
         """How many methods were compared."""
         return len(self.attributions)
+
+    def __repr__(self) -> str:
+        """One line: the methods, and what they explain."""
+        found = self.attributions
+        what = f"{found[0].target}, {len(found[0])} samples" if found else "nothing"
+        return f"Comparison({', '.join(self.labels)}; {what})"
+
+    def _repr_html_(self) -> str:
+        """The first sample, every method side by side."""
+        from vitrail.plots.page import comparison_html
+
+        return comparison_html(self.attributions)
 
     def explore(self, image: Any = None, *, index: int = 0) -> "Page":  # noqa: ANN401
         """All methods as a page to point into and recolour, shown by notebooks; it needs no server."""

@@ -397,11 +397,12 @@ def _own_tensors(attribution: Attribution) -> Arrays:
     return {name: x.detach().cpu() for name, x in found.items() if x is not None}
 
 
-def _to_json(attribution: Attribution) -> bytes:
+def to_json(attribution: Attribution) -> str:
+    """What a `.json` file holds: everything, on one line."""
     values = {
         name: {"shape": list(x.shape), "values": x.flatten().tolist()} for name, x in _tensors(attribution).items()
     }
-    return json_text({**_header(attribution), "tensors": values}).encode()
+    return json_text({**_header(attribution), "tensors": values})
 
 
 def _from_json(data: bytes) -> tuple[Header, Arrays]:
@@ -445,7 +446,7 @@ def _from_npz(data: bytes) -> tuple[Header, Arrays]:
 
 
 WRITERS: dict[str, Callable[[Attribution], bytes]] = {
-    ".json": _to_json,
+    ".json": lambda attribution: to_json(attribution).encode(),
     ".npz": _to_npz,
     ".png": _picture("png"),
     ".pdf": _picture("pdf"),

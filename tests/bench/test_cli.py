@@ -2,7 +2,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitrail.apps.cli.app import app
-from vitrail.apps.cli.benching import changed, quick_plan
+from vitrail.apps.cli.bench import changed, quick_plan
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
 from vitrail.methods import METHODS

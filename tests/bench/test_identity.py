@@ -13,7 +13,7 @@ from PIL import Image
 from saved_models import save_vit
 from transformers import ViTForImageClassification
 
-from vitrail.apps.cli.bench_own import tell_older
+from vitrail.apps.cli.bench import tell_older
 from vitrail.attribution import fingerprint
 from vitrail.errors import EngineError
 from vitrail.evaluate import bench, data

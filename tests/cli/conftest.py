@@ -24,3 +24,15 @@ def place(tmp_path_factory):
 def run(place, monkeypatch):
     monkeypatch.chdir(place)
     return lambda *args, **more: CliRunner().invoke(app, list(map(str, args)), **more)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Print as on a terminal that is wide enough for every table."""
+    from rich.console import Console
+
+    for module in ("screen", "show", "methods", "demo"):
+        monkeypatch.setattr(
+            f"vitrail.apps.cli.{module}.out",
+            lambda: Console(highlight=False, force_terminal=True, color_system=None, width=160),
+        )

@@ -5,10 +5,11 @@ from PIL import Image
 from saved_models import ARCH
 
 import vitrail
+from vitrail.methods import READABLE
 from vitrail.models.loading import load
 
 
-def test_an_image_is_explained_in_the_terminal(run):
+def test_an_image_is_explained_in_the_terminal(terminal, run):
     result = run("explain", "cat.png", "-m", "vit", "-t", "Tabby Cat", "--method", "gae", "--method", "rollout")
     assert result.exit_code == 0
     assert "strongest patches for tabby" in result.stdout
@@ -56,12 +57,14 @@ def test_one_method_may_appear_with_two_sets_of_options(run, tmp_path):
     assert "<strong>tokentm(ffn=False)</strong>" in page
 
 
-def test_compare_takes_every_method_and_every_target(run, tmp_path):
+def test_compare_takes_a_readable_set_of_methods_for_every_target_the_default_first(run, tmp_path):
     path = tmp_path / "c.json"
     result = run("compare", "cat.png", "-m", "vit", "-t", "boxer", "-t", 0, "-o", path)
     assert result.exit_code == 0, result.output
-    quick = [name for name, method in vitrail.METHODS.items() if method.kind == "recording"]
-    assert len(list(tmp_path.iterdir())) == 2 * len(quick)
+    wrote = [line.removeprefix("wrote ") for line in result.stderr.splitlines()]
+    assert len(wrote) == len(list(tmp_path.iterdir())) == 2 * len(READABLE["image"])
+    assert wrote[0].endswith("c-boxer-consensus.json")
+    assert len(READABLE["image"]) <= 6
 
 
 def test_versus_explains_a_difference(run, tmp_path):
@@ -73,7 +76,7 @@ def test_versus_explains_a_difference(run, tmp_path):
     assert (target["name"], target["first"], target["second"]) == ("difference", [1], [0])
 
 
-def test_text_comes_from_the_argument_a_file_or_stdin(run, tmp_path):
+def test_text_comes_from_the_argument_a_file_or_stdin(terminal, run, tmp_path):
     (tmp_path / "film.txt").write_text("a dull film\n", encoding="utf-8")
     ways = [run("explain", "a dull film", "-m", "bert"), run("explain", tmp_path / "film.txt", "-m", "bert")]
     ways.append(run("explain", "-", "-m", "bert", input="a dull film\n"))
@@ -82,7 +85,7 @@ def test_text_comes_from_the_argument_a_file_or_stdin(run, tmp_path):
     assert "[CLS] a dull film [SEP]" in ways[0].stdout
 
 
-def test_pairs_questions_and_next_tokens(run):
+def test_pairs_questions_and_next_tokens(terminal, run):
     pair = run("explain", "a man", "--pair", "the fox", "-m", "bert")
     assert "[CLS] a man [SEP] the fox [SEP]" in pair.stdout
     asked = run("explain", "--question", "who sleeps", "--context", "the fox", "-m", "question_bert")
@@ -110,7 +113,7 @@ def test_a_broken_file_does_not_stop_a_folder(run, place, tmp_path):
 
 def test_a_default_method_that_the_model_cannot_give_is_left_out(run, monkeypatch):
     wanted = [("gae", {}), ("gradtoken", {"depth": 9})]
-    monkeypatch.setattr("vitrail.apps.cli.explaining.applicable", lambda preset, kind: wanted)
+    monkeypatch.setattr("vitrail.apps.cli.session.readable_set", lambda preset, kind: wanted)
     result = run("compare", "cat.png", "-m", "vit")
     assert result.exit_code == 0
     assert "left out gradtoken: depth=9" in result.stderr

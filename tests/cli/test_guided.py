@@ -56,7 +56,7 @@ def test_the_numbers_are_those_of_python(run, place, zebra, tmp_path):
     assert expected.scores.allclose(vitrail.Attribution.load(tmp_path / "a.json").scores)
 
 
-def test_the_embedded_model_is_guided_by_the_package(run, tmp_path):
+def test_the_embedded_model_is_guided_by_the_package(terminal, run, tmp_path):
     open_shipped("temple").save(tmp_path / "temple.png")
     result = run("guide", tmp_path / "temple.png", "-m", "photo")
     assert result.exit_code == 0
@@ -78,7 +78,7 @@ def test_the_embedded_model_is_guided_by_the_package(run, tmp_path):
         (("guide", "vit", *VIT), "takes one picture"),
         (("guide", "dog.png", *VIT), "there is no file dog.png"),
         (("guide", "cat.png", "-m", "bert"), "For text: vitrail detail"),
-        (("detail", "cat.png", *VIT, "-t", "boxer", "--versus", "1"), "both classes are 1"),
+        (("detail", "cat.png", *VIT, "-t", "boxer", "--versus", "1"), "name the same class, boxer"),
         (("detail", "cat.png", *VIT, "--form", "sum"), "there is no form 'sum'"),
         (("detail", "cat.png", *VIT, "-t", "boxxer"), "Did you mean boxer"),
         (("detail", "vit", *VIT), "For a folder: vitrail audit"),

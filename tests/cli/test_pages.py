@@ -6,7 +6,7 @@ from saved_models import save_bert
 from typer.testing import CliRunner
 
 from vitrail.apps.cli.app import app
-from vitrail.apps.cli.catalogue import option_docs
+from vitrail.apps.cli.methods import option_docs
 from vitrail.methods import METHODS
 
 

@@ -19,7 +19,7 @@ def failed(result):
 
 
 @pytest.mark.parametrize("given", [("cat.png", *VIT, "-t", "boxer"), ("a dull film", *BERT, "-t", "good")])
-def test_a_film_is_shown_and_written(run, tmp_path, given):
+def test_a_film_is_shown_and_written(terminal, run, tmp_path, given):
     files = [tmp_path / name for name in ("strip.png", "film.gif", "film.json")]
     result = run("transfer", *given, "--steps", 3, *(x for path in files for x in ("-o", path)))
     assert result.exit_code == 0, result.output
@@ -39,7 +39,7 @@ def test_every_option_of_a_film_reaches_it(run, tmp_path):
     assert found["deviation"] == 0
 
 
-def test_a_picture_is_rewritten(run, place, tmp_path):
+def test_a_picture_is_rewritten(terminal, run, place, tmp_path):
     loaded = load(str(place / "vit"))
     with Image.open(place / "cat.png") as image, torch.no_grad():
         second = loaded.model(**loaded.image(image).inputs).logits[0].argsort(descending=True)[1]
@@ -86,7 +86,7 @@ WRONG = [
     (("rewrite", "cat.png", *VIT, "-t", "boxer", "--source", "boxer"), "source and target are both 'boxer'"),
     (("rewrite", "cat.png", *VIT, "-t", "boxer", "--linf", "two"), "such as 0.5, or 2/255"),
     (("rewrite", "cat.png", *VIT, "-t", "boxer", "--linf", "1/255", "--linf", "2/255"), "for a folder"),
-    (("rewrite", "cat.png", *VIT, "-t", "boxer", "-o", "new.jpg"), "does not end in .png"),
+    (("rewrite", "cat.png", *VIT, "-t", "boxer", "-o", "new.jpg"), "no known ending. Did you mean .png"),
     (("rewrite", "cat.png", *VIT, "-t", "boxer", "--probability", 2), "below 1"),
     (("rewrite", "vit/config.json", *VIT, "-t", "boxer"), "cannot be read as an image"),
     (("rewrite", "a dull film", *BERT, "-t", "good"), "reads text"),

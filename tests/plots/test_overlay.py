@@ -98,7 +98,9 @@ def test_a_map_of_pixels_is_drawn_as_it_is():
 
 def test_a_colour_bar_stands_beside_the_map():
     labels = [label.get_text() for label in image_attribution(signed=True).plot().axes[1].get_xticklabels()]
-    assert labels == ["against", "0", "for"]
+    assert [label.split()[0] for label in labels] == ["against", "0", "for"]
+    low, high = (float(labels[i].split()[1]) for i in (0, 2))
+    assert -low == high > 0
 
 
 def test_figures_stay_out_of_pyplot():

@@ -85,7 +85,7 @@ def test_words_are_merged_on_request():
 def test_an_image_is_embedded_with_words_for_those_who_do_not_see_it():
     image = Attribution(torch.rand(2, 6), "gae", targets.logit([3, 4]), "image", grid=(2, 3), size=(10, 15))
     pictures = [attrs for tag, attrs in Reader(image.to_html()).tags if tag == "img"]
-    assert [attrs["alt"] for attrs in pictures] == [f"Map of gae for the logit of {c}, sample {c - 3}" for c in (3, 4)]
+    assert [attrs["alt"] for attrs in pictures] == [f"Map of gae for logit of {c}, sample {c - 3}" for c in (3, 4)]
     for attrs in pictures:
         assert b64decode(attrs["src"].removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
 

@@ -1,12 +1,12 @@
 """One forward pass of a shadow with every attention layer captured, and the recording of all its layers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.found_body import found_body
@@ -21,7 +21,7 @@ from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
-from vitrail.models.taking import check_target, every_module
+from vitrail.models.taking import check_target, every_module, prepared
 from vitrail.targets import AnyTarget, as_target
 
 
@@ -196,7 +196,7 @@ def check_roots(capture: Capture, inputs: Inputs) -> None:
 
 def record(
     model: object,
-    inputs: Tensor | Mapping[str, Any],
+    inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
     target: AnyTarget = None,
     *,
     keep: frozenset[str] | set[str] = KEEPS,
@@ -208,7 +208,7 @@ def record(
         keep: which states and gradients to keep beside queries, keys and values; all by default.
         anatomy: where the parts of the model are, if it is of no known family.
     """
-    wanted, read = Wanted.of(frozenset(keep)), read_inputs(inputs)
+    wanted, read = Wanted.of(frozenset(keep)), read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), wanted, Settings()) as run:
         check_target(own, as_target(target))
         part, *more = run.parts(target)

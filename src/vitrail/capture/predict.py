@@ -3,13 +3,12 @@
 What a model says of an input, and how it divides a picture, from one plain pass.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.passes import Pass, Settings, Wanted
@@ -18,6 +17,7 @@ from vitrail.errors import TargetError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.readouts import last_position
+from vitrail.models.taking import prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +46,9 @@ class Seen:
         return list(zip(classes.tolist(), likely.tolist(), strict=True))
 
 
-def look(model: nn.Module, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Seen:
+def look(model: object, inputs: Any, anatomy: Anatomy | None = None) -> Seen:  # noqa: ANN401
     """What the model says, for a language model of the token that follows."""
-    read = read_inputs(inputs)
+    read = read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), Settings()) as run:
         return Seen(read, _class_logits(run), run.origin.grid)
 

@@ -287,6 +287,10 @@ class Recording:
     logits: Tensor
     scalar: Float[Tensor, " b"]
 
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Recording({len(self.layers)} layers, logits {list(self.logits.shape)})"
+
 
 def widen(x: Tensor) -> Tensor:
     """The tensor in the dtype of the relevance algebra: float64 stays, all else becomes float32."""

@@ -9,6 +9,11 @@ from vitrail.methods.table import ByKind, Method, Preset
 DEFAULT_METHOD = "auto"
 """Stands for the first of `PREFERRED` that applies. `explain` and `compare` take it; it is no entry of `METHODS`."""
 PREFERRED = ("consensus", "gae")
+READABLE = {
+    "image": (DEFAULT_METHOD, "gae", "tokentm", "attn_lrp", "grad_cam", "rollout"),
+    "text": (DEFAULT_METHOD, "gae", "attn_lrp", "attcat", "integrated_gradients", "rollout"),
+}
+"""What `compare` shows where no method is named: the default first, then one method of each family."""
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}
@@ -198,4 +203,4 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
-__all__ = ["DEFAULT_METHOD", "METHODS", "PREFERRED", "ByKind", "Method", "Preset"]
+__all__ = ["DEFAULT_METHOD", "METHODS", "PREFERRED", "READABLE", "ByKind", "Method", "Preset"]

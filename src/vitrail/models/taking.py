@@ -1,10 +1,22 @@
-"""What may stand for a model: a module, an object that holds one, or words that say what to give instead."""
+"""What may stand for a model and for its inputs.
 
+A model is a module, or an object that holds one: a model of `vitrail.zoo`, what `vitrail.models.loading.load` gives, a
+pipeline of transformers, a model of sentence-transformers. Objects that bring their preprocessing also take a picture,
+the name of its file, an array, a text, or a list of them. All else is answered with what to give instead.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from vitrail.errors import InputError, TargetError
+from vitrail.models.texts import check_text
 from vitrail.targets import Target
 
 
@@ -32,8 +44,172 @@ class FromFeatures(nn.Module):
         return out["sentence_embedding" if self.embeds else "scores"]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Inputs as the module takes them, and what is known beside them.
+
+    Args:
+        pictures: what the model saw, one for each sample, where pictures were given that are not tensors.
+        class_names: by class index, where the model says them.
+        multi_label: whether the classes are independent of one another.
+    """
+
+    inputs: Any
+    pictures: tuple[Any, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    multi_label: bool = False
+
+
+def prepared(model: object, inputs: object) -> Prepared:
+    """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
+    holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
+    names, multi = _class_names(holder), getattr(_config(holder), "problem_type", "") == "multi_label_classification"
+    if isinstance(inputs, (Tensor, Mapping)):
+        _check_batch_axis(holder, inputs)
+        return Prepared(inputs, class_names=names, multi_label=multi)
+    several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    if not several:
+        raise InputError("the list of inputs is empty: there is nothing to explain.")
+    show = next((show for holds, show in HOLDERS.items() if holds(holder)), None)
+    if show is None:
+        raise InputError(f"{_what_input(inputs)} {PREPARE}")
+    made, pictures = show(holder, several)
+    return Prepared(made, tuple(pictures) if pictures else None, names, multi)
+
+
+def _check_batch_axis(holder: object, inputs: object) -> None:
+    """Refuse one picture [3, h, w] for a model of pictures; elsewhere three axes are embeddings of a text."""
+    module = getattr(holder, "model", holder) if not isinstance(holder, nn.Module) else holder
+    pictures = getattr(module, "main_input_name", "") == "pixel_values" or hasattr(module, "patch_embed")
+    if pictures and isinstance(inputs, Tensor) and inputs.ndim == 3:
+        raise InputError(
+            f"this model takes pictures [b, 3, h, w], but the tensor has shape {tuple(inputs.shape)}: is the batch "
+            "axis missing? Add it with x[None]."
+        )
+
+
+def _show_loaded(loaded: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401
+    """A batch as an object of `vitrail.models.loading` takes it."""
+    if loaded.kind == "text":
+        texts = [check_text(text) for text in several]
+        return loaded.texts(texts), []
+    samples = [loaded.image(as_image(one)) for one in several]
+    first = samples[0].inputs
+    if isinstance(first, Tensor):
+        return torch.cat([sample.inputs for sample in samples]), [sample.picture for sample in samples]
+    merged = {name: torch.cat([sample.inputs[name] for sample in samples]) for name in first}
+    return merged, [sample.picture for sample in samples]
+
+
+def _show_embedded(found: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401
+    """A batch as a model of `vitrail.zoo` takes it."""
+    if found.name == "sentiment":
+        return found.preprocess(several), []
+    from vitrail.models.zoo.photo import crop, to_input
+
+    pictures = [crop(as_image(one)) for one in several]
+    return torch.cat([to_input(picture) for picture in pictures]), pictures
+
+
+def _show_pipeline(pipeline: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401
+    """A batch by the tokenizer or the image processor of a pipeline."""
+    device = next(pipeline.model.parameters()).device
+    if pipeline.image_processor is not None:
+        pictures = [as_image(one) for one in several]
+        return dict(pipeline.image_processor(images=pictures, return_tensors="pt").to(device)), []
+    texts = [check_text(text) for text in several]
+    padding = len(texts) > 1
+    return pipeline.tokenizer(texts, return_tensors="pt", padding=padding, return_special_tokens_mask=True).to(
+        device
+    ), []
+
+
+HOLDERS: dict[Callable[[object], bool], Callable[[Any, Sequence[object]], tuple[Any, list[Any]]]] = {
+    lambda x: type(x).__name__ == "Loaded" and _from(x, "vitrail"): _show_loaded,
+    lambda x: type(x).__name__ == "Embedded" and _from(x, "vitrail"): _show_embedded,
+    lambda x: "Pipeline" in _bases(x) and getattr(x, "image_processor", x) is not x: _show_pipeline,
+}
+"""Objects that bring their preprocessing, and how each is shown a batch."""
+
+
+def as_image(given: object) -> Any:  # noqa: ANN401
+    """A PIL image of a picture, of the name of its file, or of an array [h, w, 3]."""
+    from PIL import Image
+
+    from vitrail.models.loading.images import open_image, to_rgb, upright
+
+    if isinstance(given, (str, Path)):
+        return open_image(Path(given))
+    if isinstance(given, Image.Image):
+        return to_rgb(upright(given))
+    if isinstance(given, Tensor):
+        raise InputError("a list of tensors is no batch: stack them with torch.stack, as the model takes them.")
+    if isinstance(given, np.ndarray):
+        return Image.fromarray(_as_bytes(given)).convert("RGB")
+    raise InputError(f"a picture is a PIL image, a path or an array [h, w, 3], not {type(given).__name__}.")
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    """The array as 8-bit numbers: real numbers from 0 to 1 are scaled."""
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)) or not array.size:
+        raise InputError(f"an array is a picture [h, w] or [h, w, 3], but this one has shape {list(array.shape)}.")
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind == "f" and np.isfinite(array).all() and 0 <= array.min() <= array.max() <= 1:
+        return (array * 255).round().astype(np.uint8)
+    raise InputError(
+        f"an array of pixels holds 8-bit numbers, or real numbers from 0 to 1, but this one is {array.dtype} from "
+        f"{array.min():g} to {array.max():g}."
+    )
+
+
+def _class_names(holder: object) -> tuple[str, ...] | None:
+    """The names of the classes, where the model or what holds it says them."""
+    named = getattr(holder, "class_names", None)
+    if isinstance(named, tuple):
+        return named
+    found = getattr(_config(holder), "id2label", None)
+    if not isinstance(found, Mapping) or not all(i in found for i in range(len(found))):
+        return None
+    names = tuple(str(found[i]) for i in range(len(found)))
+    return None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+
+
+def _config(holder: object) -> Any:  # noqa: ANN401
+    """The configuration of a Hugging Face model, or of the one that an object holds."""
+    return getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
+
+
+def _what_input(inputs: object) -> str:
+    """What was given as inputs, in words."""
+    said = f"{inputs!r}" if isinstance(inputs, (str, Path)) and len(str(inputs)) < 60 else f"a {type(inputs).__name__}"
+    return f"inputs must be a tensor or a mapping of tensors, not {type(inputs).__name__} ({said})."
+
+
+PREPARE = (
+    "Images: a preprocessed tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'. Or load "
+    "the model with its preprocessing, vitrail.models.loading.load(name), and pass the path, picture or text itself."
+)
+"""What to do where a module alone does not know its preprocessing."""
+
+
+@cache
+def _embedded(name: str) -> Any:  # noqa: ANN401
+    from vitrail.models import zoo
+
+    return zoo.load(name)
+
+
+EMBEDDED = ("photo", "sentiment")
+
+
 def taken(model: object) -> nn.Module:
     """The module to explain, or an error that says what was given and what to give instead."""
+    if isinstance(model, str) and model in EMBEDDED:
+        return _embedded(model).model
+    if type(model).__name__ in ("Embedded", "Loaded") and _from(model, "vitrail"):
+        return taken(getattr(model, "model", None))
     if isinstance(model, nn.Module):
         return FromFeatures(model) if "BaseModel" in _bases(model) and _from(model, "sentence_transformers") else model
     if "Pipeline" in _bases(model) and isinstance(inner := getattr(model, "model", None), nn.Module):
@@ -65,7 +241,10 @@ def _what(model: object) -> str:
     if model is None:
         return "None. Did the function that builds the model return it?"
     if isinstance(model, str):
-        return f"the text {model!r}. Load the model first, for example with transformers or timm, and pass it."
+        return (
+            f"the text {model!r}. Names that work here are {' and '.join(EMBEDDED)}. Load another model first, for "
+            "example with vitrail.models.loading.load, transformers or timm, and pass it."
+        )
     if isinstance(model, type):
         return f"the class {model.__name__}. Make a model of it, and pass that."
     if isinstance(getattr(model, "model", None), nn.Module):

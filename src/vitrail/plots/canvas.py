@@ -44,9 +44,19 @@ def require_matplotlib() -> None:
 def new_figure(width: float, height: float) -> "Figure":
     """A white figure of this size in inches, outside pyplot's global list."""
     require_matplotlib()
+    return _figure_class()(figsize=(width, height), dpi=DPI, facecolor="white")
+
+
+@cache
+def _figure_class() -> "type[Figure]":
+    """A figure that a notebook shows as a picture, without any magic command."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    class Drawing(Figure):
+        def _repr_png_(self) -> bytes:
+            return rendered(self)
+
+    return Drawing
 
 
 def panel(figure: "Figure", left: float, top: float, width: float, height: float) -> "Axes":
@@ -124,6 +134,8 @@ def rendered(figure: "Figure", form: str = "png", *, metadata: Mapping[str, str]
 
 
 WHITE = "#ffffff"
+VIOLET = "#5b2a86"
+"""The largest impact on text where a method does not say whether it is for or against the target."""
 GREEN, RED = "#00703c", "#b8112a"
 """The largest impact for and against the target on text, as AttCAT's Fig. 5 colours it."""
 SIGNED_MAP, UNSIGNED_MAP = "RdBu_r", "inferno"
@@ -143,9 +155,12 @@ def stretched(values: Values) -> Values:
     return (values - low) / (high - low) if high > low else values * 0
 
 
-def shade(score: float) -> str:
-    """The colour of a token with a score from -1 to 1: white to dark green, or white to dark red."""
-    end, amount = (GREEN if score > 0 else RED), min(abs(score), 1.0)
+def shade(score: float, *, signed: bool = True) -> str:
+    """The colour of a token with a score from -1 to 1: white to dark green, or white to dark red.
+
+    Scores that say how much, but not whether for or against the target, run from white to violet.
+    """
+    end, amount = (VIOLET if not signed else GREEN if score > 0 else RED), min(abs(score), 1.0)
     return "#" + "".join(f"{round(255 + (part - 255) * amount):02x}" for part in _rgb(end))
 
 

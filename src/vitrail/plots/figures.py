@@ -19,8 +19,18 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
-from vitrail.plots.canvas import check_index, common_target, sample_target, stretched, symmetric
-from vitrail.plots.pictures import Panel, Picture, as_picture, map_size, maps_of, overlay, panel_figure, sample_map
+from vitrail.plots.canvas import check_index, common_target, stretched, symmetric
+from vitrail.plots.pictures import (
+    Panel,
+    Picture,
+    as_picture,
+    map_size,
+    maps_of,
+    overlay,
+    panel_figure,
+    picture_of,
+    sample_map,
+)
 from vitrail.plots.streams import streams_figure
 from vitrail.plots.tokens import Row, pieces, sentence, sentence_figure, token_heatmap
 
@@ -77,7 +87,7 @@ def head_grid(attribution: Attribution, image: Any = None, *, index: int = 0) ->
         )
     index = check_index(attribution, index)
     names = [f"head {h}" for h in range(attribution.heads.shape[1])]
-    heading = f"{attribution.label}\n{sample_target(attribution, index)}"
+    heading = f"{attribution.label}\n{attribution.title(index)}"
     if attribution.kind == "text":
         return token_heatmap(attribution, attribution.heads[index], [*names, "together"], index, signed=True)
     picture = None if image is None else as_picture(image, index)
@@ -126,7 +136,7 @@ def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -
     names = _names(attribution, layers)
     panels += [Panel(name, scale(one), signed=attribution.signed) for name, one in zip(names, maps, strict=True)]
     what = "part by part" if "parts" in attribution.provenance else "layer by layer"
-    heading = f"{attribution.label}, {what}\n{sample_target(attribution, index)}"
+    heading = f"{attribution.label}, {what}\n{attribution.title(index)}"
     lines = -(-len(panels) // (COLUMNS + 1))
     length = -(-len(panels) // lines)
     return panel_figure([panels[i : i + length] for i in range(0, len(panels), length)], picture, heading=heading)
@@ -168,17 +178,23 @@ def comparison_sheet(
         found = f"a mix of {' and '.join(sorted(kinds))}" if kinds else "none, or an empty row"
         raise OptionError(f"a sheet needs rows of attributions that are all images or all texts, but got {found}.")
     index = check_index(rows[0][0], index)
-    titles = [common_target(row, index) for row in rows] if row_titles is None else list(row_titles)
+    titles = [_title(row, index) for row in rows] if row_titles is None else list(row_titles)
     if len(titles) != len(rows):
         raise OptionError(f"{len(titles)} row titles were given for {len(rows)} rows. Give one for each.")
     return DRAW[kinds.pop()](rows, image, index, titles)
+
+
+def _title(row: Sequence[Attribution], index: int) -> str:
+    """What a row explains, by the names of its classes where they are known."""
+    named = {attribution.title(index) for attribution in row if "classes" in attribution.provenance}
+    return named.pop() if len(named) == 1 else common_target(row, index)
 
 
 def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
     images = image if isinstance(image, list) else [image] * len(rows)
     if len(images) != len(rows):
         raise OptionError(f"{len(images)} images were given for {len(rows)} rows. Give one, or one for each.")
-    pictures = [None if one is None else as_picture(one, index) for one in images]
+    pictures = [picture_of(row[0], one, index) for row, one in zip(rows, images, strict=True)]
     grid = [_panels(row, picture, index) for row, picture in zip(rows, pictures, strict=True)]
     if len(grid) == 1:
         return panel_figure(_spread(grid[0]), pictures[0], heading=titles[0])
@@ -200,7 +216,7 @@ def _spread(panels: list[Panel | None]) -> list[list[Panel | None]]:
 
 def _text_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
     groups = [(title, [Row(a.label, pieces(a, index)) for a in row]) for title, row in zip(titles, rows, strict=True)]
-    return sentence_figure(groups, signed=any(a.signed for row in rows for a in row))
+    return sentence_figure(groups)
 
 
 DRAW = {"image": _image_sheet, "text": _text_sheet}

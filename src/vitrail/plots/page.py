@@ -6,12 +6,14 @@ An attribution as HTML that needs nothing beside it. Every word of it is escaped
 """
 
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
 from typing import Any
 
 from vitrail.attribution import Attribution
-from vitrail.plots.canvas import check_index, ink, rendered, sample_target, shade
+from vitrail.plots.canvas import check_index, ink, rendered, shade
+from vitrail.plots.figures import comparison_sheet
 from vitrail.plots.pictures import overlay
 from vitrail.plots.tokens import Piece, pieces
 
@@ -89,6 +91,14 @@ def to_html(
     )
 
 
+def comparison_html(attributions: Sequence[Attribution]) -> str:
+    """A block of HTML with the first sample explained by every method side by side."""
+    if not attributions:
+        return "<p>no attribution</p>"
+    alt = f"{', '.join(a.label for a in attributions)} for {attributions[0].title()}"
+    return embedded(rendered(comparison_sheet([list(attributions)])), alt, look="max-width:100%")
+
+
 def to_page(attribution: Attribution, *, index: int | None = None) -> str:
     """A whole HTML document of the attribution."""
     title = f"{attribution.label}: {attribution.target}"
@@ -122,18 +132,18 @@ def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool) ->
 
 
 def _own_sample(attribution: Attribution, image: Any, index: int, *, merge: bool) -> str:  # noqa: ANN401
-    target = escape(str(sample_target(attribution, index)))
+    target = escape(attribution.title(index))
     if attribution.kind == "text":
         found = pieces(attribution, index, merge=merge)
         words = "".join(("" if i == 0 or piece.glued else " ") + _token(piece) for i, piece in enumerate(found))
         return f'<p style="{SMALL}">{target}</p>\n<p style="line-height:1.9;margin:.2em 0">{words}</p>'
     data = rendered(overlay(attribution, image, index=index, title=""))
-    alt = f"Map of {attribution.label} for the {sample_target(attribution, index)}, sample {index}"
+    alt = f"Map of {attribution.label} for {attribution.title(index)}, sample {index}"
     return f'<p style="{SMALL}">{target}</p>\n{embedded(data, alt, look="width:24em;max-width:100%")}'
 
 
 def _token(piece: Piece) -> str:
     note = "the prediction is read here; its own score is left out" if piece.left_out else f"{piece.value:+.4g}"
-    colour = shade(piece.score)
+    colour = shade(piece.score, signed=piece.signed)
     look = f"color:#8a8a8a;{TOKEN}" if piece.left_out else f"background:{colour};color:{ink(colour)};{TOKEN}"
     return f'<span style="{look}" title="{escape(f"{piece.raw} {note}")}">{escape(piece.text)}</span>'

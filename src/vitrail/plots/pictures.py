@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError
+from vitrail.errors import InputError, OptionError, suggest
 from vitrail.plots.canvas import (
     FAINT,
     GREY,
@@ -36,7 +36,6 @@ from vitrail.plots.canvas import (
     new_figure,
     panel,
     require_matplotlib,
-    sample_target,
     stretched,
     symmetric,
     text_width,
@@ -103,8 +102,10 @@ def _unit(image: np.ndarray) -> Picture:
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36
 TITLE, HEADING, LINE = 8.0, 10.0, 1.3
 SIGNED_ALPHA, UNSIGNED_ALPHA = 0.35, 0.55
-SIGNED_TICKS = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
-UNSIGNED_TICKS = ((0.0, "least"), (1.0, "most"))
+UNSIGNED_ALPHAS = 0.3, 0.65
+Ticks = tuple[tuple[float, str], ...]
+SIGNED_TICKS: Ticks = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
+UNSIGNED_TICKS: Ticks = ((0.0, "least"), (1.0, "most"))
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Panel:
     Args:
         values: within [-1, 1] where signed, within [0, 1] where not.
         picture: in place of the figure's.
+        limits: the scores at the two ends of the colour bar, which are written there where one map has the bar alone.
     """
 
     title: str
@@ -122,6 +124,7 @@ class Panel:
     alpha: float | None = None
     cmap: str | None = None
     picture: Picture | None = None
+    limits: tuple[float, float] | None = None
 
     @property
     def colours(self) -> str:
@@ -173,7 +176,8 @@ def panel_figure(
         side: inches of a square panel; others keep its area.
     """
     plan = _plan(rows, picture, row_titles, heading, side)
-    used = {p.colours: p.signed for row in rows for p in row if p is not None and p.values is not None}
+    maps = [p for row in rows for p in row if p is not None and p.values is not None]
+    used = {p.colours: _ticks([q for q in maps if q.colours == p.colours]) for p in maps}
     figure = new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if used else 0) + MARGIN)
     _write_heading(figure, plan)
     for number, row in enumerate(rows):
@@ -216,10 +220,18 @@ def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
         layers.append((item.values.numpy(), {"cmap": item.colours, "vmin": low, "vmax": 1.0}))
     if picture is not None:
         layers.insert(len(layers) if item.signed else 0, (picture, {}))
-    upper = item.alpha if item.alpha is not None else SIGNED_ALPHA if item.signed else UNSIGNED_ALPHA
+    upper = item.alpha if item.alpha is not None else SIGNED_ALPHA if item.signed else _opacity(item)
     for number, (values, style) in enumerate(layers):
-        axes.imshow(values, aspect="auto", alpha=upper if number else 1.0, **style)
+        axes.imshow(values, aspect="auto", alpha=upper if number else 1.0, **style)  # pyright: ignore[reportArgumentType]
     axes.spines[:].set(visible=True, color=FAINT, linewidth=0.6)
+
+
+def _opacity(item: Panel) -> "np.ndarray | float":
+    """How opaque an unsigned map is: little where it is low, so that the picture stays visible below it."""
+    if item.values is None:
+        return 1.0
+    low, high = UNSIGNED_ALPHAS
+    return low + (high - low) * item.values.clamp(0, 1).numpy()
 
 
 def _plan(
@@ -250,14 +262,23 @@ def _fit(line: str, room: float) -> str:
     return line if width <= room else wrap(line, max(8, int(len(line) * room / width)))
 
 
-def _draw_bars(figure: "Figure", used: dict[str, bool], top: float) -> None:
+def _ticks(maps: Sequence[Panel]) -> Ticks:
+    """The words at a colour bar, with the scores they stand for where it belongs to one map."""
+    words = SIGNED_TICKS if maps[0].signed else UNSIGNED_TICKS
+    if len(maps) > 1 or maps[0].limits is None:
+        return words
+    (low, first), *middle, (high, last) = words
+    return ((low, f"{first} {maps[0].limits[0]:.2g}"), *middle, (high, f"{last} {maps[0].limits[1]:.2g}"))
+
+
+def _draw_bars(figure: "Figure", used: dict[str, Ticks], top: float) -> None:
     """Draw one colour bar for every colour map in use, side by side in the middle."""
-    width = min(1.5, figure.get_size_inches()[0] / max(len(used), 1) - 3 * MARGIN)
+    width = min(1.8, figure.get_size_inches()[0] / max(len(used), 1) - 3 * MARGIN)
     step = width + 4 * MARGIN
     start = figure.get_size_inches()[0] / 2 - (len(used) * step - 4 * MARGIN) / 2
-    for number, (cmap, signed) in enumerate(used.items()):
+    for number, (cmap, ticks) in enumerate(used.items()):
         axes = panel(figure, start + number * step, top, width, 0.09)
-        colour_bar(axes, cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+        colour_bar(axes, cmap, ticks=ticks)
 
 
 PATCH = 16
@@ -276,17 +297,52 @@ def overlay(
     """A figure with the map of one sample over the image, and a colour bar.
 
     Args:
-        image: see `as_picture`; None draws the map alone. It should show what the model saw: the map is stretched
-            over all of it.
+        image: see `as_picture`; None draws what the model saw, or the map alone where that is gone. It should show
+            what the model saw: the map is stretched over all of it.
         alpha: how opaque the upper layer is: the map where it is unsigned, the image where the map is signed.
         cmap: one of matplotlib's colour maps.
         title: in place of the method and its target.
     """
     index = check_index(attribution, index)
-    picture = None if image is None else as_picture(image, index)
-    shown = Panel("", sample_map(attribution, index, picture), signed=attribution.signed, alpha=alpha, cmap=cmap)
-    heading = f"{attribution.label}\n{sample_target(attribution, index)}" if title is None else title
+    picture = picture_of(attribution, image, index)
+    check_look(alpha, cmap)
+    shown = Panel(
+        "",
+        sample_map(attribution, index, picture),
+        signed=attribution.signed,
+        alpha=alpha,
+        cmap=cmap,
+        limits=limits_of(attribution, index, picture),
+    )
+    heading = f"{attribution.label}\n{attribution.title(index)}" if title is None else title
     return panel_figure([[shown]], picture, heading=heading, side=OVERLAY_SIDE)
+
+
+def picture_of(attribution: Attribution, image: Any, index: int) -> Picture | None:  # noqa: ANN401
+    """The picture to draw on: the one given, else what the model saw where that is still known."""
+    if image is not None:
+        return as_picture(image, index)
+    seen = None if attribution.seen is None else attribution.seen(index)
+    return None if seen is None else as_picture(seen)
+
+
+def check_look(alpha: float | None, cmap: str | None) -> None:
+    """Refuse an opacity or a colour map that there is not."""
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise OptionError(f"alpha={alpha}, but it says how opaque a layer is: from 0 to 1.")
+    require_matplotlib()
+    from matplotlib import colormaps
+
+    if cmap is not None and cmap not in colormaps:
+        raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
+
+
+def limits_of(attribution: Attribution, index: int, picture: Picture | None) -> tuple[float, float]:
+    """The scores that the two ends of the colour bar stand for."""
+    shown = replace(attribution, scores=attribution.shown)
+    values = shown.heatmap(map_size(attribution, picture))[index].detach().double()
+    largest = float(values.abs().max())
+    return (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
 
 
 def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, int]:

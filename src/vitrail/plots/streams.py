@@ -40,4 +40,4 @@ def _figure(name: str, one: Attribution, image: Any, index: int) -> "Figure":  #
     heading = f"{name}: {one.label} · {sample_target(one, index)}"
     if one.kind == "image":
         return overlay(one, image, index=index, title=heading)
-    return sentence_figure([(heading, [Row("", pieces(one, index))])], signed=one.signed)
+    return sentence_figure([(heading, [Row("", pieces(one, index))])])

@@ -30,6 +30,7 @@ from vitrail.plots.canvas import (
     INK,
     POINTS,
     RED,
+    VIOLET,
     WHITE,
     check_index,
     colour_bar,
@@ -37,7 +38,6 @@ from vitrail.plots.canvas import (
     ink,
     new_figure,
     panel,
-    sample_target,
     shade,
     symmetric,
     text_width,
@@ -67,6 +67,7 @@ class Piece:
         score: the score divided by the largest magnitude of the sentence.
         glued: whether it continues the word before it, so that no space stands between.
         left_out: whether the prediction is read here, so that its own score is not shown.
+        signed: whether the score says for or against the target.
     """
 
     text: str
@@ -75,6 +76,7 @@ class Piece:
     score: float
     glued: bool = False
     left_out: bool = False
+    signed: bool = True
 
 
 def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> list[Piece]:
@@ -99,6 +101,7 @@ def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> 
             score=score,
             glued=mark in STARTS and not _starts(tokens, group[0], mark),
             left_out=[shown[i] for i in group] == [readout],
+            signed=attribution.signed,
         )
         for group, value, score in zip(groups, scores, relative, strict=True)
     ]
@@ -240,25 +243,28 @@ def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, t
         title: in place of the method and its target.
     """
     index = check_index(attribution, index)
-    heading = f"{attribution.label} · {sample_target(attribution, index)}" if title is None else title
-    return sentence_figure([(heading, [Row("", pieces(attribution, index, merge=merge))])], signed=attribution.signed)
+    heading = f"{attribution.label} · {attribution.title(index)}" if title is None else title
+    return sentence_figure([(heading, [Row("", pieces(attribution, index, merge=merge))])])
 
 
-def sentence_figure(groups: Sequence[Group], *, signed: bool) -> "Figure":
-    """A figure of sentences in groups, every group below its heading, and a colour bar."""
+def sentence_figure(groups: Sequence[Group]) -> "Figure":
+    """A figure of sentences in groups, every group below its heading, and a colour bar for each scale."""
     every = [row for _, rows in groups for row in rows]
     indent = max((text_width(line, LABEL) for row in every for line in row.label_lines), default=0.0)
     left = MARGIN + (indent + 0.15 if indent else 0)
     headings = [text_width(heading, HEADING, "bold") - left for heading, _ in groups]
-    width = max([item.left + item.width for row in every for line in row.lines for item in line] + headings + [2.0])
+    width = max([item.left + item.width for row in every for line in row.lines for item in line] + headings + [3.4])
     height = sum(_height(group) + BETWEEN for group in groups)
     figure = new_figure(left + width + MARGIN, MARGIN + height + BAR)
     top = MARGIN
     for group in groups:
         _draw_group(figure, group, top, left, width)
         top += _height(group) + BETWEEN
-    cmap = through(RED, WHITE, GREEN) if signed else through(WHITE, GREEN)
-    colour_bar(panel(figure, left, top, 1.5, 0.09), cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+    scales = sorted({piece.signed for row in every for piece in row.pieces}, reverse=True)
+    for number, signed in enumerate(scales):
+        cmap = through(RED, WHITE, GREEN) if signed else through(WHITE, VIOLET)
+        axes = panel(figure, left + 1.8 * number, top, 1.5, 0.09)
+        colour_bar(axes, cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
     return figure
 
 
@@ -309,7 +315,7 @@ def draw_lines(axes: "Axes", lines: Sequence[Sequence[Placed]]) -> None:
     axes.set(xlim=(0, width), ylim=(height, 0))
     for number, line in enumerate(lines):
         for item in line:
-            colour, top = shade(item.piece.score), number * LINE
+            colour, top = shade(item.piece.score, signed=item.piece.signed), number * LINE
             box = FancyBboxPatch(
                 (item.left, top),
                 item.width,
@@ -351,7 +357,7 @@ def token_heatmap(
     cell = min(max(WIDEST / len(shown), CELLS[0]), CELLS[1])
     left = MARGIN + max(text_width(name, HEATMAP_SIZE) for name in names) + 0.08
     below = max(text_width(word, HEATMAP_SIZE) for word in words) + 0.1
-    heading = f"{attribution.label} · {sample_target(attribution, index)}"
+    heading = f"{attribution.label} · {attribution.title(index)}"
     width = max(left + cell * len(shown), MARGIN + text_width(heading, HEADING, "bold"), left + 1.6) + MARGIN
     figure = new_figure(width, MARGIN + 0.3 + ROW * len(names) + below + 0.45)
     write(figure, heading, MARGIN, MARGIN, fontproperties=font(HEADING, "bold"))
@@ -386,7 +392,7 @@ def _label(axes: "Axes", names: Sequence[str], words: Sequence[str]) -> None:
 
 
 def terminal(attribution: Attribution, *, index: int = 0, merge: bool = False) -> "Text":
-    """The sentence of one sample as rich text, green for the target and red against it.
+    """The sentence of one sample as rich text, green for the target, red against it, violet where there is no sign.
 
     Args:
         merge: join word pieces into words, see `merge_pieces`.
@@ -406,5 +412,5 @@ def _style(piece: Piece) -> str:
     """No background for a score of zero, which would be a white box on a dark terminal."""
     if piece.score == 0:
         return "dim" if piece.left_out else ""
-    colour = shade(piece.score)
+    colour = shade(piece.score, signed=piece.signed)
     return f"{ink(colour)} on {colour}"

@@ -31,7 +31,7 @@ from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.evaluate.data.files import pictures_in, require_folder
 from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy
-from vitrail.models.loading.names import find_class
+from vitrail.models.loading import find_class
 from vitrail.plots.page import SMALL, document, embedded
 from vitrail.plots.pictures import Picture, as_picture, signed_thumbnail, thumbnail
 from vitrail.tools.detail import DEFAULT_METHOD, contrast

@@ -23,8 +23,8 @@ from vitrail import zoo
 from vitrail.capture.outputs import read_output
 from vitrail.errors import InputError, MissingExtraError, OptionError
 from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.loading import find_class
 from vitrail.models.loading.loaded import Loaded
-from vitrail.models.loading.names import find_class
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -58,7 +58,7 @@ def sight_of(model: object, preprocess: View | None, *, squash: bool) -> Sight:
             lambda image: model.image(image, squash=True).inputs,
             names,
         )
-    if isinstance(model, zoo.Loaded):
+    if isinstance(model, zoo.Embedded):
         if model.name == "sentiment":
             raise InputError("sentiment reads text, but only pictures have pixels to rewrite.")
         return Sight(model.model, model.preprocess, model.preprocess, model.class_names)

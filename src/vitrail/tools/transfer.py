@@ -38,6 +38,7 @@ from vitrail.errors import OptionError, OutputError, TargetError, suggest
 from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.taking import prepared
 from vitrail.plots.canvas import check_index, require_matplotlib, sample_target
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import Row, pieces, sentence_figure
@@ -74,6 +75,11 @@ class Transfer:
     attention: tuple[Float[Tensor, "b h q k"], ...]
     clean: Float[Tensor, "b c"]
     settings: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """One line: what is followed, and how far."""
+        said = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        return f"Transfer({self.target}, {len(self)} steps of {self.logits.shape[1]} samples, {said})"
 
     def __len__(self) -> int:
         """How many pictures the film has: one more than updates."""
@@ -268,7 +274,7 @@ def answer(run: Pass, part: Scalar) -> Tensor:
 
 def transfer(  # noqa: PLR0913  (each is a choice of its own)
     model: nn.Module,
-    inputs: Tensor | Mapping[str, Any],
+    inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
     target: AnyTarget = None,
     *,
     eta: float = 4e-4,
@@ -299,7 +305,7 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
             f"eta={eta}, but a learning rate is a number above 0; direction='toward' turns the way round."
         )
     started = time.perf_counter()
-    read = read_inputs(inputs)
+    read = read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own:
         body = find_body(own, anatomy, read)
         check_blocks("transfer")(own, body, read)
@@ -380,7 +386,7 @@ def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str
     heading = str(sample_target(film.attributions[0], index)) if title is None else title
     if film.attributions[0].kind == "text":
         rows = [Row(_caption(film, step, index), pieces(film.attributions[step], index)) for step in steps]
-        return sentence_figure([(heading, rows)], signed=True)
+        return sentence_figure([(heading, rows)])
     picture = None if image is None else as_picture(image, index)
     start = [Panel("input", picture=picture)] if picture is not None and len(steps) > 1 else []
     maps = [

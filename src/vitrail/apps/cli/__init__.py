@@ -1,4 +1,9 @@
-"""The command line: `vitrail --help` is its manual."""
+"""The command line: `vitrail --help` is its manual.
+
+A command is one file here and one line in the table of `app`. Its module must not import torch, numpy or scipy, so that
+help, completion and usage errors answer at once: a command imports what computes inside its function, after its checks.
+`screen`, `options` and `checks` are light as well; `session` and `show` import torch.
+"""
 
 import sys
 
@@ -6,10 +11,7 @@ import sys
 def main() -> None:
     """Run the command line, or say in one line what it lacks."""
     try:
-        if sys.argv[1:2] == ["app"]:  # without the imports of the other commands the page is there at once
-            from vitrail.apps.cli.serving import only as app
-        else:
-            from vitrail.apps.cli.app import app
+        from vitrail.apps.cli.app import app
     except KeyboardInterrupt:
         sys.exit(130)
     except ImportError as error:

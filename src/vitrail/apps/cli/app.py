@@ -1,119 +1,164 @@
-"""The commands and their manual."""
+"""The table of commands, and how mistakes in a command line are told."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated
+import errno
+import sys
+from collections import Counter
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from vitrail.api import DEFAULT_METHOD
 from vitrail.apps.cli import (
-    auditing,
-    benching,
-    detailing,
-    guiding,
+    audit,
+    bench,
+    bench_own,
+    demo,
+    detail,
+    doctor,
+    explain,
+    guide,
+    methods,
     options,
-    reports,
-    rewriting,
-    rewriting_words,
-    serving,
-    transferring,
+    report,
+    rewrite,
+    serve,
+    transfer,
 )
-from vitrail.apps.cli.catalogue import show_methods
-from vitrail.apps.cli.demonstrating import run_demo
-from vitrail.apps.cli.examining import run_doctor
-from vitrail.apps.cli.explaining import Request, run
-from vitrail.apps.cli.manual import COMPARE, EXPLAIN, MANUAL
-from vitrail.apps.cli.reporting import reported
-from vitrail.apps.cli.sources import Source
-from vitrail.apps.cli.specs import Spec, parse_spec
+from vitrail.apps.cli.screen import note
 
-app = typer.Typer(
-    name="vitrail",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+MANUAL = """See what a Transformer looked at, in an image or a text.
+
+[bold]First steps[/]
+
+  vitrail demo                          two small models, offline
+  vitrail explain cat.png --model vit_tiny_patch16_224 -o map.png
+  vitrail explain "A dull, lifeless film." --model sentiment
+  vitrail compare cat.png --model vit_tiny_patch16_224 -o sheet.png
+
+[bold]Choosing what to explain[/]
+
+  --target boxer --target "tiger cat"   two rows, one for each class
+  --target boxer --versus "tiger cat"   what speaks for one, not the other
+  --target 281                          a class by its index
+  --target none                         what the model predicts (the default)
+
+[bold]Contrasts[/]
+
+  vitrail guide cat.png -m photo        beside a picture of another class
+  vitrail detail cat.png -m photo       the first class against the second
+  vitrail audit photos/ -m photo        labels that the model doubts
+
+[bold]Choosing how[/]
+
+  vitrail methods                       every method, with its paper
+  vitrail methods gradtoken             its options and presets
+  --method gae --method "gradtoken(scheme=none, depth=2)" --preset paper
+
+[bold]Models[/]
+
+  photo, sentiment                      two small models in the package
+  vit_tiny_patch16_224                  a timm name
+  google/vit-base-patch16-224           a Hugging Face id
+  ./my-model                            a Hugging Face folder
+  weights.safetensors --arch NAME       weights of a timm architecture
+
+  Pickles (.bin, .pt, .pth) are refused, and code that comes with a model
+  never runs. [bold]vitrail doctor MODEL[/] proves on your model that what is
+  recorded is what it computed.
+
+[bold]Output[/]
+
+  -o map.png, .pdf, .html               a picture; .json, .npz: the numbers
+  -o -                                  JSON on stdout, a line for each map
+  In a pipe, tables are tab-separated.
+
+Errors are one line on stderr. The exit code is 1, or 2 where the command
+itself is written wrongly; --debug shows where an error comes from.
+"""
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice, where only the last would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """The arguments, checked and read."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for param, times in Counter(order).items():
+            if times > 1 and not getattr(param, "multiple", False) and param.param_type_name == "option":
+                ctx.fail(f"{'/'.join(param.opts)} is given {times} times, but it takes one value.")
+        return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    """Commands whose usage errors are one line, like every other error."""
+
+    def main(self, *args: Any, **more: Any) -> Any:  # noqa: ANN401
+        """Run a command line and exit."""
+        more.pop("standalone_mode", None)
+        try:
+            sys.exit(super().main(*args, **more, standalone_mode=False) or 0)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            sys.exit(1)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # not a usage error of the command line
+                raise
+            sys.exit(_show_usage_error(error))
+
+
+def _show_usage_error(error: Any) -> int:  # noqa: ANN401
+    """Print a usage error in one line, or the help where there were no arguments; the exit code."""
+    context: Any = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(context.get_help())
+        return 2
+    where = f" See {context.command_path} --help." if context is not None else ""
+    note(f"error: {error.format_message().rstrip('.')}.{where}")
+    return int(getattr(error, "exit_code", 2))
+
+
+SETTINGS: dict[str, Any] = {
+    "cls": Group,
+    "no_args_is_help": True,
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+COMMANDS = {
+    "explain": (explain.EXPLAIN, explain.explain),
+    "compare": (explain.COMPARE, explain.compare),
+    "guide": (guide.HELP, guide.command),
+    "detail": (detail.HELP, detail.command),
+    "audit": (audit.HELP, audit.command),
+    "report": (report.HELP, report.command),
+    "transfer": (transfer.HELP, transfer.command),
+    "rewrite": (rewrite.HELP, rewrite.command),
+    "app": (serve.HELP, serve.command),
+    "demo": (demo.HELP, demo.command),
+    "methods": (methods.HELP, methods.command),
+    "doctor": (doctor.HELP, doctor.command),
+}
+"""Name -> help and function. A new command is one line here."""
+BENCH = {
+    "run": (bench.RUN, bench.run),
+    "table": (bench.TABLE, bench.table),
+    "plot": (bench.PLOT, bench.plot),
+    "recommend": (bench_own.RECOMMEND, bench_own.recommend),
+    "sanity": (bench_own.SANITY, bench_own.sanity),
+    "agreement": (bench_own.AGREEMENT, bench_own.agreement),
+}
+"""The commands below `vitrail bench`."""
+
+app = typer.Typer(name="vitrail", **SETTINGS)
+_bench = typer.Typer(help=bench.MANUAL, **SETTINGS)
+for _name, (_help, _function) in COMMANDS.items():
+    app.command(_name, help=_help, cls=Command)(_function)
+for _name, (_help, _function) in BENCH.items():
+    _bench.command(_name, help=_help, cls=Command)(_function)
+app.add_typer(_bench, name="bench")
 
 
 @app.callback(help=MANUAL)
 def _vitrail(version: options.Version = False) -> None:  # noqa: FBT002
     pass
-
-
-def _explaining(default: Sequence[Spec] | None) -> Callable[..., None]:
-    """A command that computes these methods where none is named; None stands for all that apply."""
-
-    @reported
-    def explain(  # noqa: PLR0913  (one parameter for each option of the command line)
-        model: options.Model,
-        given: options.Given = None,
-        arch: options.Arch = None,
-        method: options.Methods = None,
-        target: options.Targets = None,
-        versus: options.Versus = None,
-        preset: options.Preset = "recommended",
-        device: options.Device = "cpu",
-        pair: options.Pair = None,
-        question: options.Question = None,
-        context: options.Context = None,
-        squash: options.Squash = False,  # noqa: FBT002
-        output: options.Output = None,
-        debug: options.Debug = False,  # noqa: FBT002
-    ) -> None:
-        specs = [parse_spec(text, auto=True) for text in method] if method else default
-        source = Source(given, pair=pair, question=question, context=context, squash=squash)
-        run(Request(source, model, arch, device, specs, target or [], versus, preset, output))
-
-    return explain
-
-
-app.command("explain", help=EXPLAIN)(_explaining([(DEFAULT_METHOD, {})]))
-app.command("compare", help=COMPARE)(_explaining(None))
-app.command("guide", help=guiding.HELP)(guiding.command)
-app.command("detail", help=detailing.HELP)(detailing.command)
-app.command("audit", help=auditing.HELP)(auditing.command)
-app.command("report", help=reports.HELP)(reports.command)
-app.command("transfer", help=transferring.HELP)(transferring.command)
-app.command("rewrite", help=rewriting_words.HELP)(rewriting.command)
-app.command("app", help=serving.HELP)(serving.command)
-
-
-@app.command("demo")
-@reported
-def _demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")] = Path("vitrail-demo"),
-    debug: options.Debug = False,  # noqa: FBT002
-) -> None:
-    """Explain two pictures and three sentences with the embedded models: offline, in under a minute."""
-    run_demo(output)
-
-
-@app.command("methods")
-@reported
-def _methods(
-    name: Annotated[str | None, typer.Argument(help="A method, for its options and presets.")] = None,
-    debug: options.Debug = False,  # noqa: FBT002
-) -> None:
-    """List the methods, or the options and presets of one."""
-    show_methods(name)
-
-
-@app.command("doctor")
-@reported
-def _doctor(
-    model: options.ModelArgument,
-    arch: options.Arch = None,
-    device: options.Device = "cpu",
-    debug: options.Debug = False,  # noqa: FBT002
-) -> None:
-    """Test on your model, with a dummy input, that what is recorded is what it computed.
-
-    For every attention layer A·v is computed again and compared with the layer's own output, and the logits must be
-    equal bit for bit with and without recording. The exit code is 1 if anything differs.
-    """
-    run_doctor(model, arch, device)
-
-
-app.add_typer(benching.app, name="bench")

@@ -1,11 +1,40 @@
-"""The words of the command line, shared by its commands."""
+"""The options that several commands share, and what completes them in a shell."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import vitrail
+from vitrail.methods import DEFAULT_METHOD, METHODS
+
+MODELS = ("photo", "sentiment")
+CLASSES = {
+    "photo": (
+        "tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck",
+        "gas pump", "golf ball", "parachute",
+    ),
+    "sentiment": ("negative", "positive"),
+}  # fmt: skip
+"""The classes of the embedded models, for completion; a test compares them with the models."""
+
+
+def _completes(words: Iterable[str]) -> Callable[[str], list[str]]:
+    known = list(words)
+    return lambda incomplete: [word for word in known if word.startswith(incomplete)]
+
+
+def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The classes of the embedded model that the command line names so far."""
+    names = CLASSES.get(str(ctx.params.get("model")), ())
+    return [name for name in names if name.casefold().startswith(incomplete.casefold())]
+
+
+METHOD_NAMES = _completes([DEFAULT_METHOD, *METHODS])
+MODEL_NAMES = _completes(MODELS)
+PRESET_NAMES = _completes(dict.fromkeys(["recommended", *(p for m in METHODS.values() for p in m.presets)]))
+DEVICE_NAMES = _completes(["cpu", "cuda", "mps"])
 
 INPUT, AIM, RESULT = "What to explain", "Model and methods", "Result"
 
@@ -37,12 +66,16 @@ Model = Annotated[
         "file with --arch.",
         show_default=False,
         rich_help_panel=AIM,
+        autocompletion=MODEL_NAMES,
     ),
 ]
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A timm name, a Hugging Face id or folder, or a .safetensors file.", show_default=False
+        metavar="MODEL",
+        help="photo, sentiment, a timm name, a Hugging Face id or folder, or a .safetensors file.",
+        show_default=False,
+        autocompletion=MODEL_NAMES,
     ),
 ]
 Arch = Annotated[
@@ -60,6 +93,7 @@ Methods = Annotated[
         help='A name, or a name with options: "gradtoken(scheme=none, depth=2)". May be repeated.',
         show_default=False,
         rich_help_panel=AIM,
+        autocompletion=METHOD_NAMES,
     ),
 ]
 Targets = Annotated[
@@ -71,26 +105,49 @@ Targets = Annotated[
         "repeated: every target is a row of the sheet.",
         show_default=False,
         rich_help_panel=AIM,
+        autocompletion=complete_class,
     ),
 ]
 Versus = Annotated[
     str | None,
-    typer.Option(help="Explain what speaks for the target rather than for this class.", rich_help_panel=AIM),
+    typer.Option(
+        help="Explain what speaks for the target rather than for this class.",
+        rich_help_panel=AIM,
+        autocompletion=complete_class,
+    ),
 ]
 Preset = Annotated[
     str,
-    typer.Option(help="recommended, paper, or official (what the authors' code computes).", rich_help_panel=AIM),
+    typer.Option(
+        help="recommended, paper, or official (what the authors' code computes).",
+        rich_help_panel=AIM,
+        autocompletion=PRESET_NAMES,
+    ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.", rich_help_panel=AIM)]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.", rich_help_panel=AIM, autocompletion=DEVICE_NAMES)]
 Output = Annotated[
     Path | None,
     typer.Option(
         "--output",
         "-o",
         help="A .png, .pdf or .html picture, or the numbers as .json or .npz (one file for each method and target, "
-        "whose names become part of the file's). For a folder of images, a folder. Default: the terminal.",
+        "whose names become part of the file's), or - for JSON on stdout. For a folder of images, a folder. "
+        "Default: the terminal.",
         show_default=False,
         rich_help_panel=RESULT,
+    ),
+]
+Page = Annotated[Path, typer.Option("--output", "-o", help="The page, a .html file.", rich_help_panel=RESULT)]
+Method = Annotated[
+    str,
+    typer.Option(help="A method, with options if you like.", rich_help_panel=AIM, autocompletion=METHOD_NAMES),
+]
+Signed = Annotated[
+    str,
+    typer.Option(
+        help="A signed method, with options if you like.",
+        rich_help_panel=AIM,
+        autocompletion=_completes(name for name, entry in METHODS.items() if entry.signed),
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=RESULT)]

@@ -1,8 +1,7 @@
-"""Real explanations of real models two minutes after cloning: two pictures, three sentences, no download."""
+"""Explanations of the embedded models: two pictures and three sentences, without a download."""
 
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,9 @@ from vitrail.storage import write_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PICTURES = {
-    "golf_ball.jpg": "Golf ball: rendered by us, Apache-2.0.",
-    "temple.jpg": "Temple: Daniel Büchele, CC BY 2.0, cut to a square.",
-}
+PICTURES = {f"{name}.jpg": origin for name, origin in zoo.EXAMPLES.items()}
+SHOWN = "consensus"
+"""The method of the sentences on the terminal: the default of `explain`."""
 SENTENCES = (
     "nothing here is original, yet i loved every minute",
     "the plot is not bad, but the endless dialogue is unbearably dull",
@@ -92,7 +90,7 @@ def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
     photo = zoo.load("photo")
     images, found = [], []
     for name in PICTURES:
-        with files("vitrail.apps.demo").joinpath("pictures", name).open("rb") as file, Image.open(file) as picture:
+        with Image.open(zoo.example(Path(name).stem)) as picture:
             inputs = photo.preprocess(picture)
         images.append(inputs[0] / 2 + 0.5)
         found.append(Explained(_answer(photo, inputs), list(compare(photo.model, inputs, ON_PICTURES))))
@@ -108,7 +106,7 @@ def _sentences() -> list[Explained]:
     return found
 
 
-def _answer(loaded: zoo.Loaded, inputs: object) -> str:
+def _answer(loaded: zoo.Embedded, inputs: object) -> str:
     """The predicted class and its probability."""
     with torch.no_grad():
         logits = (loaded.model(inputs) if isinstance(inputs, torch.Tensor) else loaded.model(**inputs)).logits  # pyright: ignore[reportCallIssue]

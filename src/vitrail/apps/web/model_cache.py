@@ -9,10 +9,9 @@ from functools import cached_property
 
 from torch import Tensor
 
-from vitrail.apps.cli.opening import silent
 from vitrail.errors import ModelError
 from vitrail.evaluate.bench.opened import affine
-from vitrail.models.loading import EMBEDDED, Loaded, load
+from vitrail.models.loading import EMBEDDED, Loaded, load, silent
 
 KEPT = 3
 """Models that stay loaded beside the embedded ones."""

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from vitrail.apps.web.limits import MEGABYTE, MEGAPIXEL, Limits
 from vitrail.errors import InputError
 from vitrail.models.loading.images import BROKEN, to_rgb, upright
-from vitrail.models.loading.loaded import is_blank
+from vitrail.models.texts import is_blank
 
 KINDS: dict[str, tuple[tuple[int, bytes], ...]] = {
     "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),

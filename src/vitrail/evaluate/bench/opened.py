@@ -28,8 +28,7 @@ from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
 from vitrail.evaluate.data.examples import Dataset, Entry, ImageExample, TextExample
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
-from vitrail.models.loading import Loaded, load
-from vitrail.models.loading.devices import find_device
+from vitrail.models.loading import Loaded, find_device, load
 
 if TYPE_CHECKING:
     from PIL.Image import Image

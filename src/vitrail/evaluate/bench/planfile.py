@@ -37,7 +37,7 @@ def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial
     Args:
         subset: how many examples methods that run the model again are measured on.
     """
-    from vitrail.apps.cli.specs import parse_spec
+    from vitrail.methods.spec import parse_spec
 
     found: list[tuple[str, Mapping[str, Any], bool]] = []
     for text in texts:

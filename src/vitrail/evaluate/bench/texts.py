@@ -18,7 +18,7 @@ from vitrail.evaluate.bench.opened import Broken, Opened, Settings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.data.examples import QuestionExample, TextExample
 from vitrail.models.inputs import position_limit
-from vitrail.models.loading.loaded import is_blank
+from vitrail.models.texts import is_blank
 
 LONGEST = {"text": 512, "question": 384}
 """Where texts are cut, as in the papers; earlier if the model has fewer positions."""

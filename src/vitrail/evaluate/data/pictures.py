@@ -88,17 +88,19 @@ def _decode(key: str, source: Source, *, load: bool) -> "Image":
     require_pillow()
     from PIL import Image
 
-    from vitrail.models.loading.images import BROKEN
+    from vitrail.models.loading.images import BROKEN, check_size, readable_formats
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(BytesIO(source.read_bytes()))
+            image = Image.open(BytesIO(source.read_bytes()), formats=readable_formats())
+            check_size(image.size)
             if load:
                 image.load()
             return image
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except InputError as error:
+        raise InputError(f"{key}: {source}: {error}") from error
+    except Image.DecompressionBombError as error:
         raise InputError(f"{key}: {source} is too large to open safely.") from error
     except FileNotFoundError as error:
         raise InputError(f"{key}: there is no image at {source}.") from error

@@ -1,14 +1,19 @@
 """Models by name: weights, preprocessing, tokenizer and class names from one call."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitrail.errors import ModelError
-from vitrail.models.loading.embedded import NAMES as EMBEDDED
-from vitrail.models.loading.embedded import load_embedded
-from vitrail.models.loading.huggingface import load_huggingface
-from vitrail.models.loading.loaded import Loaded, Sample
-from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights
+from vitrail.errors import ModelError, suggest
+from vitrail.models import zoo
+from vitrail.models.loading.huggingface import is_cached, load_huggingface, silent
+from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
+from vitrail.models.loading.vision import close_to, is_timm_name, load_timm, load_weights, timm_names
+from vitrail.models.zoo import NAMES as EMBEDDED
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LONGEST_NAME = 1024
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".tar"}
 
 
@@ -21,21 +26,70 @@ def load(name: str, *, arch: str | None = None, pickles: bool = False) -> Loaded
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
     """
-    path = Path(name)
-    if path.suffix in PICKLES:
-        raise ModelError(
-            f"{name} is a pickle, which can run any code when it is opened, so it is refused. Convert it once where "
-            "you trust it: safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')."
-        )
+    path = _check_name(name)
     if path.suffix == ".safetensors":
         return load_weights(path, arch)
     if arch is not None:
         raise ModelError(f"an architecture ({arch}) belongs to a .safetensors file, but {name!r} is not one.")
     if name in EMBEDDED and not path.exists():
         return load_embedded(name)
-    if is_timm_name(name):
+    if not path.exists() and is_timm_name(name):
         return load_timm(name)
+    if not path.exists() and not is_cached(name) and (near := close_to(name, [*EMBEDDED, *timm_names(name)])):
+        raise ModelError(f"there is no model {name!r}. Did you mean {near}? A Hugging Face id is owner/name.")
     return load_huggingface(name, pickles=pickles)
 
 
-__all__ = ["Loaded", "Sample", "load"]
+def _check_name(name: str) -> Path:
+    """The name as a path, if it can name a model at all."""
+    if not name.strip() or "\0" in name or len(name) > LONGEST_NAME:
+        shown = f"{name[:40]}..." if len(name) > LONGEST_NAME else repr(name)
+        raise ModelError(f"{shown} cannot be the name of a model. {suggest(name[:40], EMBEDDED)}")
+    path = Path(name)
+    if path.suffix in PICKLES:
+        raise ModelError(
+            f"{name} is a pickle, which can run any code when it is opened, so it is refused. Convert it once where "
+            "you trust it: safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')."
+        )
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(f"the folder {name} holds no config.json, so it is no Hugging Face model.")
+    return path
+
+
+def load_embedded(name: str) -> Loaded:
+    """A model inside the package with its preprocessing or tokenizer."""
+    from vitrail.models.zoo.photo import SIZE
+
+    found = zoo.load(name)
+    text = name == "sentiment"
+    return Loaded(
+        model=found.model,
+        name=name,
+        kind="text" if text else "image",
+        task="sequence" if text else "image",
+        classes=len(found.class_names),
+        class_names=found.class_names,
+        preprocess=None if text else _photo,
+        tokenizer=found.preprocess.tokenizer if text else None,  # pyright: ignore[reportFunctionMemberAccess]
+        image_size=None if text else (SIZE, SIZE),
+        demonstration=True,
+    )
+
+
+def _photo(image: "Image", *, squash: bool = False) -> Sample:
+    from vitrail.models.zoo.photo import crop, stretched, to_input
+
+    shown = stretched(image) if squash else crop(image)
+    return Sample(to_input(shown), shown)
+
+
+__all__ = [
+    "EMBEDDED",
+    "Loaded",
+    "Sample",
+    "find_class",
+    "find_device",
+    "find_token",
+    "load",
+    "silent",
+]

@@ -1,7 +1,9 @@
 """Hugging Face models from a folder, the cache or the hub: safetensors only, and never code from a repository."""
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,12 +53,22 @@ def _transformers(name: str) -> Any:  # noqa: ANN401
     return transformers
 
 
+def is_cached(name: str) -> bool:
+    """Whether the model's config lies in the cache of the hub."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except (ImportError, ValueError):
+        return False
+
+
 def _fetch(name: str, get: Callable[[], T]) -> T:
     """What the library gives, or one line that says why it does not."""
     try:
         return get()
     except Exception as error:  # the hub's errors have no common root
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
         raise ModelError(f"{name!r} could not be loaded from {where}: {reason}") from error
 
@@ -134,3 +146,38 @@ def _picture(pixels: torch.Tensor, processor: Any) -> Any:  # noqa: ANN401
     if getattr(processor, "do_rescale", False):
         values = values / processor.rescale_factor
     return Image.fromarray(values.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+NOISY = ("transformers", "huggingface_hub", "timm", "httpx")
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep the libraries' own log lines and progress bars off the screen."""
+    with _no_progress_bars():  # first, since importing transformers sets its logger's level
+        loggers = [logging.getLogger(name) for name in NOISY]
+        levels = [logger.level for logger in loggers]
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Without transformers' bar over the weights; nothing to do where it is not installed."""
+    try:
+        from transformers.utils import logging as bars
+    except ImportError:
+        yield
+        return
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

@@ -1,11 +1,13 @@
 """Pictures from files, and the part of a picture that a model sees."""
 
 import math
+import os
 import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -26,32 +28,58 @@ INTERPOLATIONS = {
 }
 
 
-def open_image(path: Path) -> Image.Image:
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "ICO", "JPEG2000", "TGA", "AVIF")
+"""What is opened. Pillow knows more, and runs an outside program for some of them (gs for PostScript)."""
+MOST_PIXELS = 100_000_000
+"""A picture larger than this is no photograph. Its size is read before anything is decoded."""
+
+
+def open_image(source: Path | BinaryIO) -> Image.Image:
     """The picture in a file as upright RGB, whatever its mode; transparent parts become white."""
-    if not path.is_file():
-        raise InputError(f"there is no image at {path}." if not path.exists() else f"{path} is not a file.")
+    path = source if isinstance(source, Path) else "the picture"
+    if isinstance(source, Path) and not os.path.isfile(source):  # which is False for a name that is too long
+        raise InputError(f"there is no image at {path}." if not os.path.exists(source) else f"{path} is not a file.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Pillow only warns below twice its limit; a picture that large is no photograph.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with Image.open(source, formats=readable_formats()) as image:
+                check_size(image.size)
                 image.load()
                 return to_rgb(upright(image))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError(f"{path} is too large to open safely: Pillow's limit is {Image.MAX_IMAGE_PIXELS}.") from error
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{path} is too large to open: at most {MOST_PIXELS:,} pixels are read.") from error
+    except Image.UnidentifiedImageError as error:
+        raise InputError(f"{path} cannot be read as an image: it is none of {', '.join(FORMATS)}.") from error
     except BROKEN as error:
         raise InputError(f"{path} cannot be read as an image: {error}") from error
 
 
+def readable_formats() -> list[str]:
+    """Those of `FORMATS` that this installation of Pillow can read."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def check_size(size: tuple[int, int]) -> None:
+    """Refuse a picture that is empty or too large, by its width and height."""
+    if min(size) < 1:
+        raise InputError(f"the picture is empty: its size is {size[0]} x {size[1]} pixels.")
+    if size[0] * size[1] > MOST_PIXELS:
+        raise InputError(
+            f"the picture has {size[0]} x {size[1]} pixels, but at most {MOST_PIXELS:,} are read. Make it smaller."
+        )
+
+
 def images_in(folder: Path) -> list[Path]:
     """The images right inside a folder, by name; other files and hidden ones are passed over."""
-    known = Image.registered_extensions()
-    found = sorted(
-        p for p in folder.iterdir() if p.is_file() and p.suffix.lower() in known and not p.name.startswith(".")
-    )
+    known = {ending for ending, form in Image.registered_extensions().items() if form in FORMATS}
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
+    found = [p for p in inside if p.suffix.lower() in known and not p.name.startswith(".") and p.is_file()]
     if not found:
         raise InputError(f"there are no images in {folder}.")
     return found
@@ -104,11 +132,31 @@ def _from_deep(image: Image.Image) -> Image.Image:
 
 
 def cover(image: Image.Image, scale: Size, filter: Image.Resampling) -> Image.Image:
-    """Resized with its proportions kept, so that it just covers the size."""
+    """Resized with its proportions kept, so that it just covers the size.
+
+    Of a picture that is much longer than high, only the middle is kept before: its ends would be cut off anyway, and
+    resizing them takes memory that grows with the ratio of the sides.
+    """
+    image = _middle(image, scale)
     (height, width), (wide, high) = scale, image.size
     if wide * height <= high * width:
         return image.resize((width, max(height, int(width * high / wide))), filter)
     return image.resize((max(width, int(height * wide / high)), height), filter)
+
+
+LONGEST_RATIO = 16
+
+
+def _middle(image: Image.Image, scale: Size) -> Image.Image:
+    """The middle of a picture whose proportions differ from the size by more than `LONGEST_RATIO`; else the picture."""
+    (height, width), (wide, high) = scale, image.size
+    most_wide = max(1, high * width * LONGEST_RATIO // height)
+    most_high = max(1, wide * height * LONGEST_RATIO // width)
+    if wide <= most_wide and high <= most_high:
+        return image
+    kept_wide, kept_high = min(wide, most_wide), min(high, most_high)
+    left, top = (wide - kept_wide) // 2, (high - kept_high) // 2
+    return image.crop((left, top, left + kept_wide, top + kept_high))
 
 
 def stretch(image: Image.Image, scale: Size, filter: Image.Resampling) -> Image.Image:

@@ -1,8 +1,7 @@
-"""What `load` gives back: a model and all that is needed to feed it and to read its answer."""
+"""What `load` gives back: a model with its preprocessing and the names of its classes."""
 
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,18 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, OptionError, TargetError, suggest
+from vitrail.models.texts import check_text
 from vitrail.targets import Target, only
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXAMPLE = "The quick brown fox."
-
-
-def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: white space, control characters and zero-width ones only."""
-    return all(letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf") for letter in text)
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,7 @@ class Loaded:
         tokenizer: for text.
         processor: the settings behind `preprocess`, where they come with the model: a dataclass, or an object with
             `to_dict`.
+        demonstration: whether it is one of the small models inside the package.
     """
 
     model: nn.Module
@@ -60,6 +56,7 @@ class Loaded:
     tokenizer: Any = None
     image_size: tuple[int, int] | None = None
     processor: Any = None
+    demonstration: bool = False
 
     def image(self, image: "Image", *, squash: bool = False) -> Sample:
         """An image as the model takes it.
@@ -77,10 +74,18 @@ class Loaded:
         if self.tokenizer is None:
             raise InputError(f"{self.name} reads images, not text.")
         for given in (text, pair):
-            if given is not None and is_blank(given):
-                raise InputError("the text is empty: there is nothing to explain.")
+            if given is not None:
+                check_text(given)
         # A text that is too long is refused by `explain` with its length, so nothing is cut here.
         return self._encoded(text, pair)
+
+    def texts(self, texts: Sequence[str]) -> Any:  # noqa: ANN401
+        """Several texts as the model takes them, padded to the longest."""
+        if self.tokenizer is None:
+            raise InputError(f"{self.name} reads images, not text.")
+        if self.task == "question":
+            raise InputError(f"{self.name} answers questions: pass {self.name}.text(question, context).inputs.")
+        return self._encoded(list(texts), None).inputs
 
     def example(self) -> Sample:
         """An input with no meaning, to try the model on; two texts of unequal length where there is padding."""
@@ -94,7 +99,9 @@ class Loaded:
 
     def _encoded(self, text: str | list[str], pair: str | list[str] | None) -> Sample:
         unequal = isinstance(text, list) and len(text) > 1
-        found = self.tokenizer(text, pair, return_tensors="pt", return_special_tokens_mask=True, padding=unequal)
+        found = self.tokenizer(
+            text, pair, return_tensors="pt", return_special_tokens_mask=True, padding=unequal, verbose=False
+        )
         return Sample(self._placed(found))
 
     def _placed(self, inputs: Any) -> Any:  # noqa: ANN401
@@ -130,3 +137,60 @@ class Loaded:
 def _first(names: str) -> str:
     """The first of a class's names, which are separated by commas."""
     return names.split(",")[0]
+
+
+def find_class(wanted: str, names: Sequence[str] | None, count: int) -> int:
+    """The index of a class given by index or by any of its comma-separated names."""
+    if wanted.strip().lstrip("+-").isdecimal():
+        return _in_range(int(wanted), count)
+    if names is None:
+        raise TargetError(f"this model's classes have no names: give an index, 0 to {count - 1}, not {wanted!r}.")
+    found = [index for index, label in enumerate(names) if _key(wanted) in _synonyms(label)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = "; ".join(f"{index} ({names[index]})" for index in found)
+        raise TargetError(f"{wanted!r} names {len(found)} classes: {listed}. Give the index.")
+    near = suggest(_key(wanted), {synonym for label in names for synonym in _synonyms(label)})
+    if not near.startswith("Did") and len(names) > 20:
+        near = f"Its {len(names)} classes are called {_first(names[0])}, {_first(names[1])}, ...; an index works too."
+    raise TargetError(f"the model has no class {wanted!r}. {near}")
+
+
+def find_token(wanted: str, tokenizer: Any, count: int) -> int:  # noqa: ANN401
+    """The id of a token given by id or as text; spaces count."""
+    if wanted.strip().isdecimal():
+        return _in_range(int(wanted), count)
+    ids = tokenizer(wanted, add_special_tokens=False)["input_ids"]
+    if len(ids) == 1:
+        return int(ids[0])
+    pieces = ", ".join(repr(tokenizer.decode([i])) for i in ids)
+    raise TargetError(
+        f"{wanted!r} is {len(ids)} tokens ({pieces}), but a target is one. A word inside a sentence often begins with "
+        f"a space: {' ' + wanted.strip()!r}."
+    )
+
+
+def _in_range(index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise TargetError(f"target {index} is out of range: the model has {count} classes, 0 to {count - 1}.")
+    return index
+
+
+def _key(name: str) -> str:
+    return " ".join(name.casefold().replace("_", " ").split())
+
+
+def _synonyms(label: str) -> set[str]:
+    return {_key(label), *(_key(part) for part in label.split(","))}
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name, if it can hold values and compute."""
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).add(1).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise OptionError(f"the device {name!r} cannot be used: {reason}") from error
+    return device

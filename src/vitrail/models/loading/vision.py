@@ -1,5 +1,6 @@
 """timm models: by name with published weights, or an architecture with weights from a file."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,25 @@ def _timm() -> Any:  # noqa: ANN401
 
 def is_timm_name(name: str) -> bool:
     """Whether timm knows an architecture of this name, or keeps such a model on the hub."""
-    if name.startswith(("timm/", HUB)):
-        return True
+    if "/" in name or name.startswith(HUB):
+        return name.startswith(("timm/", HUB))
     try:
         return bool(_timm().is_model(name))
     except MissingExtraError:
         return False
+
+
+def timm_names(name: str) -> list[str]:
+    """The names of timm's architectures, where this could be meant as one of them."""
+    try:
+        return [] if "/" in name else list(_timm().list_models())
+    except MissingExtraError:
+        return []
+
+
+def close_to(name: str, known: list[str]) -> str | None:
+    """The known name that this one probably is a misspelling of; None where it is like none."""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.75)), None)
 
 
 def load_timm(name: str) -> Loaded:
@@ -94,6 +108,8 @@ def _count_classes(path: Path, weights: dict[str, Tensor], config: Any) -> int: 
             f"{path.name} has no {head}.weight, so it has no classes to explain. It holds {len(weights)} tensors: "
             f"{', '.join(list(weights)[:3])}, ..."
         )
+    if weight.numel() == 0 or weight.ndim != 2:
+        raise ModelError(f"{path.name} has a {head}.weight of shape {list(weight.shape)}, which no classifier has.")
     return weight.shape[0]
 
 

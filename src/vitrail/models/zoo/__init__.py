@@ -2,35 +2,58 @@
 
 `load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that tells praise
 from complaint. Both are plain Hugging Face models. Their cards lie in `vitrail/models/zoo/cards`.
+`example("golf_ball")` is the path of a picture to try them on.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitrail.errors import MissingExtraError, ModelError, suggest
+from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
 from vitrail.models.zoo.files import read_checked, read_json
 from vitrail.models.zoo.int8 import dequantise
 from vitrail.models.zoo.sentiment import make_tokeniser
 
-__all__ = ["NAMES", "Loaded", "load"]
+__all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load"]
+
+EXAMPLES = {
+    "golf_ball": "Golf ball: rendered by us, Apache-2.0.",
+    "temple": "Temple: Daniel Büchele, CC BY 2.0, cut to a square.",
+}
+"""Name -> where the picture comes from. They lie in `vitrail/apps/demo/pictures`."""
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """An embedded model, ready to be called: `model(preprocess(photo))`, `model(**preprocess(sentences))`."""
+class Embedded:
+    """An embedded model, ready to be called: `model(preprocess(photo))`, `model(**preprocess(sentences))`.
+
+    `vitrail.explain` takes it as it is, with a picture, a path or a text: `vitrail.explain(photo, "cat.jpg")`.
+    """
 
     name: str
     model: nn.Module
     preprocess: Callable[[Any], Any]
     class_names: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Embedded({self.name!r}, classes: {', '.join(self.class_names)})"
 
-def load(name: str) -> Loaded:
+
+def example(name: str = "golf_ball") -> Path:
+    """The path of a picture that comes with the package: `golf_ball` or `temple`."""
+    if name not in EXAMPLES:
+        raise InputError(f"there is no example {name!r}. {suggest(name, EXAMPLES)}")
+    return Path(str(resources.files("vitrail.apps.demo"))) / "pictures" / f"{name}.jpg"
+
+
+def load(name: str) -> Embedded:
     """The embedded model of this name, in single precision on the CPU, in evaluation mode."""
     if name not in LOADERS:
         raise ModelError(f"there is no embedded model {name!r}. {suggest(name, LOADERS)}")
@@ -42,23 +65,23 @@ def load(name: str) -> Loaded:
         ) from error
 
 
-def load_photo() -> Loaded:
+def load_photo() -> Embedded:
     """The ViT for photographs."""
     from transformers import ViTConfig, ViTForImageClassification
 
     from vitrail.models.zoo.photo import preprocess
 
     model = _build("photo", ViTForImageClassification, ViTConfig)
-    return Loaded("photo", model, preprocess, _class_names(model))
+    return Embedded("photo", model, preprocess, _class_names(model))
 
 
-def load_sentiment() -> Loaded:
+def load_sentiment() -> Embedded:
     """The BERT for sentences."""
     from transformers import BertConfig, BertForSequenceClassification
 
     model = _build("sentiment", BertForSequenceClassification, BertConfig)
     tokenise = make_tokeniser(limit=model.config.max_position_embeddings)
-    return Loaded("sentiment", model, tokenise, _class_names(model))
+    return Embedded("sentiment", model, tokenise, _class_names(model))
 
 
 def _build(name: str, model_class: Any, config_class: Any) -> Any:  # noqa: ANN401 - Hugging Face classes
@@ -99,5 +122,5 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-LOADERS: dict[str, Callable[[], Loaded]] = {"photo": load_photo, "sentiment": load_sentiment}
+LOADERS: dict[str, Callable[[], Embedded]] = {"photo": load_photo, "sentiment": load_sentiment}
 NAMES = tuple(LOADERS)

@@ -7,21 +7,25 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.models.loading.images import BROKEN, to_rgb, upright
+from vitrail.models.loading.images import BROKEN, check_size, to_rgb, upright
 
 SIZE = 160
 
 
 def preprocess(image: Image.Image) -> Float[Tensor, "1 3 y x"]:
     """A picture of any size and mode as the model's input: what `crop` returns, its values from -1 to 1."""
-    pixels = np.array(crop(image), dtype=np.float32) / 127.5 - 1
+    return to_input(crop(image))
+
+
+def to_input(seen: Image.Image) -> Float[Tensor, "1 3 y x"]:
+    """A picture of the model's size as its input, values from -1 to 1."""
+    pixels = np.array(seen, dtype=np.float32) / 127.5 - 1
     return torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0).contiguous()
 
 
 def crop(image: Image.Image) -> Image.Image:
     """What the model sees: the picture upright, in colour on white, its middle square at 160 x 160 pixels."""
-    if not all(image.size):
-        raise InputError(f"the picture is empty: its size is {image.size[0]} x {image.size[1]} pixels.")
+    check_size(image.size)
     try:
         picture = to_rgb(upright(image))
     except InputError:
@@ -29,3 +33,8 @@ def crop(image: Image.Image) -> Image.Image:
     except BROKEN as error:
         raise InputError(f"the picture cannot be decoded: {error}. Is its file damaged or cut short?") from error
     return ImageOps.fit(picture, (SIZE, SIZE), Image.Resampling.BICUBIC)
+
+
+def stretched(image: Image.Image) -> Image.Image:
+    """The whole picture at 160 x 160 pixels; its proportions change."""
+    return to_rgb(upright(image)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)

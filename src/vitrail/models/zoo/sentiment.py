@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitrail.errors import InputError
+from vitrail.models.texts import check_text
 from vitrail.models.zoo.files import read_checked
 
 if TYPE_CHECKING:
@@ -38,12 +39,7 @@ def check_texts(texts: Sequence[object]) -> None:
     if not texts:
         raise InputError("there is no sentence: the list is empty.")
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"sentence {number} is no text but {type(text).__name__}.")
-        if not text.strip():
-            raise InputError(f"sentence {number} is empty: {text!r}. Leave it out.")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise InputError(f"sentence {number} holds half a character (a lone surrogate). Was it decoded as UTF-8?")
+        check_text(text, f"sentence {number}")
 
 
 def make_tokeniser(limit: int) -> Tokenise:

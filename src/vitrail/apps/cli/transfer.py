@@ -1,23 +1,18 @@
 """The command `transfer`: attention maps that follow the gradient of the target, step by step."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.aims import find_targets, title
-from vitrail.apps.cli.opening import open_model
-from vitrail.apps.cli.outputs import check_apart, check_writable
-from vitrail.apps.cli.reporting import note, out, reported
-from vitrail.apps.cli.show import show_answer
-from vitrail.apps.cli.sources import Source, check_source, sample_of
-from vitrail.errors import InputError, OutputError, suggest
-from vitrail.models.loading import Loaded
-from vitrail.tools.transfer import WRITERS, Transfer, transfer
+from vitrail.apps.cli.checks import Source, check_apart, check_file, check_source
+from vitrail.apps.cli.screen import busy, note, reported, show_table
+from vitrail.errors import InputError
+
+if TYPE_CHECKING:
+    from vitrail.models.loading import Loaded
+    from vitrail.tools.transfer import Transfer
 
 HELP = """Let the attention maps follow the gradient of a class, and watch.
 
@@ -38,7 +33,11 @@ its own scale.
 TARGET = Annotated[
     str | None,
     typer.Option(
-        "--target", "-t", help="A class by name or index; none for what is predicted.", rich_help_panel=options.AIM
+        "--target",
+        "-t",
+        help="A class by name or index; none for what is predicted.",
+        rich_help_panel=options.AIM,
+        autocompletion=options.complete_class,
     ),
 ]
 ETA = Annotated[float, typer.Option(help="The learning rate of the maps.", rich_help_panel=options.AIM)]
@@ -62,6 +61,7 @@ RENORMALISE = Annotated[
         rich_help_panel=options.AIM,
     ),
 ]
+ENDINGS = (".png", ".pdf", ".svg", ".gif", ".json")
 OUTPUT = Annotated[
     list[Path] | None,
     typer.Option(
@@ -97,38 +97,37 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     if source.folder is not None:
         raise InputError(f"{given} is a folder, but a film is of one input.")
     for path in output or []:
-        check_ending(path)
+        check_file(path, ENDINGS)
     check_apart(output or [], [given, pair, model])
+
+    from vitrail.apps.cli.session import find_targets, open_model, sample_of
+    from vitrail.apps.cli.show import show_answer
+    from vitrail.tools.transfer import transfer
+
     loaded = open_model(model, arch, device)
     sample = sample_of(source, loaded)
     (aim,) = find_targets(loaded, [] if target is None else [target], None)
-    film = transfer(
-        loaded.model, sample.inputs, aim,
-        eta=eta, steps=steps, direction=direction, gradient=gradient, renormalise=renormalise,
-    )  # fmt: skip
+    with busy("following the gradient"):
+        film = transfer(
+            loaded.model, sample.inputs, aim,
+            eta=eta, steps=steps, direction=direction, gradient=gradient, renormalise=renormalise,
+        )  # fmt: skip
     show_answer(loaded, sample)
-    name = title(loaded, film.target)
-    out().print(_table(loaded, film, name))
+    name = loaded.target_name(film.target)
+    _show(loaded, film, name)
     for path in output or []:
         note(f"wrote {film.save(path, sample.picture, title=f'attention transfer: {name}')}")
 
 
-def check_ending(path: Path) -> None:
-    """Raise unless a film can be written here."""
-    if path.suffix.lower() not in WRITERS:
-        raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
-    check_writable(path)
-
-
-def _table(loaded: Loaded, film: Transfer, name: str) -> Table:
+def _show(loaded: "Loaded", film: "Transfer", name: str) -> None:
     """The target's logit and probability at each step, and what is predicted instead."""
-    table = Table("step", "logit", "probability", "prediction", title=f"attention transfer: {name}")
     first = film.target.first
     index = first[0] if isinstance(first, tuple) else None
+    rows = []
     for step in range(len(film)):
         best = int(film.logits[step, 0].argmax())
         likely = "" if index is None else f"{float(film.probabilities[step, 0, index]):.3f}"
-        table.add_row(str(step), f"{float(film.scalar[step, 0]):.3f}", likely, Text(loaded.class_name(best)))
-    if not torch.equal(film.logits[0], film.clean):
+        rows.append((step, f"{float(film.scalar[step, 0]):.3f}", likely, loaded.class_name(best)))
+    show_table(("step", "logit", "probability", "prediction"), rows, f"attention transfer: {name}")
+    if not film.logits[0].equal(film.clean):
         note(f"the unchanged maps give the model's own logits to {film.deviation:.1g}")
-    return table

@@ -1,22 +1,19 @@
 """The command `audit`: a labelled folder, and a page of the labels a model doubts."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-import vitrail
 from vitrail.apps.cli import options
-from vitrail.apps.cli.opening import open_model
-from vitrail.apps.cli.outputs import check_apart, check_file
-from vitrail.apps.cli.reporting import note, out, reported
-from vitrail.apps.cli.specs import check_specs, parse_spec
-from vitrail.errors import InputError, OutputError
-from vitrail.models.loading import Loaded
-from vitrail.tools.audit import Audit
-from vitrail.tools.detail import DEFAULT_METHOD
+from vitrail.apps.cli.checks import check_apart, check_page, check_presets
+from vitrail.apps.cli.detail import METHOD
+from vitrail.apps.cli.screen import counted, note, reported, show_line, show_table
+from vitrail.errors import InputError
+from vitrail.methods.spec import parse_spec
+
+if TYPE_CHECKING:
+    from vitrail.tools.audit import Audit
 
 HELP = """Find the pictures of a labelled folder whose label the model doubts.
 
@@ -32,14 +29,12 @@ pairs of classes by how far apart it sees the two.
       --limit 20 -o audit.html
 """
 FOLDER = Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.", show_default=False)]
-PAGE = Annotated[Path, typer.Option("--output", "-o", help="The page, a .html file.", rich_help_panel=options.RESULT)]
 MOST = Annotated[int, typer.Option(help="So many pictures on the page.", min=0, rich_help_panel=options.RESULT)]
 LIMIT = Annotated[
     int | None,
     typer.Option(help="At most so many pictures of a class.", min=1, rich_help_panel=options.INPUT),
 ]
 BATCH = Annotated[int, typer.Option(help="Pictures explained together.", min=1, rich_help_panel=options.AIM)]
-METHOD = Annotated[str, typer.Option(help="A signed method, with options if you like.", rich_help_panel=options.AIM)]
 
 
 @reported
@@ -47,32 +42,33 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     folder: FOLDER,
     model: options.Model,
     arch: options.Arch = None,
-    method: METHOD = DEFAULT_METHOD,
+    method: options.Signed = METHOD,
     preset: options.Preset = "recommended",
     limit: LIMIT = None,
     batch: BATCH = 16,
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
     most: MOST = 60,
-    output: PAGE = Path("audit.html"),
+    output: options.Page = Path("audit.html"),
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Find the labels a model doubts."""
-    check_file(output)
-    if output.suffix.lower() != ".html":
-        raise OutputError(f"{output} is no .html file, but an audit is a page.")
+    check_page(output, "an audit")
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}.")
     check_apart([output], [*(inside for inside in folder.iterdir() if inside.is_dir()), model])
     name, more = parse_spec(method)
+    check_presets([(name, more)], preset)
+
+    from vitrail.apps.cli.session import check_specs, open_model
+    from vitrail.tools.audit import audit
+
     check_specs([(name, more)], preset, "image")
     loaded = open_model(model, arch, device)
     if loaded.preprocess is None:
         raise InputError(f"{loaded.name} reads text, but an audit looks at pictures.")
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("looking", total=None)
-        found = vitrail.audit(
+    with counted("explaining") as moved:
+        found = audit(
             loaded.model,
             folder,
             class_names=loaded.class_names or tuple(f"class {i}" for i in range(loaded.classes)),
@@ -80,33 +76,32 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
             method=name,
             limit=limit,
             batch=batch,
-            watch=lambda done, total: bar.update(task, completed=done, total=total),
+            watch=moved,
             preset=preset,
             **more,
         )
-    _show(found, loaded)
+    _show(found)
     note(f"wrote {found.save(output, most=most)}")
 
 
-def _show(found: Audit, loaded: Loaded) -> None:
+def _show(found: "Audit") -> None:
     """The first few of each ranking, and what was left out."""
-    from rich.table import Table
-    from rich.text import Text
-
     doubted = sum(one.gap > 0 for one in found.findings)
-    out().print(
+    show_line(
         f"{found.images} pictures: {found.agreed} are predicted as labelled, {doubted} as another class, "
         f"{len(found.findings) - doubted} as labelled but not clearly"
     )
-    table = Table("picture", "label", "", "rival", "", "distance", title="labels the model doubts most")
-    for one in found.findings[:5]:
-        table.add_row(
-            Text(f"{one.path.parent.name}/{one.path.name}"),
-            Text(found.name(one.label)), f"{one.label_probability:.2f}",
-            Text(found.name(one.rival)), f"{one.rival_probability:.2f}", f"{one.apart:.2f}",
-        )  # fmt: skip
-    if found.findings:
-        out().print(table)
+    columns = ("picture", "label", "probability", "rival", "its probability", "distance")
+    rows = [
+        (
+            f"{one.path.parent.name}/{one.path.name}",
+            found.name(one.label), f"{one.label_probability:.2f}",
+            found.name(one.rival), f"{one.rival_probability:.2f}", f"{one.apart:.2f}",
+        )
+        for one in found.findings[:5]
+    ]  # fmt: skip
+    if rows:
+        show_table(columns, rows, "labels the model doubts most")
     for name, reason in found.left_out.items():
         note(f"left out the folder {name}: {reason}")
     for name, reason in found.broken.items():

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.reporting import note, reported
-from vitrail.apps.web.limits import MEGABYTE, MEGAPIXEL, Limits
-from vitrail.apps.web.server import HOST, LOOPBACK, Settings, server
+from vitrail.apps.cli.screen import busy, note, reported
+
+HOST = "127.0.0.1"
 
 HELP = """Open a web page to look at explanations: pictures and text, many methods side by side.
 
@@ -77,9 +77,13 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Serve the page until it is ended."""
+    from vitrail.apps.web.limits import MEGABYTE, MEGAPIXEL, Limits
+    from vitrail.apps.web.server import LOOPBACK, Settings, server
+
     limits = Limits(upload=max_upload * MEGABYTE, pixels=max_pixels * MEGAPIXEL, letters=max_letters)
     settings = Settings(host, port, tuple(allow or ()), any_model, pickled_weights, tuple(allow_host or ()), limits)
-    made, listening = server(settings)
+    with busy("getting the page ready"):
+        made, listening = server(settings)
     name, number = listening.getsockname()[:2]
     address = f"http://{f'[{name}]' if ':' in name else name}:{number}"
     if host not in LOOPBACK:
@@ -88,15 +92,3 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     if browser:
         webbrowser.open(address)
     made.run([listening])
-
-
-only = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
-"""This command without the others."""
-
-
-@only.callback()
-def _vitrail() -> None:
-    pass
-
-
-only.command("app", help=HELP)(command)

@@ -5,28 +5,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-import vitrail
-from vitrail import Attribution
 from vitrail.apps.cli import options
-from vitrail.apps.cli.aims import find_targets, title
-from vitrail.apps.cli.opening import open_model
-from vitrail.apps.cli.outputs import check_apart, check_file, write
-from vitrail.apps.cli.reporting import note, reported
-from vitrail.apps.cli.results import Row
-from vitrail.apps.cli.show import show_answer, show_rows
-from vitrail.apps.cli.sources import Source, check_source, sample_of
-from vitrail.apps.cli.specs import Spec, check_specs, parse_spec
+from vitrail.apps.cli.checks import Source, check_apart, check_file, check_presets, check_source
+from vitrail.apps.cli.screen import busy, note, reported
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.evaluate.bench.opened import affine
-from vitrail.evaluate.stitch import SIZES, find_arrangement
-from vitrail.models.loading import Loaded, Sample
-from vitrail.tools.guide import DEFAULT_METHOD, Guided, Setup, average, guided
+from vitrail.methods.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from vitrail.apps.cli.session import Row
+    from vitrail.attribution import Attribution
+    from vitrail.models.loading import Loaded, Sample
+    from vitrail.tools.guide import Guided
 
 HELP = """Explain a picture with a picture of another class beside it.
 
@@ -62,10 +56,16 @@ SIZE = Annotated[
         rich_help_panel=STITCH,
     ),
 ]
-METHOD = Annotated[str, typer.Option(help="A method, with options if you like.", rich_help_panel=options.AIM)]
+METHOD = "complete_gradient"
 TARGET = Annotated[
     str,
-    typer.Option("--target", "-t", help="A class by name or index; none: the predicted.", rich_help_panel=options.AIM),
+    typer.Option(
+        "--target",
+        "-t",
+        help="A class by name or index; none: the predicted.",
+        rich_help_panel=options.AIM,
+        autocompletion=options.complete_class,
+    ),
 ]
 
 
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     layout: LAYOUT = "beside",
     side: SIDE = None,
     size: SIZE = "resize",
-    method: METHOD = DEFAULT_METHOD,
+    method: options.Method = METHOD,
     target: TARGET = "none",
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
@@ -90,9 +90,16 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     source, spec = Source(image, squash=squash), parse_spec(method)
     _check(source, guide or [], spec, preset, output)
     check_apart([output], [image, model, *(guide or [])])
+
+    from vitrail.apps.cli.session import Row, check_specs, find_targets, open_model, sample_of
+    from vitrail.apps.cli.show import present, show_answer, show_rows
+    from vitrail.evaluate.stitch import SIZES, find_arrangement
+    from vitrail.tools.guide import Setup, average, guided
+
     find_arrangement(layout, side)
     if size not in SIZES:
         raise OptionError(f"there is no size {size!r}. {suggest(size, SIZES)}")
+    check_specs([spec], preset, "image")
     loaded = open_model(model, arch, device)
     if loaded.kind != "image":
         raise InputError(f"{loaded.name} reads text, but guidance stitches pictures. For text: vitrail detail.")
@@ -100,15 +107,16 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     (wanted,) = find_targets(loaded, [target], None)
     shown = partial(loaded.image, squash=squash)
     setup = Setup(layout, side, size, spec[0], {"preset": preset, **spec[1]}, shown, None, loaded.class_name)
-    made = guided(loaded.model, sample.inputs, _opened(guide), wanted, setup)
+    with busy("explaining beside the guide"):
+        made = guided(loaded.model, sample.inputs, _opened(guide), wanted, setup)
     found = average([one.part for one in made])
-    named = f"{title(loaded, found.target)}, guided by {_names(loaded, found)}"
+    row = Row(f"{loaded.target_name(found.target)}, guided by {_names(loaded, found)}", [found])
+    if output is None or output.suffix.lower() not in FIGURES:
+        present(loaded, sample, [row], output)
+        return
     show_answer(loaded, sample)
-    row = Row(named, [found])
-    show_rows([row], patches=output is None)
-    if output is not None:
-        for path in _write(output, row, made[0], sample, loaded, _alone(loaded, sample, found, spec, preset)):
-            note(f"wrote {path}")
+    show_rows([row], patches=False)
+    note(f"wrote {_write(output, row, made[0], sample, loaded, _alone(loaded, sample, found, spec, preset))}")
 
 
 def _check(source: Source, guides: Sequence[Path], spec: Spec, preset: str, output: Path | None) -> None:
@@ -119,7 +127,7 @@ def _check(source: Source, guides: Sequence[Path], spec: Spec, preset: str, outp
     for path in guides:
         if not path.is_file():
             raise InputError(f"there is no guide at {path}. Check its name and folder.")
-    check_specs([spec], preset, "image")
+    check_presets([spec], preset)
     if output is not None:
         check_file(output)
 
@@ -130,25 +138,25 @@ def _opened(guides: Sequence[Path] | None) -> list[object] | None:
     return [open_image(path) for path in guides] if guides else None
 
 
-def _names(loaded: Loaded, found: Attribution) -> str:
+def _names(loaded: "Loaded", found: "Attribution") -> str:
     return ", ".join(loaded.class_name(classes[0]) for classes in found.provenance["guidance"]["guides"])
 
 
-def _alone(loaded: Loaded, sample: Sample, found: Attribution, spec: Spec, preset: str) -> Attribution:
+def _alone(loaded: "Loaded", sample: "Sample", found: "Attribution", spec: Spec, preset: str) -> "Attribution":
     """The same method and target on the picture alone, to compare with."""
+    from vitrail.api import explain
+
     name, more = spec
-    return vitrail.explain(loaded.model, sample.inputs, name, found.target, **{"preset": preset, **more})
+    return explain(loaded.model, sample.inputs, name, found.target, **{"preset": preset, **more})
 
 
-def _write(path: Path, row: Row, first: Guided, sample: Sample, loaded: Loaded, alone: Attribution) -> list[Path]:
-    if path.suffix.lower() not in FIGURES:
-        return write(path, [row], sample)
+def _write(path: Path, row: "Row", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution") -> Path:
     from vitrail.storage import save_figure
 
-    return [save_figure(_sheet(row, first, sample, loaded, alone), path)]
+    return save_figure(_sheet(row, first, sample, loaded, alone), path)
 
 
-def _sheet(row: Row, first: Guided, sample: Sample, loaded: Loaded, alone: Attribution) -> "Figure":
+def _sheet(row: "Row", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution") -> "Figure":
     """The picture, its map without guidance, the stitched picture with its map, and the part that is kept."""
     from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
@@ -163,7 +171,9 @@ def _sheet(row: Row, first: Guided, sample: Sample, loaded: Loaded, alone: Attri
     return panel_figure([panels], picture, heading=f"{found.label}\n{row.title}", side=2.2)
 
 
-def _in_colours(stitched: torch.Tensor, loaded: Loaded) -> torch.Tensor:
+def _in_colours(stitched: "Tensor", loaded: "Loaded") -> "Tensor":
     """The stitched input as a picture in 0..1."""
+    from vitrail.evaluate.bench.opened import affine
+
     shift, scale = affine(loaded)
     return ((stitched - shift.to(stitched)) / scale.to(stitched)).clamp(0, 1)

@@ -4,17 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from vitrail.api import DEFAULT_METHOD
 from vitrail.apps.cli import options
-from vitrail.apps.cli.aims import find_targets
-from vitrail.apps.cli.opening import open_model
-from vitrail.apps.cli.outputs import check_apart, check_file
-from vitrail.apps.cli.reporting import note, reported
-from vitrail.apps.cli.specs import check_specs, parse_spec
-from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.apps.cli.checks import check_apart, check_page, check_presets
+from vitrail.apps.cli.screen import counted, note, reported
+from vitrail.errors import InputError, OptionError
+from vitrail.methods import DEFAULT_METHOD
+from vitrail.methods.spec import parse_spec
 
 HELP = """Write one HTML page of a folder of inputs, or of a bench result.
 
@@ -37,7 +33,11 @@ SOURCE = Annotated[
 MODEL = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", help="As for vitrail explain; a bench result needs none.", rich_help_panel=options.AIM
+        "--model",
+        "-m",
+        help="As for vitrail explain; a bench result needs none.",
+        rich_help_panel=options.AIM,
+        autocompletion=options.MODEL_NAMES,
     ),
 ]
 CURVES = Annotated[
@@ -52,7 +52,6 @@ LIMIT = Annotated[
     int | None,
     typer.Option(help="So many of the inputs, at even distances.", min=1, rich_help_panel=options.INPUT),
 ]
-PAGE = Annotated[Path, typer.Option("--output", "-o", help="The page, a .html file.", rich_help_panel=options.RESULT)]
 
 
 @reported
@@ -68,28 +67,33 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     squash: options.Squash = False,  # noqa: FBT002
     limit: LIMIT = None,
     curves: CURVES = False,  # noqa: FBT002
-    output: PAGE = Path("report.html"),
+    output: options.Page = Path("report.html"),
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Write the page."""
-    from vitrail.plots import report
-
-    _check(source, output)
+    check_page(output, "a report")
+    if not source.exists():
+        raise InputError(f"there is no folder or file {source}. Check its name.")
     read = [file for file in source.iterdir() if file.suffix != ".html"] if source.is_dir() else [source]
     check_apart([output], [*(file for file in read if file.is_file()), model])
     if _is_results(source):
         if any((model, arch, method, target, versus, squash, limit, curves)):
             raise OptionError(f"{source} holds results of the bench: only -o goes with it.")
+        from vitrail.plots import report
+
         note(f"wrote {report.of_results(source).save(output)}")
         return
     if model is None:
         raise OptionError(f"which model explains {source}? Name it with --model; photo and sentiment are built in.")
     specs = [parse_spec(text, auto=True) for text in method] if method else [(DEFAULT_METHOD, {})]
+    check_presets(specs, preset)
+
+    from vitrail.apps.cli.session import check_specs, find_targets, open_model
+    from vitrail.plots import report
+
     loaded = open_model(model, arch, device)
     check_specs(specs, preset, loaded.kind)
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("explaining", total=None)
+    with counted("explaining") as moved:
         made = report.of_inputs(
             loaded,
             source,
@@ -99,19 +103,11 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
             curves=curves,
             squash=squash,
             limit=limit,
-            watch=lambda done, total: bar.update(task, completed=done, total=total),
+            watch=moved,
         )
     for name, reason in made.broken.items():
         note(f"left out {name}: {reason}")
     note(f"wrote {made.save(output)}: {len(made.entries)} of {len(made.entries) + len(made.broken)} inputs explained")
-
-
-def _check(source: Path, output: Path) -> None:
-    check_file(output)
-    if output.suffix.lower() != ".html":
-        raise OutputError(f"{output} is no .html file, but a report is a page.")
-    if not source.exists():
-        raise InputError(f"there is no folder or file {source}. Check its name.")
 
 
 def _is_results(source: Path) -> bool:

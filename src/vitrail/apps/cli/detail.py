@@ -5,24 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import vitrail
-from vitrail import Attribution
 from vitrail.apps.cli import options
-from vitrail.apps.cli.aims import class_index
-from vitrail.apps.cli.opening import open_model
-from vitrail.apps.cli.outputs import check_apart, check_file, write
-from vitrail.apps.cli.reporting import note, reported
-from vitrail.apps.cli.results import Row
-from vitrail.apps.cli.show import show_answer, show_rows
-from vitrail.apps.cli.sources import Source, check_source, sample_of
-from vitrail.apps.cli.specs import check_specs, parse_spec
-from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.apps.cli.checks import Source, check_apart, check_file, check_presets, check_source
+from vitrail.apps.cli.screen import busy, note, reported
+from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.methods import METHODS
-from vitrail.models.loading import Loaded, Sample
-from vitrail.tools.detail import AUTO, DEFAULT_METHOD, check_form, detail_matrix
+from vitrail.methods.spec import parse_spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vitrail.attribution import Attribution
+    from vitrail.models.loading import Loaded, Sample
 
 HELP = """Show which details speak for one class, and which for another.
 
@@ -52,7 +46,7 @@ FORM = Annotated[
         rich_help_panel=options.AIM,
     ),
 ]
-METHOD = Annotated[str, typer.Option(help="A signed method, with options if you like.", rich_help_panel=options.AIM)]
+METHOD, AUTO = "complete_gradient", "auto"
 TOP = Annotated[
     int | None,
     typer.Option(help="A sheet of the most likely classes, each against each.", rich_help_panel=options.RESULT),
@@ -67,7 +61,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     target: TARGET = None,
     versus: VERSUS = None,
     form: FORM = AUTO,
-    method: METHOD = DEFAULT_METHOD,
+    method: options.Signed = METHOD,
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
@@ -77,33 +71,38 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
 ) -> None:
     """Contrast two classes."""
     source, (name, more) = Source(given, squash=squash), parse_spec(method)
-    _check(source, form, target, versus, top, output)
+    _check(source, target, versus, top, output)
     check_apart([output], [given, model])
+    check_presets([(name, more)], preset)
+
+    from vitrail.apps.cli.session import Row, check_specs, class_index, open_model, sample_of
+    from vitrail.apps.cli.show import present, show_answer
+    from vitrail.tools.detail import check_form, detail, detail_matrix
+
+    check_form(form)
     check_specs([(name, more)], preset, METHODS[name].inputs[0])
     loaded = open_model(model, arch, device)
     sample = sample_of(source, loaded)
     first, second = (None if text is None else class_index(loaded, text) for text in (target, versus))
+    if first is not None and first == second:
+        raise TargetError(f"--target and --versus name the same class, {loaded.class_name(first)}: name two.")
     explaining = {"form": form, "method": name, "preset": preset, **more}
-    show_answer(loaded, sample)
     if top is not None and output is not None:
-        _write_matrix(output, loaded, sample, detail_matrix(loaded.model, sample.inputs, top=top, **explaining))
+        show_answer(loaded, sample)
+        with busy("explaining every pair of classes"):
+            matrix = detail_matrix(loaded.model, sample.inputs, top=top, **explaining)
+        _write_matrix(output, loaded, sample, matrix)
         return
-    found = vitrail.detail(loaded.model, sample.inputs, first, second, **explaining)
+    with busy(f"explaining with {name}"):
+        found = detail(loaded.model, sample.inputs, first, second, **explaining)
     chosen = found.provenance["detail"]
     note(f"form: {chosen['form']} ({chosen['why']})")
-    row = Row(_contrast(loaded, found), [found])
-    show_rows([row], patches=output is None)
-    if output is not None:
-        for path in write(output, [row], sample):
-            note(f"wrote {path}")
+    present(loaded, sample, [Row(_contrast(loaded, found), [found])], output)
 
 
-def _check(
-    source: Source, form: str, target: str | None, versus: str | None, top: int | None, output: Path | None
-) -> None:
+def _check(source: Source, target: str | None, versus: str | None, top: int | None, output: Path | None) -> None:
     """Find what is wrong before the model is loaded."""
     check_source(source)
-    check_form(form)
     if source.folder is not None:
         raise InputError(f"{source.given} is a folder, but a contrast is of one input. For a folder: vitrail audit.")
     if top is not None and (target is not None or versus is not None):
@@ -114,27 +113,27 @@ def _check(
         raise OutputError("--top draws a sheet: name a .png or .pdf file for it with -o.")
 
 
-def _contrast(loaded: Loaded, found: Attribution) -> str:
+def _contrast(loaded: "Loaded", found: "Attribution") -> str:
     """The two classes, each with its colour."""
     for_first, for_second = COLOURS[loaded.kind]
     first, second = _classes(loaded, found)
     return f"{for_first}: {first} · {for_second}: {second}"
 
 
-def _classes(loaded: Loaded, found: Attribution) -> list[str]:
+def _classes(loaded: "Loaded", found: "Attribution") -> list[str]:
     target = found.target
     both = [c[0] if isinstance(c, tuple) else c for c in (target.first, target.second)]
     return [loaded.class_name(c) for c in both if c is not None]
 
 
-def _write_matrix(path: Path, loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> None:
+def _write_matrix(path: Path, loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> None:
     from vitrail.storage import save_figure
 
     draw = _image_matrix if loaded.kind == "image" else _text_matrix
     note(f"wrote {save_figure(draw(loaded, sample, matrix), path)}")
 
 
-def _image_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> "Figure":
+def _image_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> "Figure":
     from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
     picture = as_picture(sample.picture)
@@ -150,7 +149,7 @@ def _image_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]
     return panel_figure(rows, picture, row_titles=[f"red: {name}" for name in names], heading=heading)
 
 
-def _text_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]) -> "Figure":
+def _text_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> "Figure":
     from vitrail.plots.tokens import Row as Line
     from vitrail.plots.tokens import pieces, sentence_figure
 
@@ -165,4 +164,4 @@ def _text_matrix(loaded: Loaded, sample: Sample, matrix: list[list[Attribution]]
         )
         for own, row in zip(names, matrix, strict=True)
     ]
-    return sentence_figure(groups, signed=any(cell.signed for row in matrix for cell in row))
+    return sentence_figure(groups)

@@ -1,0 +1,417 @@
+"""The commands `bench run`, `table` and `plot`, and their options; those on one's own inputs are in `bench_own`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrail.apps.cli import options
+from vitrail.apps.cli.checks import check_apart, check_file
+from vitrail.apps.cli.screen import note, reported
+from vitrail.errors import OptionError
+
+if TYPE_CHECKING:
+    from vitrail.evaluate import bench
+    from vitrail.evaluate.bench.driver import Watch
+
+MANUAL = """Measure explanations: which one to trust on your model.
+
+Every method runs on the same inputs; one recording of a batch serves all.
+Each paper measured in its own way, so every table names its protocol, and
+numbers of two protocols cannot be compared.
+
+[bold]First steps[/]
+
+  vitrail bench run --quick              two embedded models, three minutes
+  vitrail bench recommend photo photos/  rank the methods on your pictures
+  vitrail bench sanity photo photos/     do maps depend on weights and class?
+  vitrail bench agreement photo photos/  which methods show the same?
+  vitrail bench run -m photo -d imagenette=val.zip --protocol chefer
+      --limit 500 -o results.db
+  vitrail bench table results.db
+  vitrail bench plot results.db -o curves.png
+
+[bold]Data[/]
+
+  -d pets=PATH                           a published set and where it lies
+  -d "imagenet(fold=0)=PATH"             with an option of its reader
+  -d photos/  -d reviews.txt             your own pictures, or a text a line
+  --limit 200                            so many, at even distances
+
+[bold]Protocols[/]
+
+  chefer      mean threshold; 10 % steps, pixels, black; token-F1
+  vtranm      5 % steps, area over 0..1; also AOPC and LOdds
+  gradtoken   best of ten thresholds; VOC's classes; token-F1, k = 10, ..., 80
+  attcat      text: AOPC, LOdds, Kendall as its code; Precision@20
+  cui         a guide beside each picture, whole patches, the label
+  vitrail     ours: small, no labels needed
+  sanity      weights randomised from the output down; another class
+  agreement   rank correlation between methods
+
+[bold]Breaking off and going on[/]
+
+  Results go into one SQLite file, batch by batch. Kill a run whenever you
+  like; the same command goes on where it was and computes nothing twice.
+  Another model, option or version makes new rows, never mixed with the old.
+"""
+
+RUN = """Run models on data sets by methods and protocols, and keep the results.
+
+Without --method: all that need one forward and one backward pass.
+[bold]--method all[/] adds those that run the model again; --subset N gives them
+N examples only. One line says which do not apply to the data and are left out.
+
+[bold]Examples[/]
+
+  vitrail bench run --quick
+  vitrail bench run -m sentiment -d sst2=SST-2 --protocol attcat --limit 200
+  vitrail bench run -m vit.safetensors --arch vit_tiny_patch16_224
+      -d pets=oxford-pets --protocol chefer --protocol gradtoken
+      --method all --subset 50 --device cuda --dtype bfloat16
+  vitrail bench run -m photo -d imagenette=val.zip --ablation vtranm
+      --protocol vtranm
+  vitrail bench run --plan plan.yaml -o results.db
+"""
+
+TABLE = """Print the tables: best in bold, 95 % intervals, and what cannot be told from the best.
+
+The same results give the same bytes, whether or not the run was broken
+off on the way.
+"""
+
+PLOT = "Draw what becomes of accuracy and probability while pixels or tokens are removed."
+
+PROTOCOLS = ("chefer", "vtranm", "gradtoken", "attcat", "cui", "vitrail", "sanity", "agreement")
+MEASURES = (
+    "segmentation",
+    "pointing",
+    "boxes",
+    "voc",
+    "positive",
+    "negative",
+    "insertion",
+    "deletion",
+    "text_deletion",
+    "text_padding",
+    "comprehensiveness",
+    "sufficiency",
+    "kendall",
+    "token_f1",
+    "precision_at_k",
+    "randomisation",
+    "class_sensitivity",
+    "ranks",
+)
+"""Names of the bench, for help and completion; a test compares them with the bench."""
+SEEDS = (-(2**63), 2**63 - 1)
+QUICK_METHODS = ("rollout", "grad_cam", "gae", "complete_gradient", "tokentm", "gradtoken", "att_grads", "attcat")
+QUICK_PICTURES = 12
+
+WHAT, HOW, KEEP = "What to measure", "How to run", "Result"
+RESULTS = Path("results.db")
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="As for explain. May be repeated.",
+        show_default=False,
+        rich_help_panel=WHAT,
+        autocompletion=options.MODEL_NAMES,
+    ),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="NAME=PATH",
+        help="A data set, or a folder of pictures, or a .txt file. May be repeated.",
+        show_default=False,
+        rich_help_panel=WHAT,
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        help='A name, "name(option=value)", or all. May be repeated.',
+        show_default=False,
+        rich_help_panel=WHAT,
+        autocompletion=options.METHOD_NAMES,
+    ),
+]
+Protocols = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--protocol",
+        help=f"{', '.join(PROTOCOLS)}. May be repeated. Default: vitrail.",
+        show_default=False,
+        rich_help_panel=WHAT,
+        autocompletion=lambda incomplete: [name for name in PROTOCOLS if name.startswith(incomplete)],
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        help=f"In place of the protocol's: {', '.join(MEASURES)}.",
+        show_default=False,
+        rich_help_panel=WHAT,
+    ),
+]
+Ablation = Annotated[
+    str | None, typer.Option(help="Add the variants of vtranm (Table 4) or gradtoken.", rich_help_panel=WHAT)
+]
+Class = Annotated[
+    str | None,
+    typer.Option("--target", help="Explain the predicted class, or the label of the data set.", rich_help_panel=WHAT),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", help="A YAML file in place of all these.", show_default=False, rich_help_panel=WHAT),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The embedded models on inputs in the package.", rich_help_panel=WHAT)
+]
+Limit = Annotated[
+    int | None, typer.Option(help="At most so many examples of every data set.", min=1, rich_help_panel=WHAT)
+]
+Subset = Annotated[
+    int | None,
+    typer.Option(help="So many examples for methods that run the model again.", min=1, rich_help_panel=WHAT),
+]
+Size = Annotated[int, typer.Option("--batch", help="Examples recorded together.", min=1, rich_help_panel=HOW)]
+Forward = Annotated[
+    int, typer.Option("--forward-batch", help="Perturbed inputs run together.", min=1, rich_help_panel=HOW)
+]
+Precision = Annotated[
+    str, typer.Option(help="Of the perturbed passes: float32, bfloat16, float16.", rich_help_panel=HOW)
+]
+Seed = Annotated[int, typer.Option(help="Of noise, sampling and bootstrap.", rich_help_panel=HOW)]
+EngineName = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.", rich_help_panel=HOW)]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        help="Of a running cluster. Default: one on this machine.",
+        show_default=False,
+        rich_help_panel=HOW,
+    ),
+]
+RayWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--ray-workers", help="Default: one a CPU core, or one a GPU.", min=1, show_default=False, rich_help_panel=HOW
+    ),
+]
+RayShare = Annotated[float, typer.Option("--ray-gpu-share", help="Part of a GPU each takes.", rich_help_panel=HOW)]
+Results = Annotated[
+    Path, typer.Option("--output", "-o", help="The results file; gone on with if it is there.", rich_help_panel=KEEP)
+]
+ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="What bench run wrote.")]
+
+
+@reported
+def run(  # noqa: PLR0913  (one parameter for each option of the command line)
+    model: Models = None,
+    arch: options.Arch = None,
+    data: Data = None,
+    method: Methods = None,
+    protocol: Protocols = None,
+    metric: Metrics = None,
+    ablation: Ablation = None,
+    target: Class = None,
+    preset: options.Preset = "recommended",
+    limit: Limit = None,
+    subset: Subset = None,
+    plan: PlanFile = None,
+    quick: Quick = False,  # noqa: FBT002
+    batch: Size = 16,
+    forward_batch: Forward = 64,
+    device: options.Device = "cpu",
+    dtype: Precision = "float32",
+    seed: Seed = 0,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    ray_workers: RayWorkers = None,
+    ray_gpu_share: RayShare = 1.0,
+    output: Results = RESULTS,
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Run a plan, and keep the results."""
+    check_seed(seed)
+
+    from vitrail.apps.cli.session import silent
+    from vitrail.evaluate import bench
+
+    worker = bench.find_engine(engine, bench.Cluster(ray_address, ray_workers, ray_gpu_share))
+    settings: dict[str, Any] = {
+        "preset": preset,
+        "target": target,
+        "limit": limit,
+        "batch": batch,
+        "forward_batch": forward_batch,
+        "device": device,
+        "dtype": dtype,
+        "seed": seed,
+    }
+    if quick or plan is not None:
+        if model or arch or data or method or protocol or metric or ablation or subset or (quick and plan):
+            raise OptionError(f"{'--quick' if quick else '--plan'} says what to measure: leave out the others.")
+        made = changed(quick_plan() if quick else bench.read_plan(plan or ""), settings)
+    else:
+        chosen = method if method is not None else ([] if ablation else ["usual"])
+        made = bench.Plan(
+            models=specs_of(model or [], arch),
+            data=tuple(bench.parse_data(text) for text in data or []),
+            trials=bench.parse_trials(chosen, subset),
+            protocols=bench.protocols_of(tuple(protocol or ["vitrail"])),
+            ablation=ablation,
+            metrics=tuple(metric) if metric else None,
+            **settings,
+        )
+    tell_left_out(made)
+    with resumable(), silent(), bar() as watch:
+        found = bench.run(made, output, engine=worker, watch=watch)
+    old = found.done - found.fresh
+    note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
+    if found.skipped:
+        note(f"{found.skipped} results were skipped; the table says why")
+    tell_older(found, output)
+    if quick:
+        typer.echo(bench.render(bench.tables(output, seed=seed)), nl=False)
+    note(f"wrote {output}; now: vitrail bench table {output}, vitrail bench plot {output} -o curves.png")
+
+
+def changed(plan: "bench.Plan", settings: dict[str, Any]) -> "bench.Plan":
+    """The plan with those settings that a user gave, that is, that are not the defaults."""
+    usual = {field.name: field.default for field in fields(plan)}
+    return replace(plan, **{name: value for name, value in settings.items() if value != usual[name]})
+
+
+def quick_plan() -> "bench.Plan":
+    """The embedded models on inputs that come with the package, in about a minute on two cores."""
+    from vitrail.evaluate import bench
+
+    return bench.Plan(
+        models=(bench.ModelSpec("photo"), bench.ModelSpec("sentiment")),
+        data=(bench.DataSpec("demo_pictures", limit=QUICK_PICTURES), bench.DataSpec("demo_sentences")),
+        trials=tuple(bench.Trial(name) for name in QUICK_METHODS),
+        protocols=bench.protocols_of(("vitrail",)),
+    )
+
+
+@reported
+def table(
+    results: ResultsArgument = RESULTS,
+    form: Annotated[str, typer.Option("--format", "-f", help="markdown, latex or csv.")] = "markdown",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default: the terminal.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Print the tables, or write them to a file."""
+    check_apart([output], [results])
+    check_seed(seed)
+
+    from vitrail.evaluate import bench
+    from vitrail.storage import write_bytes
+
+    text = bench.render(bench.tables(results, seed=seed), form)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    note(f"wrote {write_bytes(output, text.encode())}")
+
+
+@reported
+def plot(
+    results: ResultsArgument = RESULTS,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .png or .pdf file.")] = Path("curves.png"),
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Draw the curves."""
+    check_apart([output], [results])
+    check_file(output, (".png", ".pdf", ".svg"))
+
+    from vitrail.evaluate import bench
+    from vitrail.storage import save_figure
+
+    note(f"wrote {save_figure(bench.curves(results), output)}")
+
+
+def specs_of(names: list[str], arch: str | None) -> "tuple[bench.ModelSpec, ...]":
+    """Models as the bench opens them; an architecture belongs to a `.safetensors` file."""
+    from vitrail.evaluate import bench
+
+    return tuple(bench.ModelSpec(name, arch if name.endswith(".safetensors") else None) for name in names)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that does not fit into 64 bits."""
+    if not SEEDS[0] <= seed <= SEEDS[1]:
+        raise OptionError(f"--seed {seed} does not fit into 64 bits: choose one from {SEEDS[0]} to {SEEDS[1]}.")
+
+
+def tell_left_out(plan: "bench.Plan") -> None:
+    """One line about methods that `all` does not stand for here."""
+    from vitrail.evaluate import bench
+
+    unused = bench.left_out(plan)
+    if unused:
+        note(f"left out, since they do not explain such data, models or presets: {', '.join(unused)}")
+
+
+def tell_older(found: "bench.Progress", path: Path) -> None:
+    """One line about results of the same names that this run did not go on with."""
+    if found.older:
+        parts = ", ".join(found.changed)
+        note(
+            f"{path} also holds {found.older} older runs of the same names, which differ in {parts}: "
+            "they are kept in tables of their own, and none of their numbers was used"
+        )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say what to do next where the user breaks a run off."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        note("stopped. What was computed is kept; the same command goes on from there")
+        raise typer.Exit(130) from error
+
+
+@contextmanager
+def bar() -> "Iterator[Watch]":
+    """A progress bar on the terminal with examples a second and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}", style="progress.data.speed"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as shown:
+        task = shown.add_task("loading", total=None, speed="")
+
+        def watch(progress: "bench.Progress") -> None:
+            elapsed = shown.tasks[0].elapsed or 0.0
+            shown.update(
+                task,
+                total=progress.total,
+                completed=progress.done,
+                description=progress.what or "reading results",
+                speed=f"{progress.fresh / elapsed:.2g} examples/s" if progress.fresh and elapsed else "",
+            )
+
+        yield watch

@@ -1,0 +1,199 @@
+"""The commands `explain` and `compare`: one input, or every image of a folder."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from vitrail.apps.cli import options
+from vitrail.apps.cli.checks import (
+    Source,
+    check_apart,
+    check_file,
+    check_folder,
+    check_presets,
+    check_source,
+    distinct,
+)
+from vitrail.apps.cli.screen import counted, note, reported
+from vitrail.errors import InputError, OutputError, VitrailError
+from vitrail.methods import DEFAULT_METHOD
+from vitrail.methods.spec import Spec, parse_spec
+
+if TYPE_CHECKING:
+    from vitrail.apps.cli.session import Plan
+    from vitrail.models.loading import Loaded
+
+EXPLAIN = """Explain one input, or every image of a folder.
+
+Without -o the result is printed: the tokens of a text in colour,
+the strongest patches of an image. An image becomes a map over
+exactly what the model saw of it.
+
+[bold]Examples[/]
+
+  vitrail explain cat.png -m vit_tiny_patch16_224 --target tabby -o map.png
+  vitrail explain cat.png -m weights.safetensors --arch vit_tiny_patch16_224
+  vitrail explain photos/ -m vit_tiny_patch16_224 -o maps/
+  vitrail explain "It never comes to life." -m ./sst2-bert --method attcat
+  vitrail explain "A man sleeps." --pair "A man runs." -m ./nli-bert
+  vitrail explain --question "Who?" --context story.txt -m ./squad-bert
+  echo "The capital of France is" | vitrail explain - -m ./gpt2 -t " Paris"
+"""
+
+COMPARE = """Compare methods on one input; without --method, six of different kinds.
+
+Methods are columns, targets are rows. The same method may appear with
+several sets of options.
+
+[bold]Examples[/]
+
+  vitrail compare cat.png -m vit_tiny_patch16_224 -o sheet.png
+  vitrail compare catdog.png -m weights.safetensors
+      --arch vit_tiny_patch16_224 -t boxer -t "tiger cat" -o sheet.png
+  vitrail compare cat.png -m vit_tiny_patch16_224 -o sheet.pdf
+      --method tokentm --method "tokentm(ffn=false)"
+"""
+
+
+def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
+    """A command that computes these methods where none is named; None stands for a readable set of them."""
+
+    @reported
+    def command(  # noqa: PLR0913  (one parameter for each option of the command line)
+        model: options.Model,
+        given: options.Given = None,
+        arch: options.Arch = None,
+        method: options.Methods = None,
+        target: options.Targets = None,
+        versus: options.Versus = None,
+        preset: options.Preset = "recommended",
+        device: options.Device = "cpu",
+        pair: options.Pair = None,
+        question: options.Question = None,
+        context: options.Context = None,
+        squash: options.Squash = False,  # noqa: FBT002
+        output: options.Output = None,
+        debug: options.Debug = False,  # noqa: FBT002
+    ) -> None:
+        specs = [parse_spec(text, auto=True) for text in method] if method else default
+        source = Source(given, pair=pair, question=question, context=context, squash=squash)
+        run(Request(source, model, arch, device, specs, target or [], versus, preset, output))
+
+    return command
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for.
+
+    Args:
+        specs: None for a readable set of methods that apply.
+    """
+
+    source: Source
+    model: str
+    arch: str | None
+    device: str
+    specs: Sequence[Spec] | None
+    targets: Sequence[str]
+    versus: str | None
+    preset: str
+    output: Path | None
+
+    @property
+    def files(self) -> list[str | None]:
+        """What may be a file that is read."""
+        source = self.source
+        return [source.given, source.pair, source.question, source.context, self.model]
+
+
+def run(request: Request) -> None:
+    """Check everything that can be checked, then load the model and explain."""
+    folder = request.source.folder
+    check_source(request.source)
+    check_presets(request.specs or (), request.preset)
+    if folder is not None:
+        _check_places(folder, check_folder(request.output), request)
+    elif request.output is not None:
+        check_file(request.output)
+        check_apart([request.output], request.files)
+
+    from vitrail.apps.cli.session import check_early, explain_sample, open_model, sample_of
+    from vitrail.apps.cli.show import present
+
+    check_early(request.specs or (), request.preset)
+    loaded = open_model(request.model, request.arch, request.device)
+    plan = _plan(request, loaded)
+    if folder is not None:
+        _explain_folder(folder, request, loaded, plan)
+        return
+    sample = sample_of(request.source, loaded)
+    present(loaded, sample, explain_sample(loaded, sample, plan), request.output)
+
+
+def _check_places(folder: Path, place: Path, request: Request) -> None:
+    """Raise if a picture would be replaced by its map."""
+    if place.exists() and place.samefile(folder):
+        raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
+    check_apart([place / name for name in _names(_images(folder)).values()], [*_images(folder), *request.files])
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images of a folder; none where it has none, which is told later."""
+    from vitrail.models.loading.images import images_in
+
+    try:
+        return images_in(folder)
+    except InputError:
+        return []
+
+
+def _plan(request: Request, loaded: "Loaded") -> "Plan":
+    from vitrail.apps.cli.session import Plan, check_specs, find_targets, readable_set
+
+    specs = request.specs if request.specs is not None else readable_set(request.preset, loaded.kind)
+    check_specs(specs, request.preset, loaded.kind)
+    targets = find_targets(loaded, request.targets, request.versus)
+    return Plan(specs, targets, request.preset, lenient=request.specs is None)
+
+
+def _explain_folder(folder: Path, request: Request, loaded: "Loaded", plan: "Plan") -> None:
+    """One picture for each image; those that fail are named at the end."""
+    from vitrail.apps.cli.session import explain_sample, sample_of
+    from vitrail.apps.cli.show import write
+    from vitrail.models.loading.images import images_in
+
+    if loaded.kind != "image":
+        raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")
+    images, place = images_in(folder), check_folder(request.output)
+    place.mkdir(exist_ok=True)
+    names = _names(images)
+    failed: list[str] = []
+    with counted("explaining") as moved:
+        for number, image in enumerate(images):
+            moved(number, len(images))
+            try:
+                sample = sample_of(replace(request.source, given=str(image)), loaded)
+                write(place / names[image], explain_sample(loaded, sample, plan), sample)
+            except VitrailError as error:
+                failed.append(f"failed: {error}")
+    note(f"wrote {len(images) - len(failed)} of {len(images)} pictures to {place}")
+    for line in failed:
+        note(line)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _names(images: list[Path]) -> dict[Path, str]:
+    """The name of each picture; the image's ending stays in it where two images share a stem."""
+    stems = Counter(image.stem.casefold() for image in images)
+    names = [image.name if stems[image.stem.casefold()] > 1 else image.stem for image in images]
+    return {image: f"{name}.png" for image, name in zip(images, distinct(names), strict=True)}
+
+
+explain = _command([(DEFAULT_METHOD, {})])
+compare = _command(None)

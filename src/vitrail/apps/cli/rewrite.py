@@ -1,0 +1,292 @@
+"""The command `rewrite`: an adversarial robustness audit of one's own model, on a picture or a folder of them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrail.apps.cli import options
+from vitrail.apps.cli.checks import Source, check_apart, check_file, check_source
+from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
+from vitrail.errors import OptionError, TargetError, VitrailError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from vitrail.tools.lens import Budget
+    from vitrail.tools.rewrite import Rewriting, Way
+    from vitrail.tools.robustness import Robustness
+
+HELP = """Adversarial robustness audit of your own model.
+
+Pixels follow the gradient until the model sees another class, while a
+person sees no change. The result is a PNG of the model's own size that
+still does so when it is saved and loaded: open it with --squash.
+
+With a folder of images: how often that succeeds, against the size of
+the perturbation. Without --target each picture is rewritten to the
+second class the model thinks of.
+
+[bold]Examples[/]
+
+  vitrail rewrite ball.png -m photo -t church -o new.png --sheet sheet.png
+  vitrail rewrite ball.png -m photo -t church --linf 4/255 -o new.png
+  vitrail rewrite photos/ -m photo -o audit.json
+  vitrail rewrite photos/ -m photo --l2 0.5 --l2 1 --l2 2 -o audit.csv
+"""
+TARGET = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        help="The class to rewrite to, by name or index.",
+        rich_help_panel=options.AIM,
+        autocompletion=options.complete_class,
+    ),
+]
+SOURCE = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        help="The class that gives way in all steps; default: whichever is ahead.",
+        rich_help_panel=options.AIM,
+    ),
+]
+ETA = Annotated[
+    float | None,
+    typer.Option(help="The step size; default: the first step is a tenth of a level.", rich_help_panel=options.AIM),
+]
+COUNT = Annotated[
+    int | None,
+    typer.Option("--steps", help="How many at most; the default is 400, for a folder 25.", rich_help_panel=options.AIM),
+]
+LIKELY = Annotated[float, typer.Option(help="Stop at this probability of the target.", rich_help_panel=options.AIM)]
+L2 = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--l2",
+        help="The largest Euclidean norm of the change, values from 0 to 1. Repeat it for a folder.",
+        rich_help_panel=options.AIM,
+        show_default=False,
+    ),
+]
+LINF = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--linf",
+        help="The largest change of any value, such as 2/255. Repeat it for a folder.",
+        rich_help_panel=options.AIM,
+        show_default=False,
+    ),
+]
+SHEET = Annotated[
+    Path | None,
+    typer.Option(
+        help="Original, new picture, amplified difference, trace: .png, .pdf.", rich_help_panel=options.RESULT
+    ),
+]
+DIFFERENCE = Annotated[
+    Path | None, typer.Option(help="The amplified difference alone, .png.", rich_help_panel=options.RESULT)
+]
+OUTPUT = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="The new picture, .png, or its numbers, .json; for a folder the table, .json or .csv.",
+        show_default=False,
+        rich_help_panel=options.RESULT,
+    ),
+]
+TABLES = (".json", ".csv")
+PROBABILITY = 0.9
+
+
+@reported
+def command(  # noqa: PLR0913  (one parameter for each option of the command line)
+    model: options.Model,
+    given: options.Given = None,
+    arch: options.Arch = None,
+    target: TARGET = None,
+    source: SOURCE = None,
+    eta: ETA = None,
+    steps: COUNT = None,
+    probability: LIKELY = PROBABILITY,
+    l2: L2 = None,
+    linf: LINF = None,
+    device: options.Device = "cpu",
+    squash: options.Squash = False,  # noqa: FBT002
+    output: OUTPUT = None,
+    sheet: SHEET = None,
+    difference: DIFFERENCE = None,
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Rewrite a picture, or audit a folder."""
+    place = Source(given, squash=squash)
+    check_source(place)
+    sizes = _sizes(l2, linf)
+    if place.folder is not None:
+        _refuse({"--source": source, "--sheet": sheet, "--difference": difference})
+        _check(output, TABLES)
+        way = _way(eta, steps, probability, folder=True)
+        _audit(model, arch, device, place.folder, target, sizes, way, output, squash=squash)
+        return
+    if target is None:
+        raise TargetError("name the class to rewrite the picture to: --target CLASS.")
+    if len(sizes) > 1:
+        raise OptionError("several budgets are for a folder of images: give one --l2 or one --linf for a picture.")
+    for path, endings in ((output, (".png", ".json")), (sheet, (".png", ".pdf", ".svg")), (difference, (".png",))):
+        _check(path, endings)
+    check_apart([output, sheet, difference], [given, model])
+    way = _way(eta, steps, probability, folder=False)
+
+    from vitrail.apps.cli.session import open_model
+    from vitrail.models.loading.images import open_image
+    from vitrail.tools.lens import sight_of
+    from vitrail.tools.rewrite import rewrite
+
+    loaded = open_model(model, arch, device)
+    sight_of(loaded, None, squash=squash)
+    image = open_image(Path(given or ""))
+    limits = sizes[0] if sizes else {}
+    with busy(f"rewriting to {target}"):
+        made = rewrite(loaded, image, target, source=source, squash=squash, **vars(way), **limits)
+    _show(made)
+    _write(made, output, sheet, difference)
+
+
+def _way(eta: float | None, steps: int | None, probability: float, *, folder: bool) -> "Way":
+    """The options of the gradient steps, with what is usual for a picture or for a folder."""
+    from vitrail.tools.rewrite import STEPS, Way
+    from vitrail.tools.robustness import AUDIT_STEPS
+
+    usual = AUDIT_STEPS if folder else STEPS
+    return Way(eta, usual if steps is None else steps, probability)
+
+
+def _sizes(l2: list[str] | None, linf: list[str] | None) -> list[dict[str, Any]]:
+    """The budgets named, smallest first; both norms together are one budget."""
+    norms, sizes = [_size("l2", text) for text in l2 or []], [_size("linf", text) for text in linf or []]
+    if norms and sizes:
+        if len(norms) > 1 or len(sizes) > 1:
+            raise OptionError("several budgets are of one norm: repeat --l2 or --linf, not both.")
+        return [{"l2": norms[0], "linf": sizes[0]}]
+    return [{"l2": size} for size in sorted(norms)] or [{"linf": size} for size in sorted(sizes)]
+
+
+def _size(name: str, text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError) as error:
+        raise OptionError(f"--{name} {text} is not a size: write a number such as 0.5, or 2/255.") from error
+
+
+def _refuse(given: dict[str, object]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise OptionError(f"{name} is for one picture, but a folder was given.")
+
+
+def _check(path: Path | None, endings: Sequence[str]) -> None:
+    if path is not None:
+        check_file(path, endings)
+
+
+def _show(made: "Rewriting") -> None:
+    from vitrail.tools.rewrite import NOTICE
+
+    source, target = made.names
+    pairs = zip(("original", "rewritten"), made.probabilities.tolist(), strict=True)
+    rows = [(name, f"{first:.3f}", f"{second:.3f}") for name, (first, second) in pairs]
+    show_table(("picture", source, target), rows, f"{source} → {target}")
+    show_line(
+        f"{len(made.trace) - 1} steps, PSNR {made.psnr:.2f} dB, SSIM {made.ssim:.4f}, L2 {made.l2:.3f}, "
+        f"Linf {made.linf * 255:.0f}/255"
+    )
+    show_line(NOTICE)
+    if not made.reached:
+        wanted = f"{target} with a probability of {made.settings['probability']:g}"
+        note(f"not reached: {wanted}. Allow more --steps or a larger budget.")
+
+
+def _write(made: "Rewriting", output: Path | None, sheet: Path | None, difference: Path | None) -> None:
+    from vitrail.plots.canvas import rendered
+    from vitrail.storage import write_bytes
+    from vitrail.tools.rewrite import NOTICE, png
+
+    if output is not None:
+        note(f"wrote {made.save(output)}")
+    if sheet is not None:
+        about = {"Title": f"{made.names[0]} to {made.names[1]}: {NOTICE}"}
+        note(f"wrote {write_bytes(sheet, rendered(made.plot(), sheet.suffix.lower()[1:], metadata=about))}")
+    if difference is not None:
+        note(f"wrote {write_bytes(difference, png(made.difference, made.to_dict()))}")
+
+
+def _audit(  # noqa: PLR0913  (what the command was given)
+    model: str,
+    arch: str | None,
+    device: str,
+    folder: Path,
+    target: str | None,
+    sizes: list[dict[str, Any]],
+    way: "Way",
+    output: Path | None,
+    *,
+    squash: bool,
+) -> None:
+    from vitrail.apps.cli.session import open_model
+    from vitrail.models.loading.images import images_in
+    from vitrail.tools.lens import Budget
+    from vitrail.tools.rewrite import NOTICE
+    from vitrail.tools.robustness import BUDGETS, robustness
+
+    paths = images_in(folder)
+    check_apart([output], [*paths, model])
+    loaded = open_model(model, arch, device)
+    failed: list[str] = []
+    budgets = [Budget(**size) for size in sizes] or BUDGETS
+    found = robustness(loaded, _images(paths, failed), target, budgets=budgets, squash=squash, **vars(way))
+    show_audit(found)
+    show_line(NOTICE)
+    for line in (*failed, *(f"left out {line}" for line in found.skipped)):
+        note(line)
+    if output is not None:
+        note(f"wrote {found.save(output)}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _images(paths: list[Path], failed: list[str]) -> "Iterator[tuple[str, Image]]":
+    """The pictures that can be opened."""
+    from vitrail.models.loading.images import open_image
+
+    with counted("rewriting") as moved:
+        for number, path in enumerate(paths):
+            moved(number, len(paths))
+            try:
+                image = open_image(path)
+            except VitrailError as error:
+                failed.append(f"failed: {error}")
+                continue
+            yield path.name, image
+
+
+def show_audit(found: "Robustness") -> None:
+    """Success rate against perturbation size."""
+    sure = f"with p ≥ {found.settings['probability']:g}"
+    rows = []
+    for row in found.rows:
+        likeness = ("-", "-") if math.isnan(row.psnr) else (f"{row.psnr:.1f} dB", f"{row.ssim:.4f}")
+        rows.append((_said(row.budget), f"{row.fooled:.0%}", f"{row.sure:.0%}", *likeness))
+    show_table(("budget", "fooled", sure, "PSNR", "SSIM"), rows, f"{len(found.pictures)} pictures")
+
+
+def _said(budget: "Budget") -> str:
+    sizes = [] if budget.l2 is None else [f"L2 {budget.l2:g}"]
+    if budget.linf is not None:
+        sizes.append(f"Linf {budget.linf * 255:g}/255")
+    return ", ".join(sizes) or "none"

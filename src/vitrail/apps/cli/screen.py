@@ -1,0 +1,124 @@
+"""What the command line prints: results to stdout, everything else to stderr, errors in one line.
+
+On a terminal tables are drawn and progress is shown. In a pipe a table is lines of tab-separated values, and stderr
+holds warnings, errors and the names of written files only.
+"""
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import vitrail
+from vitrail.errors import OptionError, VitrailError
+
+P = ParamSpec("P")
+OWN = str(Path(vitrail.__file__).parent)
+
+
+def out() -> Console:
+    """Where results go. Made anew each time, since tests and pipes swap the stream."""
+    return Console(highlight=False)
+
+
+def plain(text: object) -> str:
+    """The text on one line, without characters that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else f"\\x{ord(c):02x}" for c in str(text))
+
+
+def note(message: str) -> None:
+    """One line on stderr."""
+    line = " ".join(plain(message).split())
+    typer.echo(line.encode(errors="backslashreplace").decode(), err=True)
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """A table: drawn on a terminal, else a line of names and a line for each row, separated by tabs."""
+    screen = out()
+    if not screen.is_terminal:
+        for row in ([column or "note" for column in columns], *rows):
+            typer.echo("\t".join(plain(cell) for cell in row))
+        return
+    table = Table(*columns, title=title or None)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
+    screen.print(table)
+
+
+def show_line(*parts: str | tuple[str, str]) -> None:
+    """A line of text; a part may come with a style."""
+    text = Text.assemble(*((plain(p), "") if isinstance(p, str) else (plain(p[0]), p[1]) for p in parts))
+    out().print(text, soft_wrap=True)
+
+
+@contextmanager
+def busy(message: str) -> Iterator[None]:
+    """Say on a terminal what is going on, from the first moment; nothing in a pipe."""
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield
+        return
+    with screen.status(Text(plain(message))):
+        yield
+
+
+@contextmanager
+def counted(message: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal, moved by calls with how many are done and how many there are."""
+    from rich.progress import Progress
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(message, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def reported(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, with deliberate errors told in one line and exit code 1 unless `debug` asks for the traceback."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with _short_warnings():
+                _check_readable(kwargs)
+                command(*args, **kwargs)
+        except VitrailError as error:
+            if kwargs.get("debug"):
+                raise
+            note(f"error: {error}")
+            raise typer.Exit(1) from error
+        except BrokenPipeError as error:
+            # Whoever read the output has seen enough. What is still in the buffer must not fail again at exit.
+            sys.stdout = open("/dev/null", "w") if sys.platform != "win32" else open("nul", "w")  # noqa: SIM115
+            raise typer.Exit(1) from error
+
+    return run
+
+
+def _check_readable(given: dict[str, Any]) -> None:
+    """Refuse arguments that hold NUL, or bytes that are not UTF-8, which Python keeps as lone surrogates."""
+    for name, value in given.items():
+        for text in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(text, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+                raise OptionError(f"{name} holds bytes that are not UTF-8 text: {plain(text[:40])!r}.")
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Our own warnings in one line each, those of other libraries not at all."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *rest: object, **more: object) -> None:
+        if filename.startswith(OWN):
+            note(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

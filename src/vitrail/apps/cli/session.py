@@ -1,0 +1,236 @@
+"""From names on the command line to explanations: the model, its input, its targets, and a row for each target."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail import targets
+from vitrail.api import compare
+from vitrail.apps.cli.checks import Source, read_text
+from vitrail.apps.cli.screen import busy, note
+from vitrail.attribution import Attribution
+from vitrail.capture.outputs import read_output
+from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError
+from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE
+from vitrail.methods.spec import Spec
+from vitrail.models.loading import Loaded, Sample, find_class, find_device, find_token, load, silent
+from vitrail.models.loading.images import open_image
+from vitrail.targets import Target
+
+PREDICTED = "none"
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def open_model(name: str, arch: str | None, device: str = "cpu") -> Loaded:
+    """The model, ready on the device."""
+    place = find_device(device)
+    with busy(f"loading {name}"), silent():
+        loaded = load(name, arch=arch)
+    loaded.model.to(place)
+    return loaded
+
+
+# --- the input -------------------------------------------------------------------------------------------------------
+
+
+def sample_of(source: Source, loaded: Loaded) -> Sample:
+    """The one input that is named, as the model takes it."""
+    return READERS[loaded.task](source, loaded)
+
+
+def _image(source: Source, loaded: Loaded) -> Sample:
+    _refuse(loaded, pair=source.pair, question=source.question, context=source.context)
+    given = _given(source, "an image")
+    if re.match(r"[a-z]+://", given):
+        raise InputError(f"{given} is an address: download the picture, and give the name of its file.")
+    return loaded.image(open_image(Path(given)), squash=source.squash)
+
+
+def _sequence(source: Source, loaded: Loaded) -> Sample:
+    _refuse(loaded, question=source.question, context=source.context)
+    text = read_text(_given(source, "a text, a .txt file or - for stdin"))
+    return loaded.text(text, None if source.pair is None else read_text(source.pair))
+
+
+def _causal(source: Source, loaded: Loaded) -> Sample:
+    _refuse(loaded, pair=source.pair)
+    return _sequence(source, loaded)
+
+
+def _question(source: Source, loaded: Loaded) -> Sample:
+    _refuse(loaded, pair=source.pair)
+    context = source.context if source.context is not None else source.given
+    if source.question is None or context is None:
+        raise InputError(f"{loaded.name} answers questions: give --question TEXT and --context TEXT.")
+    return loaded.text(read_text(source.question), read_text(context))
+
+
+READERS = {"image": _image, "sequence": _sequence, "causal": _causal, "question": _question}
+
+
+def _given(source: Source, what: str) -> str:
+    if source.given is None:
+        raise InputError(f"there is nothing to explain: name {what}.")
+    return source.given
+
+
+def _refuse(loaded: Loaded, **given: str | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"--{name} does not apply to {loaded.name}, which is a model for one {loaded.kind}.")
+
+
+# --- the prediction --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model said of one input: a probability for each class or next token, or the answer to a question."""
+
+    probabilities: Float[Tensor, " v"]
+    answer: str | None = None
+
+    def likeliest(self, count: int) -> list[tuple[int, float]]:
+        """The classes of the highest probability with it, first to last."""
+        best = self.probabilities.topk(min(count, self.probabilities.shape[0]))
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def predict(loaded: Loaded, sample: Sample) -> Prediction:
+    """Run the model once."""
+    inputs = sample.inputs
+    with torch.no_grad():
+        given = (
+            inputs if isinstance(inputs, Tensor) else {n: x for n, x in inputs.items() if n != "special_tokens_mask"}
+        )
+        output = read_output(loaded.model(given) if isinstance(given, Tensor) else loaded.model(**given))
+    logits = output.logits[0].float()
+    if not output.span:
+        return Prediction((logits[-1] if logits.ndim == 2 else logits).softmax(dim=0))
+    start, end = (int(i) for i in logits.argmax(dim=0))
+    words = loaded.tokenizer.decode(given["input_ids"][0, start : end + 1])  # pyright: ignore
+    none = "none: the end it predicts lies before the start"
+    return Prediction(logits[:, 0].softmax(dim=0), words if start <= end else none)
+
+
+# --- the targets -----------------------------------------------------------------------------------------------------
+
+
+def find_targets(loaded: Loaded, wanted: Sequence[str], versus: str | None) -> list[Target | None]:
+    """One target for each that is named; None stands for what the model predicts."""
+    if loaded.task == "question":
+        if versus is not None or any(text.lower() != PREDICTED for text in wanted):
+            raise TargetError(f"{loaded.name} answers questions; its answer is explained, so leave out --target.")
+        return [targets.answer_span()]
+    found = [_find(loaded, text) for text in wanted or [PREDICTED]]
+    if versus is None:
+        return [None if index is None else targets.logit(index) for index in found]
+    other = _find(loaded, versus)
+    if other is None or None in found:
+        raise TargetError("--versus contrasts two classes: name one with --target and another with --versus.")
+    if other in found:
+        raise TargetError(f"--target and --versus name the same class, {loaded.class_name(other)}: name two.")
+    return [targets.difference(index, other) for index in found if index is not None]
+
+
+def class_index(loaded: Loaded, text: str) -> int | None:
+    """The class or next token of this name or index; None for what the model predicts."""
+    if loaded.task == "question":
+        raise TargetError(f"{loaded.name} answers questions, so it has no classes to contrast: use vitrail explain.")
+    return _find(loaded, text)
+
+
+def _find(loaded: Loaded, text: str) -> int | None:
+    if text.lower() == PREDICTED:
+        return None
+    if loaded.task == "causal":
+        return find_token(text, loaded.tokenizer, loaded.classes)
+    return find_class(text, loaded.class_names, loaded.classes)
+
+
+# --- the methods -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compute for every sample.
+
+    Args:
+        lenient: leave out a method that this model cannot give, since nobody asked for it by name.
+    """
+
+    specs: Sequence[Spec]
+    targets: Sequence[Target | None]
+    preset: str
+    lenient: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One target, explained by every method."""
+
+    title: str
+    attributions: list[Attribution]
+
+
+def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
+    """Raise if a method cannot be built for this kind of input, before the model runs."""
+    for name, given in specs:
+        if name == DEFAULT_METHOD:  # which one that is depends on the model
+            continue
+        entry, options = METHODS[name], dict(given)
+        if kind not in entry.inputs:
+            raise MethodError(f"{name} explains {' and '.join(entry.inputs)}, but the input is {kind}.")
+        entry.build(**entry.resolve(options.pop("preset", preset), options, kind))
+
+
+def check_early(specs: Sequence[Spec], preset: str) -> None:
+    """Raise if a method has no such option value, before a model is loaded whose kind of input would be known."""
+    for name, given in specs:
+        check_specs([(name, given)], preset, METHODS[name].inputs[0] if name in METHODS else "image")
+
+
+def readable_set(preset: str, kind: str) -> list[Spec]:
+    """What to compare where no method is named: a few that fit on one sheet, the default first."""
+    presets = {name: {"recommended", *METHODS[name].presets} for name in READABLE[kind] if name != DEFAULT_METHOD}
+    return [(DEFAULT_METHOD, {}), *((name, {}) for name, known in presets.items() if preset in known)]
+
+
+def explain_sample(loaded: Loaded, sample: Sample, plan: Plan) -> list[Row]:
+    """Every method for every target."""
+    rows = []
+    for target in plan.targets:
+        found = _attributions(loaded, sample, plan, target)
+        rows.append(Row(loaded.target_name(found[0].target), found))
+    return rows
+
+
+def _attributions(loaded: Loaded, sample: Sample, plan: Plan, target: Target | None) -> list[Attribution]:
+    with busy(f"explaining with {', '.join(name for name, _ in plan.specs)}"):
+        try:
+            return list(compare(loaded.model, sample.inputs, plan.specs, target, plan.preset))
+        except (MissingTensorError, OptionError):
+            if not plan.lenient:
+                raise
+        return _those_that_work(loaded, sample, plan, target)
+
+
+def _those_that_work(loaded: Loaded, sample: Sample, plan: Plan, target: Target | None) -> list[Attribution]:
+    found: list[Attribution] = []
+    reason: Exception | None = None
+    for spec in plan.specs:
+        try:
+            found += compare(loaded.model, sample.inputs, [spec], target, plan.preset)
+        except (MissingTensorError, OptionError) as error:
+            note(f"left out {spec[0]}: {error}")
+            reason = error
+    if not found and reason is not None:
+        raise reason
+    return found

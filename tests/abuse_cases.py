@@ -1,0 +1,318 @@
+# ruff: noqa: E501
+"""Bad input, one line a case: a command line, or a piece of Python. Paths are those that `make_place` writes."""
+
+import io
+import json
+import os
+import sqlite3
+import struct
+import zipfile
+from itertools import product
+from pathlib import Path
+
+from bombs import bomb
+from PIL import Image
+
+LONG = "x" * 300 + ".png"
+
+
+def make_place(folder: Path) -> None:
+    """Write every file that the cases name."""
+    Image.new("RGB", (40, 30), "red").save(folder / "ok.png")
+    (folder / "ok.txt").write_text("a dull film")
+    _pictures(folder)
+    _texts(folder)
+    _models(folder)
+    _results(folder)
+    for name, text in PLANS.items():
+        (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (folder / "photos").mkdir()
+    Image.new("RGB", (40, 30), "blue").save(folder / "photos" / "one.png")
+    (folder / "empty").mkdir()
+    (folder / "old.json").write_text("{}")
+    (folder / "link.png").symlink_to("ok.png")
+    os.link(folder / "ok.png", folder / "hard.png")
+
+
+def _pictures(folder: Path) -> None:
+    png = (folder / "ok.png").read_bytes()
+    ps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+    gif = io.BytesIO()
+    Image.new("L", (5, 5)).save(gif, "GIF")
+    files = {
+        "zero.png": b"",
+        "cut.png": png[: len(png) // 2],
+        "head.png": png[:8],
+        "words.png": b"this is no picture",
+        "nul.png": bytes(1000),
+        "script.png": ps,
+        "script.jpg": ps,
+        "bomb.png": bomb(50_000, 50_000),
+        "edge.png": bomb(11_000, 11_000),
+        "wide.png": bomb(2**31 - 1, 1),
+        "flat.png": bomb(0, 5),
+        "cut.jpg": b"\xff\xd8\xff\xe0" + bytes(50),
+        "cut.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
+        "cut.tiff": b"II*\x00\xff\xff\xff\xff",
+        "cut.gif": gif.getvalue()[:12],
+        "page.png": b"<html><script>alert(1)</script></html>",
+        "drawing.png": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        "zip.png": b"PK\x03\x04" + bytes(40),
+        "pdf.png": b"%PDF-1.4\n",
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    Image.new("I", (4, 4), 70000).save(folder / "deep.tiff")
+
+
+BAD_IMAGES = (
+    "zero.png", "cut.png", "head.png", "words.png", "nul.png", "script.png", "script.jpg", "bomb.png", "edge.png",
+    "wide.png", "flat.png", "cut.jpg", "cut.webp", "cut.tiff", "cut.gif", "page.png", "drawing.png", "zip.png",
+    "pdf.png", "deep.tiff", "absent.png", LONG, "https://example.org/cat.png", "model.json",
+)  # fmt: skip
+
+
+def _texts(folder: Path) -> None:
+    files = {
+        "zero.txt": b"",
+        "blank.txt": b" \n\t\n",
+        "latin.txt": "caf\xe9".encode("latin-1"),
+        "wide.txt": "a film".encode("utf-16"),
+        "bytes.txt": bytes(range(128, 256)),
+        "hidden.txt": "\u200b\u200d\u2060".encode(),
+        "long.txt": b"a film " * 4000,
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+BAD_TEXTS = (
+    "zero.txt", "blank.txt", "latin.txt", "wide.txt", "bytes.txt", "hidden.txt", "long.txt", "absent.txt", "", "   ",
+    "\u200b", "ok.png", "\udcff\udcfe",
+)  # fmt: skip
+
+
+def _header(tensors: dict) -> bytes:
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def _models(folder: Path) -> None:
+    vit = {
+        "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 8, "image_size": 32, "patch_size": 16,
+    }  # fmt: skip
+    empty = _header({})
+    models = {
+        "no_config": {"readme.md": b"nothing"},
+        "broken_config": {"config.json": b"{"},
+        "list_config": {"config.json": b"[1, 2]"},
+        "no_weights": {"config.json": json.dumps(vit).encode()},
+        "no_task": {"config.json": json.dumps({**vit, "architectures": ["ViTModel"]}).encode()},
+        "no_names": {"config.json": json.dumps({**vit, "architectures": None}).encode()},
+        "unknown_type": {"config.json": json.dumps({**vit, "model_type": "nonsense"}).encode()},
+        "deep": {"config.json": json.dumps({**vit, "num_hidden_layers": 200_000}).encode(), "model.safetensors": empty},
+        "huge": {"config.json": json.dumps({**vit, "hidden_size": 2**40}).encode(), "model.safetensors": empty},
+        "outside": {
+            "config.json": json.dumps(vit).encode(),
+            "model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": {"a": "../ok.png"}}).encode(),
+        },
+        "own_code": {"config.json": json.dumps({**vit, "auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"})
+                     .encode(), "evil.py": b"import os; os._exit(3)"},
+        "garbage": {"config.json": json.dumps(vit).encode(), "model.safetensors": b"garbage"},
+        "pickled": {"config.json": json.dumps(vit).encode(), "pytorch_model.bin": b"garbage"},
+        "bare": {"config.json": json.dumps(vit).encode(), "model.safetensors": empty},
+    }  # fmt: skip
+    for name, files in models.items():
+        (folder / name).mkdir()
+        for file, data in files.items():
+            (folder / name / file).write_bytes(data)
+    (folder / "model.json").write_text("{}")
+    (folder / "cat.pth").write_bytes(b"garbage")
+    (folder / "garbage.safetensors").write_bytes(b"garbage")
+    (folder / "empty.safetensors").write_bytes(empty)
+    huge = {"head.weight": {"dtype": "F32", "shape": [100_000_000, 0], "data_offsets": [0, 0]}}
+    (folder / "hollow.safetensors").write_bytes(_header(huge))
+    (folder / "announced.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
+
+
+BAD_MODELS = (
+    "phto", "sentimnt", "vit_tiny_patch16_223", "./absent", "no_config", "broken_config", "list_config", "no_weights",
+    "no_task", "no_names", "unknown_type", "deep", "huge", "outside", "own_code", "garbage", "pickled", "bare",
+    "cat.pth", "garbage.safetensors", "empty.safetensors", "absent.safetensors", "", "x" * 2000, "ok.png",
+)  # fmt: skip
+BAD_WEIGHTS = ("garbage", "empty", "hollow", "announced", "absent")
+
+
+def _results(folder: Path) -> None:
+    (folder / "zero.db").write_bytes(b"")
+    (folder / "words.db").write_bytes(b"this is no data base")
+    (folder / "cut.db").write_bytes(b"SQLite format 3\x00" + bytes(20))
+    for name, script in {
+        "other.db": "CREATE TABLE t (x)",
+        "half.db": "PRAGMA application_id = 1447646290",
+        "newer.db": "PRAGMA application_id = 1447646290; PRAGMA user_version = 99",
+    }.items():
+        connection = sqlite3.connect(folder / name)
+        connection.executescript(script)
+        connection.close()
+    with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", bytes(5_000_000))
+        archive.writestr("../outside.png", b"x")
+
+
+PLANS = {
+    "plan_empty": "", "plan_list": "- 1\n", "plan_word": "hello", "plan_bytes": b"\xff\xfe\x00", "plan_tab": "a:\n\t- b",
+    "plan_unknown": "modles: [photo]", "plan_models": "models: photo", "plan_number": "models: [3]",
+    "plan_seed": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\nseed: 1e40",
+    "plan_big_seed": f"models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\nseed: {2**70}",
+    "plan_batch": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\nbatch: many",
+    "plan_zero": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\nbatch: 0",
+    "plan_limit": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\nlimit: -3",
+    "plan_method": "models: [photo]\ndata: [demo_pictures]\nmethods: [gea]\nprotocols: [vitrail]",
+    "plan_option": "models: [photo]\ndata: [demo_pictures]\nmethods: ['gradtoken(dept=1)']\nprotocols: [vitrail]",
+    "plan_method_map": "models: [photo]\ndata: [demo_pictures]\nmethods: [{a: 1}]\nprotocols: [vitrail]",
+    "plan_options_word": "models: [photo]\ndata: [demo_pictures]\nmethods: [{name: gae, options: x}]\nprotocols: [vitrail]",
+    "plan_protocol": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [chefr]",
+    "plan_metrics": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\nmetrics: 3",
+    "plan_data": "models: [photo]\ndata: [nowhere]\nmethods: [gae]\nprotocols: [vitrail]",
+    "plan_data_path": "models: [photo]\ndata: ['pets=absent']\nmethods: [gae]\nprotocols: [vitrail]",
+    "plan_device": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\ndevice: abacus",
+    "plan_dtype": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\ndtype: float3",
+    "plan_null": "models: null\ndata: null\nmethods: null\nprotocols: null",
+    "plan_code": "models: !!python/object/apply:os.system ['touch evil']",
+    "plan_nested": "models: [[[photo]]]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]",
+    "plan_target": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\ntarget: nobody",
+    "plan_preset": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\npreset: best",
+    "plan_key": "3: [photo]",
+}  # fmt: skip
+
+PHOTO, FEELING = ("-m", "photo"), ("-m", "sentiment")
+ON_IMAGES = ("explain", "guide", "rewrite")
+ON_TEXTS = ("explain", "transfer")
+MORE = {"rewrite": ("-t", "church")}
+BAD_OPTIONS = {
+    "method": ("--method", "gea"), "option": ("--method", "gradtoken(dept=1)"), "value": ("--method", "tokentm(ffn=x)"),
+    "bracket": ("--method", "gae("), "empty method": ("--method", ""), "preset": ("--preset", "best"),
+    "device": ("--device", "abacus"), "meta": ("--device", "meta"), "no such gpu": ("--device", "cuda:99"),
+    "class": ("-t", "golf bal"), "index": ("-t", "10"), "negative": ("-t", "-1"), "large": ("-t", str(2**70)),
+    "fraction": ("-t", "1.5"), "versus alone": ("--versus", "church"), "same": ("-t", "8", "--versus", "8"),
+    "unknown": ("--nope",), "no value": ("--method",), "twice": ("-o", "a.png", "-o", "b.png"),
+    "two models": ("-m", "sentiment"), "pair": ("--pair", "x"), "question": ("--question", "x"),
+    "arch": ("--arch", "vit_tiny_patch16_224"), "surrogate": ("-t", "\udcff"), "huge number": ("--method", "gradtoken(depth=" + "9" * 400 + ")"),
+    "infinite": ("--method", "consensus(power=inf)"), "auto option": ("--method", "auto(nope=1)"),
+    "two arguments": ("second.png",), "steps": ("--method", "integrated_gradients(steps=0)"),
+}  # fmt: skip
+BAD_OUTPUTS = {
+    "ending": "map.gif", "no ending": "map", "folder": "empty", "no folder": "absent/map.png", "input": "ok.png",
+    "link": "link.png", "hard link": "hard.png", "long": LONG, "under a file": "ok.png/map.png",
+}  # fmt: skip
+BENCH = {
+    "nothing": ("run",), "no data": ("run", "-m", "photo"), "no model": ("run", "-d", "photos"),
+    "quick and more": ("run", "--quick", "-m", "photo"), "no such data": ("run", "-m", "photo", "-d", "nowhere=x"),
+    "absent data": ("run", "-m", "photo", "-d", "absent/"), "empty data": ("run", "-m", "photo", "-d", "empty/"),
+    "protocol": ("run", "-m", "photo", "-d", "photos", "--protocol", "chefr"),
+    "metric": ("run", "-m", "photo", "-d", "photos", "--metric", "nothing"),
+    "engine": ("run", "-m", "photo", "-d", "photos", "--engine", "steam"),
+    "seed": ("run", "-m", "photo", "-d", "photos", "--seed", str(2**64)),
+    "dtype": ("run", "-m", "photo", "-d", "photos", "--dtype", "float3"),
+    "limit": ("run", "-m", "photo", "-d", "photos", "--limit", "0"),
+    "bomb": ("run", "-m", "photo", "-d", "imagenette=bomb.zip"),
+    "on a picture": ("run", "-m", "photo", "-d", "photos", "-o", "ok.png"),
+    "absent plan": ("run", "--plan", "absent.yaml"), "table absent": ("table", "absent.db"),
+    "table words": ("table", "words.db"), "table cut": ("table", "cut.db"), "table other": ("table", "other.db"),
+    "table zero": ("table", "zero.db"), "table newer": ("table", "newer.db"), "table half": ("table", "half.db"),
+    "table folder": ("table", "photos"), "table seed": ("table", "half.db", "--seed", str(2**64)),
+    "plot absent": ("plot", "absent.db"), "plot words": ("plot", "words.db"), "plot ending": ("plot", "words.db", "-o", "x.gif"),
+    "format": ("table", "half.db", "-f", "docx"), "recommend": ("recommend", "photo", "absent/"),
+    "recommend model": ("recommend", "phto", "photos"), "sanity": ("sanity", "photo", "empty/"),
+    "agreement": ("agreement", "photo", "photos", "--method", "gea"),
+}  # fmt: skip
+OTHER = {
+    "no command": ("explan",), "methods": ("methods", "gea"), "doctor": ("doctor", "phto"), "doctor none": ("doctor",),
+    "audit absent": ("audit", "absent", *PHOTO), "audit empty": ("audit", "empty", *PHOTO),
+    "audit page": ("audit", "photos", *PHOTO, "-o", "a.png"), "audit text": ("audit", "photos", *FEELING),
+    "audit method": ("audit", "photos", *PHOTO, "--method", "gae"), "report absent": ("report", "absent"),
+    "report no model": ("report", "photos"), "report page": ("report", "photos", *PHOTO, "-o", "r.png"),
+    "report zero": ("report", "zero.txt", *FEELING), "report latin": ("report", "latin.txt", *FEELING),
+    "report results": ("report", "cut.db", "-o", "r.html"), "report model": ("report", "words.db", *PHOTO),
+    "demo": ("demo", "-o", "ok.png"), "guide absent": ("guide", "ok.png", *PHOTO, "--guide", "absent.png"),
+    "guide broken": ("guide", "ok.png", *PHOTO, "--guide", "cut.png"), "layout": ("guide", "ok.png", *PHOTO, "--layout", "round"),
+    "side": ("guide", "ok.png", *PHOTO, "--side", "up"), "size": ("guide", "ok.png", *PHOTO, "--size", "tiny"),
+    "guide text": ("guide", "a film", *FEELING), "form": ("detail", "ok.png", *PHOTO, "--form", "cubic"),
+    "top": ("detail", "ok.png", *PHOTO, "--top", "3"), "top one": ("detail", "ok.png", *PHOTO, "--top", "1", "-o", "m.png"),
+    "detail same": ("detail", "ok.png", *PHOTO, "-t", "church", "--versus", "4"), "eta": ("transfer", "ok.png", *PHOTO, "--eta", "-1"),
+    "eta nan": ("transfer", "ok.png", *PHOTO, "--eta", "nan"), "steps": ("transfer", "ok.png", *PHOTO, "--steps", "0"),
+    "direction": ("transfer", "ok.png", *PHOTO, "--direction", "up"), "rewrite none": ("rewrite", "ok.png", *PHOTO),
+    "linf": ("rewrite", "ok.png", *PHOTO, "-t", "church", "--linf", "x"), "linf zero": ("rewrite", "ok.png", *PHOTO, "-t", "church", "--linf", "1/0"),
+    "two budgets": ("rewrite", "ok.png", *PHOTO, "-t", "church", "--l2", "1", "--l2", "2"),
+    "probability": ("rewrite", "ok.png", *PHOTO, "-t", "church", "--probability", "2"),
+    "rewrite text": ("rewrite", "a film", *FEELING, "-t", "negative"), "port": ("app", "--port", "99999"),
+    "folder": ("explain", "photos", *PHOTO), "folder same": ("explain", "photos", *PHOTO, "-o", "photos"),
+    "folder file": ("explain", "photos", *PHOTO, "-o", "maps.png"), "folder stdout": ("explain", "photos", *PHOTO, "-o", "-"),
+    "folder empty": ("explain", "empty", *PHOTO, "-o", "maps"), "folder text": ("explain", "photos", *FEELING, "-o", "maps"),
+    "image for text": ("explain", "ok.png", *FEELING), "text for image": ("explain", "a dull film", *PHOTO),
+    "pair file": ("explain", "a film", *FEELING, "--pair", "absent.txt"),
+}  # fmt: skip
+
+
+def cli() -> dict[str, tuple[str, ...]]:
+    """Every command line that has to fail."""
+    cases = {f"{c} image {n[:30]}": (c, n, *PHOTO, *MORE.get(c, ())) for c, n in product(ON_IMAGES, BAD_IMAGES)}
+    cases |= {f"{c} text {n[:30]!a}": (c, n, *FEELING) for c, n in product(ON_TEXTS, BAD_TEXTS)}
+    cases |= {f"model {n[:30]}": ("explain", "ok.png", "-m", n) for n in BAD_MODELS}
+    cases |= {
+        f"weights {n}": ("explain", "ok.png", "-m", f"{n}.safetensors", "--arch", "test_vit") for n in BAD_WEIGHTS
+    }
+    cases |= {f"option {n}": ("explain", "ok.png", *PHOTO, *more) for n, more in BAD_OPTIONS.items()}
+    outputs = product(ON_IMAGES, BAD_OUTPUTS.items())
+    cases |= {f"{c} output {n}": (c, "ok.png", *PHOTO, *MORE.get(c, ()), "-o", o) for c, (n, o) in outputs}
+    cases |= {f"bench {n}": ("bench", *more) for n, more in BENCH.items()}
+    cases |= {f"bench {n}": ("bench", "run", "--plan", f"{n}.yaml") for n in PLANS}
+    return cases | {f"other {n}": more for n, more in OTHER.items()}
+
+
+SETUP = """
+import numpy as np, torch, vitrail
+from PIL import Image
+from pathlib import Path
+from vitrail import zoo
+from vitrail.attribution import Attribution
+photo, sentiment = zoo.load("photo"), zoo.load("sentiment")
+x, words = torch.zeros(1, 3, 160, 160), sentiment.preprocess("a dull film")
+"""
+PYTHON = {
+    "name": "vitrail.explain('phto', x)", "none": "vitrail.explain(None, x)", "class": "vitrail.explain(torch.nn.Linear, x)",
+    "number": "vitrail.explain(3, x)", "function": "vitrail.explain(lambda x: x, x)", "no path": "vitrail.explain(photo, 'absent.png')",
+    "broken": "vitrail.explain(photo, 'cut.png')", "postscript": "vitrail.explain(photo, 'script.png')",
+    "module and path": "vitrail.explain(photo.model, 'ok.png')", "module and picture": "vitrail.explain(photo.model, Image.open('ok.png'))",
+    "module and array": "vitrail.explain(photo.model, np.zeros((3, 160, 160)))", "module and text": "vitrail.explain(sentiment.model, 'a film')",
+    "no batch": "vitrail.explain(photo.model, x[0])", "no batch zoo": "vitrail.explain(photo, x[0])", "int picture": "vitrail.explain(photo, 3)",
+    "array shape": "vitrail.explain(photo, np.zeros((2, 3, 4, 5)))", "array values": "vitrail.explain(photo, np.full((4, 4, 3), 7.0))",
+    "array nan": "vitrail.explain(photo, np.full((4, 4, 3), np.nan))", "array empty": "vitrail.explain(photo, np.zeros((0, 4, 3)))",
+    "list of tensors": "vitrail.explain(photo, [x, x])", "empty list": "vitrail.explain(photo, [])", "empty text": "vitrail.explain(sentiment, '')",
+    "text number": "vitrail.explain(sentiment, 3)", "list number": "vitrail.explain(sentiment, ['a', 3])", "surrogate": "vitrail.explain(sentiment, '\\udcff')",
+    "long text": "vitrail.explain(sentiment, 'film ' * 3000)", "nan": "vitrail.explain(photo.model, x * float('nan'))",
+    "infinite": "vitrail.explain(photo.model, x + float('inf'))", "empty": "vitrail.explain(photo.model, x[:0])", "meta": "vitrail.explain(photo.model, x.to('meta'))",
+    "ints": "vitrail.explain(photo.model, x.int())", "audio": "vitrail.explain(photo.model, x[0, 0])", "video": "vitrail.explain(photo.model, x[None])",
+    "empty mapping": "vitrail.explain(sentiment.model, {})", "mapping of lists": "vitrail.explain(sentiment.model, {'input_ids': [[1, 2]]})",
+    "unknown token": "vitrail.explain(sentiment.model, {'input_ids': torch.full((1, 4), 10**6)})", "negative token": "vitrail.explain(sentiment.model, {'input_ids': torch.full((1, 4), -5)})",
+    "mask": "vitrail.explain(sentiment.model, {**words, 'attention_mask': words['attention_mask'] * 0})", "mask shape": "vitrail.explain(sentiment.model, {**words, 'attention_mask': torch.ones(1, 2)})",
+    "method": "vitrail.explain(photo, x, 'gea')", "method type": "vitrail.explain(photo, x, 3)", "option": "vitrail.explain(photo, x, 'gae', depth=1)",
+    "option type": "vitrail.explain(photo, x, 'gradtoken', depth='x')", "preset": "vitrail.explain(photo, x, 'gae', preset='best')", "backend": "vitrail.explain(photo, x, 'gae', backend='fast')",
+    "rows": "vitrail.explain(photo, x, 'gae', backend='chunked', chunk_rows=0)", "target": "vitrail.explain(photo, x, 'gae', target=10)", "negative target": "vitrail.explain(photo, x, 'gae', target=-1)",
+    "target text": "vitrail.explain(photo, x, 'gae', target='golf')", "target float": "vitrail.explain(photo, x, 'gae', target=1.5)", "target bool": "vitrail.explain(photo, x, 'gae', target=True)",
+    "targets": "vitrail.explain(photo, x, 'gae', target=[1, 2, 3])", "same classes": "vitrail.explain(photo, x, 'gae', target=vitrail.targets.difference(8, 8))", "next token": "vitrail.explain(photo, x, 'gae', target=vitrail.targets.next_token(3))",
+    "no methods": "vitrail.compare(photo, x, [])", "methods type": "vitrail.compare(photo, x, [3])", "vmap": "torch.vmap(lambda one: vitrail.explain(photo.model, one[None], 'gae').scores)(x)",
+    "grad": "torch.func.grad(lambda one: vitrail.explain(photo.model, one, 'gae').scores.sum())(x)", "jvp": "torch.func.jvp(lambda one: vitrail.explain(photo.model, one, 'gae').scores, (x,), (x,))",
+    "alpha": "vitrail.explain(photo, x, 'gae').plot(alpha=9)", "style": "vitrail.explain(photo, x, 'gae').plot(colour='red')", "plot image": "vitrail.explain(photo, x, 'gae').plot('ok.png')",
+    "plot index": "vitrail.explain(photo, x, 'gae').plot(index=3)", "cmap": "vitrail.explain(photo, x, 'gae').plot(cmap='nothing')", "heatmap": "vitrail.explain(photo, x, 'gae').heatmap((0, 0))",
+    "heatmap negative": "vitrail.explain(photo, x, 'gae').heatmap((-1, 5))", "heatmap text": "vitrail.explain(sentiment, 'a film', 'gae').heatmap()", "save ending": "vitrail.explain(photo, x, 'gae').save('map.doc')",
+    "save folder": "vitrail.explain(photo, x, 'gae').save('absent/map.json')", "load absent": "Attribution.load('absent.json')", "load ending": "Attribution.load('ok.png')",
+    "load words": "Attribution.load('model.json')", "load old": "Attribution.load('old.json')", "zoo": "zoo.load('phto')", "example": "zoo.example('cat')",
+    "load model": "from vitrail.models.loading import load; load('phto')", "rewrite path": "vitrail.rewrite(photo, 'ok.png', 'church')", "rewrite class": "vitrail.rewrite(photo, Image.open('ok.png'), 'nothing')",
+    "audit": "vitrail.audit(photo.model, 'absent', class_names=photo.class_names, preprocess=photo.preprocess)", "guide": "vitrail.guide(sentiment.model, words)",
+    "detail same": "vitrail.detail(photo.model, x, 1, 1)", "transfer steps": "vitrail.transfer(photo.model, x, steps=0)", "record target": "vitrail.record(photo.model, x, 99)",
+    "int8 weights": "import copy; m = copy.deepcopy(photo.model); m.classifier.weight = torch.nn.Parameter(m.classifier.weight.to(torch.int8), requires_grad=False); vitrail.explain(m, x, 'gae')",
+    "plan": "vitrail.bench.read_plan('plan_list.yaml')", "results": "vitrail.bench.tables('words.db')", "report": "vitrail.report.of_results('words.db')",
+}  # fmt: skip

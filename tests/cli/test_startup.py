@@ -1,0 +1,108 @@
+"""Help, completion and usage errors do not import torch. Modules are counted, not seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitrail
+
+SOURCE = str(Path(vitrail.__file__).parents[1])
+HEAVY = {"torch", "numpy", "scipy", "transformers", "timm", "PIL", "matplotlib", "gradio", "ray"}
+PRINT = "import sys, json; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})), file=sys.stderr)"
+LIGHT = [
+    ("--version",),
+    ("--help",),
+    ("explain", "--help"),
+    ("bench", "run", "--help"),
+    ("methods",),
+    ("methods", "gradtoken"),
+    ("methods", "gea"),
+    ("explain", "cat.png", "--nope"),
+    ("explan",),
+    ("explain", "absent.png", "-m", "photo"),
+    ("explain", "a film", "-m", "sentiment", "--method", "gea"),
+    ("explain", "a film", "-m", "sentiment", "--method", "gradtoken(dept=1)"),
+    ("explain", "a film", "-m", "sentiment", "--preset", "offical"),
+    ("explain", "a film", "-m", "sentiment", "-o", "no/such/folder.png"),
+    ("guide", "absent.png", "-m", "photo"),
+    ("rewrite", "a film", "-m", "photo"),
+]
+
+
+def modules(code, **env):
+    """The top-level modules that are imported once the code has run."""
+    result = subprocess.run(
+        [sys.executable, "-c", f"import atexit\natexit.register(lambda: exec({PRINT!r}))\n{code}"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": SOURCE, **env},
+    )  # fmt: skip
+    return set(json.loads(result.stderr.splitlines()[-1])), result
+
+
+@pytest.mark.parametrize("args", LIGHT, ids=" ".join)
+def test_what_needs_no_model_imports_no_torch(args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, _ = modules(f"import sys; sys.argv = ['vitrail', *{args!r}]\nfrom vitrail.apps.cli import main; main()")
+    assert "typer" in found
+    assert not found & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("vitrail explain --method gae", "gae"),
+        ("vitrail explain --model ph", "photo"),
+        ("vitrail explain --preset off", "official"),
+        ("vitrail explain --model photo --target go", "golf ball"),
+        ("vitrail methods grad_e", "grad_eclip"),
+        ("vitrail bench run --protocol che", "chefer"),
+    ],
+)
+def test_a_shell_completes_without_torch(line, word):
+    env = {"_VITRAIL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    found, result = modules(
+        "import sys; sys.argv = ['vitrail']\nfrom vitrail.apps.cli.app import app; app(prog_name='vitrail')", **env
+    )
+    assert word in result.stdout
+    assert not found & HEAVY
+
+
+def test_importing_the_package_imports_no_torch():
+    found, _ = modules("import vitrail; vitrail.METHODS; vitrail.VitrailError")
+    assert not found & HEAVY
+
+
+def test_explaining_a_model_of_ones_own_imports_no_library_of_models():
+    code = """
+import torch, vitrail
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    def forward(self, x):
+        return x + self.attention(x, x, x)[0]
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(), Block()])
+        self.head = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(dim=1))
+try:
+    vitrail.explain(Model(), torch.rand(1, 5, 4), "gae")
+except vitrail.VitrailError:
+    pass  # whether it can be explained is another test
+"""
+    found, _ = modules(code)
+    assert "torch" in found
+    assert not found & {"transformers", "timm", "gradio", "ray", "matplotlib", "typer"}
+
+
+def test_python_m_vitrail_is_the_command_line():
+    result = subprocess.run([sys.executable, "-m", "vitrail", "--version"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.split()[0]) == (0, "vitrail")
