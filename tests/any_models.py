@@ -288,7 +288,7 @@ TIMM = {
     "vit_dinov2": timm_vit("vit_small_patch14_dinov2", **SMALL),
     "vit_clip": timm_vit("vit_base_patch16_clip_224", **SMALL),
     "vit_quickgelu": timm_vit("vit_base_patch16_clip_quickgelu_224", **SMALL),
-    "vit_parallel": timm_vit("vit_small_patch16_18x2_224", **SMALL),
+    "vit_parallel": timm_vit("vit_small_patch16_18x2_224", refused="side by side", **SMALL),
     "vit_relpos": timm_vit("vit_relpos_small_patch16_224", **SMALL),
     "vit_relpos_cls": timm_vit("vit_relpos_base_patch16_cls_224", **SMALL),
     "vit_relpos_rpn": timm_vit("vit_relpos_small_patch16_rpn_224", **SMALL),
@@ -296,7 +296,7 @@ TIMM = {
     "vit_r_hybrid": timm_vit("vit_tiny_r_s16_p8_224", size=64, img_size=64, embed_dim=24, depth=2, num_heads=3),
     "vit_so150m": timm_vit("vit_so150m_patch16_reg4_gap_256", **SMALL),
     "vit_wee_rope": timm_vit("vit_wee_patch16_reg1_gap_256", **SMALL),
-    "vit_dlittle": timm_vit("vit_dlittle_patch16_reg1_gap_256", **SMALL),
+    "vit_dlittle": timm_vit("vit_dlittle_patch16_reg1_gap_256", refused="attend once", **SMALL),
     "vit_betwixt": timm_vit("vit_betwixt_patch16_reg4_gap_256", **SMALL),
     "vit_scaling_parallel": timm_vit("vit_pwee_patch16_reg1_gap_256", **SMALL),
     "flexivit": timm_vit("flexivit_small", **SMALL),
@@ -315,7 +315,6 @@ TIMM = {
     "convit": timm_vit("convit_tiny", refused="changed after its softmax|.", **SMALL),
     "samvit": timm_vit("samvit_base_patch16", refused=".", **{**SMALL, "patch_size": 4}),
     "xcit": timm_vit("xcit_nano_12_p8_224", refused=".", **SMALL),
-    "mixer": timm_vit("mixer_s16_224", refused="no attention was seen", img_size=32, embed_dim=24, num_blocks=2),
     "sequencer": timm_vit("sequencer2d_s", refused="no attention was seen", size=32, img_size=32),
 }  # fmt: skip
 AUDIO = {

@@ -220,7 +220,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
 
     def mute(out: Tensor, _: tuple[int, ...]) -> Tensor:
         if out.requires_grad:
-            out.register_hook(lambda gradient: torch.zeros_like(gradient) if seen.muted else None)
+            out.register_hook(lambda given: torch.zeros_like(given) if seen.muted and given is not None else None)
         return out
 
     with hooks(_stations(model, inputs, body, seen)), attention_calls(emit, safe=True, cut=mute):

@@ -109,6 +109,8 @@ class _Propagate(TorchFunctionMode):
             return on_top_of(torch.add(a, b), func(*args, **kwargs))  # scaling first may round in another way
 
         active = self.active_among(summands)
+        if not active:  # scaled by what relevance does not pass through
+            return self._constant(func(*args, **kwargs))
         return self.follow(
             kind_of(torch.add, tuple(summands), active, self.stream_shape()), add, tuple(summands), {}, active
         )
