@@ -81,7 +81,7 @@ def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> 
     methods = explaining.check_methods(ask.methods, given.kind, explorer.limits)
     case, target = yield from _situation(explorer, session, ask, job)
     said = {**case_json(case, target), "card": model_card(case.opened.loaded), "cautions": cautions(case)}
-    like = yield from _like(explorer, case, target, job)
+    like = yield from _like(explorer, case, case.best, job)  # one recording for all classes
     yield {"case": {**said, "tokens": token_json(like), "grid": like.grid}}
     for step in maps_of(explorer, case, target, methods, ask.preset, job):
         if not isinstance(step, tuple):

@@ -27,6 +27,8 @@ QUEUES = {
     DRAW: "drawing the file",
 }
 """Queues, and what a request that waits there says."""
+LOOK_AGAIN = 0.2
+"""Seconds after which a waiting job looks whether it is still wanted."""
 Event = dict[str, Any]
 Steps = Iterator[Event | str]
 
@@ -127,7 +129,7 @@ class Workers:
             while True:
                 if self.held(queue):
                     events.put_nowait({"progress": 0.0, "words": QUEUES[queue]})
-                found = await asyncio.wrap_future(self.submit(queue, job, lambda: next(steps, None)))
+                found = await _finished(job, self.submit(queue, job, lambda: next(steps, None)))
                 if found is None:
                     return
                 if isinstance(found, str):
@@ -142,6 +144,18 @@ class Workers:
             events.put_nowait({"error": said(error)})
         finally:
             events.put_nowait(None)
+
+
+async def _finished(job: Job, future: "Future[Any]") -> Any:  # noqa: ANN401
+    """The result; a job that is stopped or late while it waits in its queue does not wait any longer."""
+    waiting = asyncio.wrap_future(future)
+    try:
+        while not (await asyncio.wait({waiting}, timeout=LOOK_AGAIN))[0]:
+            if (job.stop.is_set() or time.monotonic() > job.deadline) and future.cancel():
+                job.check()
+    finally:
+        future.cancel()
+    return waiting.result()
 
 
 def said(error: Exception) -> str:
