@@ -271,7 +271,7 @@ VISION = {
     "vit_msn": vision("ViTMSNForImageClassification", **PICTURE),
     "siglip": vision("SiglipForImageClassification", attentions=False, vision_config=PICTURE),
     "metaclip": vision("CLIPForImageClassification", vision_config=PICTURE),
-    "pvt": vision("PvtForImageClassification", attentions=False, refused=".", image_size=32, num_encoder_blocks=2,
+    "pvt": vision("PvtForImageClassification", attentions=False, image_size=32, num_encoder_blocks=2,
                   depths=[1, 1], sequence_reduction_ratios=[2, 1], hidden_sizes=[16, 32], patch_sizes=[4, 2],
                   strides=[4, 2], num_attention_heads=[2, 4], mlp_ratios=[2, 2]),
     "poolformer": vision("PoolFormerForImageClassification", attentions=False, refused="no attention was seen",
