@@ -24,7 +24,7 @@ from consensus_measuring import Loaded, Maps, Measured, explain, load_pictures, 
 from consensus_results import Results
 from consensus_variants import INGREDIENTS, VARIANTS, Raw
 
-from vitrail.evaluate.bench.opened import Opened, Settings, open_data, open_model
+from vitrail.evaluate.bench.opened import Opened, RunSettings, open_data, open_model
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import DTYPES, DataSpec, ModelSpec
 from vitrail.methods.pixel_maps import grey
@@ -76,7 +76,9 @@ class Search:
             yield [fine.name], fine.finish(smooth[fine.base, fine.moves], guide)
 
 
-def read(opened: Opened, settings: Settings, spec: DataSpec, given: argparse.Namespace, rows: str) -> Iterator[Loaded]:
+def read(
+    opened: Opened, settings: RunSettings, spec: DataSpec, given: argparse.Namespace, rows: str
+) -> Iterator[Loaded]:
     """The pictures in batches, read by several threads ahead of the batch that is asked for."""
     dataset = open_data(spec)[ROWS[rows]]
     dataset = dataset if given.limit is None else dataset.spread(given.limit)
@@ -158,7 +160,7 @@ def main() -> None:
     """Run the search and print its table."""
     given = arguments()
     dtype = given.dtype or ("float32" if given.device == "cpu" else "bfloat16")
-    settings = Settings(given.device, DTYPES[dtype], given.forward_batch)
+    settings = RunSettings(given.device, DTYPES[dtype], given.forward_batch)
     about = {name: str(x) if isinstance(x, Path) else x for name, x in vars(given).items()}
     about |= {name: Path(about[name]).name for name in ("model", "imagenet", "pets", "out") if about[name]}
     results = Results({**about, "dtype": dtype, "torch": torch.__version__}, given.out, given.device)

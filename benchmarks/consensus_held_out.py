@@ -10,13 +10,13 @@ import argparse
 import re
 from pathlib import Path
 
-from vitrail.evaluate.bench.bootstrap import WHOLE, Sample, gain
+from vitrail.evaluate.bench.bootstrap import WHOLE, MethodSample, gain
 from vitrail.evaluate.bench.measure import Column
 from vitrail.evaluate.bench.store import reading
-from vitrail.evaluate.bench.table import Group, read_groups
+from vitrail.evaluate.bench.table import TableGroup, read_groups
 
 
-def row(group: Group, column: Column, mine: Sample, others: dict[str, Sample]) -> str:
+def row(group: TableGroup, column: Column, mine: MethodSample, others: dict[str, MethodSample]) -> str:
     """One line of the table: the value, the best of the others, the gain, and what was measured on fewer examples."""
     gains = {name: gain(column, mine, sample) for name, sample in others.items() if sample.present.any()}
     most = max(int(others[name].present.sum()) for name in gains)

@@ -13,7 +13,7 @@ from vitrail import metrics
 from vitrail.errors import InputError, MethodError
 from vitrail.evaluate.bench import on_pictures
 from vitrail.evaluate.bench.explained import Shown, explained, trial_id
-from vitrail.evaluate.bench.opened import Opened, Settings
+from vitrail.evaluate.bench.opened import Opened, RunSettings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.protocols import find_protocol
@@ -65,7 +65,7 @@ class Loaded:
         return [own if label is None else label for label, own in pairs]
 
 
-def load_pictures(opened: Opened, settings: Settings, part: Dataset, *, masks: bool) -> Loaded:
+def load_pictures(opened: Opened, settings: RunSettings, part: Dataset, *, masks: bool) -> Loaded:
     """The pictures that can be read, with their masks where these are wanted and have a foreground."""
     pictures, _ = read_pictures(opened, settings, list(part), "squash")
     if not masks:

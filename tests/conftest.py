@@ -16,9 +16,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: threads of several
 
 SLOW = (
     "app/", "bench/", "cli/", "guided/", "report/", "training/", "zoo/",
-    "relevance/test_fused.py", "test_demo.py", "test_docs.py", "test_families.py", "test_graph_cuts.py",
-    "test_integrity.py", "test_memory.py", "test_real_models.py", "test_shadow.py", "test_surroundings.py",
-    "test_unusual_logits.py", "test_wrappers.py",
+    "methods/test_agcam.py", "methods/test_consensus", "methods/test_grad_eclip.py",
+    "methods/test_integrated_gradients.py", "methods/test_le_grad.py", "methods/test_lrp.py", "methods/test_tis.py",
+    "methods/test_vit_cx.py", "plots/test_sheet.py", "relevance/test_fused.py", "rules/test_arguments.py",
+    "rules/test_mode.py", "test_adding.py", "test_caches_and_adapters.py", "test_clip.py", "test_consensus_search.py",
+    "test_demo.py", "test_docs.py", "test_families.py", "test_golden.py", "test_graph_cuts.py", "test_integrity.py",
+    "test_memory.py", "test_real_models.py", "test_shadow.py", "test_surroundings.py", "test_unusual_logits.py",
+    "test_wrappers.py",
 )  # fmt: skip
 """Folders and files whose tests start processes, train, or run whole models many times. Single tests that take more
 than two seconds carry the mark themselves."""

@@ -12,7 +12,7 @@ import torch
 
 from vitrail.errors import EngineError, InputError, OptionError
 from vitrail.evaluate import bench
-from vitrail.evaluate.bench.opened import Settings
+from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.plan import Unit
 from vitrail.evaluate.bench.worker import Worker
 
@@ -174,12 +174,12 @@ def test_more_workers_than_there_is_room_for_take_no_unit():
 
 @pytest.mark.usefixtures("cluster")
 def test_workers_on_cuda_share_gpus():
-    worker = Worker(Settings(device="cuda:1"))
+    worker = Worker(RunSettings(device="cuda:1"))
     crew = engines_ray._Crew(worker, bench.Cluster(gpu_share=1 / 3))
     assert crew.needs == {"num_cpus": 1, "num_gpus": 1 / 3}
     assert crew.size == 6
-    assert crew.worker == Worker(Settings(device="cuda"))
-    assert engines_ray._Crew(Worker(Settings()), bench.Cluster()).size == 4
+    assert crew.worker == Worker(RunSettings(device="cuda"))
+    assert engines_ray._Crew(Worker(RunSettings()), bench.Cluster()).size == 4
 
 
 def test_a_plan_for_gpus_on_a_cluster_without_is_refused():

@@ -202,9 +202,9 @@ def test_one_recording_serves_all_methods_and_protocols(plan_of, tmp_path, monke
     calls = []
     real = explained.compare
 
-    def counted(model, inputs, methods, *rest):
+    def counted(model, inputs, methods, *rest, **more):
         calls.append(len(methods))
-        return real(model, inputs, methods, *rest)
+        return real(model, inputs, methods, *rest, **more)
 
     monkeypatch.setattr(explained, "compare", counted)
     protocols = bench.protocols_of(("chefer", "gradtoken", "vtranm"))
@@ -217,6 +217,15 @@ def test_the_explained_class_can_be_chosen(plan_of, tmp_path):
     (table,) = bench.tables(tmp_path / "r.db")
     assert "protocol chefer(target=label)" in table.title
     assert table.notes[0].endswith("explained class label.")
+
+
+def test_road_is_measured_in_both_orders(plan_of, tmp_path):
+    bench.run(plan_of(trials=(bench.Trial("gae"),), metrics=("road_positive", "road_negative")), tmp_path / "r.db")
+    (table,) = bench.tables(tmp_path / "r.db")
+    assert [column.title for column in table.columns] == ["ROAD positive accuracy ↓", "ROAD negative accuracy ↑"]
+    first = values(tmp_path / "r.db", "gae", "road_positive")["pug_0"]
+    assert len(first["hits"]) == len(first["probability"]) == 10
+    assert first["hits"][0] in (0, 1)
 
 
 def test_insertion_boxes_and_patches_run(plan_of, tmp_path):

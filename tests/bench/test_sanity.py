@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from vitrail import compare
 from vitrail.apps.cli.app import app
+from vitrail.attribution import Comparison
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import explained
 from vitrail.models.loading import load
@@ -130,11 +131,11 @@ def test_the_cascade_can_be_drawn(checked):
 def test_a_model_that_cannot_be_explained_at_random_is_skipped_with_the_part(place, plan_of, tmp_path, monkeypatch):
     real, calls = explained.compare, []
 
-    def failing(model, *rest):
+    def failing(model, *rest, **more):
         calls.append(model)
         if len(calls) == 3:
-            raise explained.InputError("no gradient")
-        return real(model, *rest)
+            return Comparison([], {0: explained.InputError("no gradient")})
+        return real(model, *rest, **more)
 
     monkeypatch.setattr(explained, "compare", failing)
     plan = plan_of(

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from vitrail.errors import OutputError
-from vitrail.evaluate.bench.bootstrap import Sample, estimates
+from vitrail.evaluate.bench.bootstrap import MethodSample, estimates
 from vitrail.evaluate.bench.measure import Column
-from vitrail.evaluate.bench.plan import Row
+from vitrail.evaluate.bench.plan import ResultRow
 from vitrail.evaluate.bench.store import identity, reading, writing
 
 ABOUT = {"model": {"hash": "1"}, "method": {"options": {"depth": 2}}, "versions": {"torch": "2.15"}}
 
 
 def rows(run, keys="ab", value=1.0):
-    return [Row(run, key, metric, {"x": value}) for key in keys for metric in ("positive", "negative")]
+    return [ResultRow(run, key, metric, {"x": value}) for key in keys for metric in ("positive", "negative")]
 
 
 def test_a_row_is_written_once_and_never_overwritten(tmp_path):
@@ -30,7 +30,7 @@ def test_a_row_is_written_once_and_never_overwritten(tmp_path):
 def test_what_is_done_is_known_by_example_and_metric(tmp_path):
     with writing(tmp_path / "r.db") as store:
         run = store.add_run(ABOUT)
-        store.add([Row(run, "a", "positive", {"x": 1}), Row(run, "b", "positive", None, "it is broken")])
+        store.add([ResultRow(run, "a", "positive", {"x": 1}), ResultRow(run, "b", "positive", None, "it is broken")])
         assert store.done(run, ["a", "b", "c"]) == {("a", "positive"), ("b", "positive")}
         assert store.done("another", ["a"]) == set()
 
@@ -51,7 +51,7 @@ def test_a_failed_transaction_leaves_nothing_of_its_unit(tmp_path):
     with writing(tmp_path / "r.db") as store:
         run = store.add_run(ABOUT)
         with pytest.raises(sqlite3.IntegrityError):  # neither a value nor a reason
-            store.add([Row(run, "a", "positive", {"x": 1}), Row(run, "b", "positive", None)])
+            store.add([ResultRow(run, "a", "positive", {"x": 1}), ResultRow(run, "b", "positive", None)])
         assert list(store.results(run)) == []
 
 
@@ -73,7 +73,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(tmp_path):
         store.add(rows(run))
         store.connection.execute("PRAGMA max_page_count = 6")
         with pytest.raises(OutputError, match=r"the disk is full\. Everything finished so far is kept"):
-            store.add([Row(run, str(i), "positive", {"x": [0.5] * 200}) for i in range(200)])
+            store.add([ResultRow(run, str(i), "positive", {"x": [0.5] * 200}) for i in range(200)])
         assert len(list(store.results(run))) == 4
 
 
@@ -94,6 +94,6 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_a_method_measured_on_few_examples_is_never_the_best():
     column = Column("share", ("share",), higher=True, features=np.asarray)
     few = np.arange(20) < 3
-    samples = [Sample(np.full((20, 1), 0.5), few | True), Sample(np.full((20, 1), 0.9), few)]
+    samples = [MethodSample(np.full((20, 1), 0.5), few | True), MethodSample(np.full((20, 1), 0.9), few)]
     whole, part = estimates(column, samples, seed=0, resamples=50)
     assert (whole.best, part.best, part.count) == (True, False, 3)

@@ -6,7 +6,7 @@ import pytest
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
-from vitrail.evaluate.bench.bootstrap import Sample, estimates, gain
+from vitrail.evaluate.bench.bootstrap import MethodSample, estimates, gain
 from vitrail.evaluate.bench.measure import Column
 
 MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
@@ -15,7 +15,7 @@ LOW = Column("mean", ("x",), higher=False, features=lambda values: np.array(valu
 
 def sample(values, present=None):
     values = np.array(values, dtype=float)
-    return Sample(values[:, None], np.ones(len(values), dtype=bool) if present is None else np.array(present))
+    return MethodSample(values[:, None], np.ones(len(values), dtype=bool) if present is None else np.array(present))
 
 
 def test_the_interval_is_that_of_resampled_means():

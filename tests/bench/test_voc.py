@@ -11,7 +11,7 @@ from transformers import ViTForImageClassification
 
 from vitrail import compare
 from vitrail.evaluate import bench, data, metrics
-from vitrail.evaluate.bench.bootstrap import Sample, _value
+from vitrail.evaluate.bench.bootstrap import MethodSample, _value
 from vitrail.evaluate.bench.measures import columns_of
 from vitrail.evaluate.bench.pictures import IMAGENET, VOC, VOC_NUMBERS, voc_classes
 from vitrail.evaluate.data import resize_mask
@@ -137,7 +137,7 @@ def test_a_bootstrap_of_counts_is_the_measure_of_the_resample():
     ]
     drawn = [0, 2, 2, 3]
     accuracy, iou = columns_of(bench.find_protocol("gradtoken"), ["voc"])
-    sample = Sample(accuracy.features([(rows[i],) for i in drawn]), np.ones(4, dtype=bool))
+    sample = MethodSample(accuracy.features([(rows[i],) for i in drawn]), np.ones(4, dtype=bool))
     expected = metrics.aggregate_voc(counts[i] for i in drawn)
     assert _value(iou, sample, sample.present) == pytest.approx(100 * expected.mean_iou)
     assert _value(accuracy, sample, sample.present) == pytest.approx(100 * expected.pixel_accuracy)

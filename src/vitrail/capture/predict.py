@@ -21,7 +21,7 @@ from vitrail.models.taking import prepared
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class PredictedLogits:
     """The inputs in one form, the logits of each, and for pictures the rows and columns of patches."""
 
     inputs: Inputs
@@ -46,11 +46,11 @@ class Seen:
         return list(zip(classes.tolist(), likely.tolist(), strict=True))
 
 
-def look(model: object, inputs: Any, anatomy: Anatomy | None = None) -> Seen:  # noqa: ANN401
+def predict(model: object, inputs: Any, anatomy: Anatomy | None = None) -> PredictedLogits:  # noqa: ANN401
     """What the model says, for a language model of the token that follows."""
     read = read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), Settings()) as run:
-        return Seen(read, _class_logits(run), run.origin.grid)
+        return PredictedLogits(read, _class_logits(run), run.origin.grid)
 
 
 def _class_logits(run: Pass) -> Float[Tensor, "b c"]:

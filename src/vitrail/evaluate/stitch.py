@@ -1,9 +1,7 @@
-"""Pictures stitched together.
+"""Stitch pictures together, and crop the map of the whole to the part of the original.
 
-Where pictures go when they are stitched together, and the way back from the map of the whole to the original's part.
-
-Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4, leave the geometry open. Every edge between two pictures lies between
-two patches here, so that no patch shows both.
+Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4, leave the geometry open. Here every edge between two pictures lies
+between two patches, so that no patch shows both.
 """
 
 from collections.abc import Sequence

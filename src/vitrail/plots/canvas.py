@@ -1,10 +1,6 @@
-"""Figures, colours and captions.
+"""Figures, colours and captions: the only file that builds parts of matplotlib figures.
 
-Blank figures, panels placed in inches, colour bars and measured text: the only file that builds matplotlib parts.
-
-From scores to colours.
-
-The words around a picture: titles, targets, line breaks.
+Panels are placed in inches, and text is measured before it is drawn.
 """
 
 import re

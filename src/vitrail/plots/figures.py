@@ -32,7 +32,7 @@ from vitrail.plots.pictures import (
     sample_map,
 )
 from vitrail.plots.streams import streams_figure
-from vitrail.plots.tokens import Row, pieces, sentence, sentence_figure, token_heatmap
+from vitrail.plots.tokens import SentenceRow, pieces, sentence, sentence_figure, token_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -215,7 +215,9 @@ def _spread(panels: list[Panel | None]) -> list[list[Panel | None]]:
 
 
 def _text_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
-    groups = [(title, [Row(a.label, pieces(a, index)) for a in row]) for title, row in zip(titles, rows, strict=True)]
+    groups = [
+        (title, [SentenceRow(a.label, pieces(a, index)) for a in row]) for title, row in zip(titles, rows, strict=True)
+    ]
     return sentence_figure(groups)
 
 

@@ -1,8 +1,6 @@
-"""HTML pages.
+"""An attribution as HTML in one file without requests to any host.
 
-A whole HTML document that needs nothing beside it, and that no browser lets fetch anything.
-
-An attribution as HTML that needs nothing beside it. Every word of it is escaped: a token may say `<script>`.
+Every text is escaped: a token may say `<script>`.
 """
 
 from base64 import b64encode

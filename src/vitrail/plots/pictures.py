@@ -1,15 +1,7 @@
 """Maps over pictures.
 
-Whatever a user calls an image, as one array to draw on.
-
-Maps side by side in rows and columns, with titles that fit and one colour bar for each scale.
-
-A map over its image.
-
 Unsigned maps lie over the image. Signed maps lie below it, as in Cui et al., Sec. 4.2: red for the target, white for
-nothing, blue against it, and the image above with transparency.
-
-Small pictures for pages: what the model saw, and maps over or below it.
+zero, blue against it, and the image above with transparency.
 """
 
 from collections.abc import Sequence
@@ -133,7 +125,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PanelLayout:
     """Where everything goes, in inches."""
 
     cell: tuple[float, float]
@@ -194,7 +186,7 @@ def panel_figure(
     return figure
 
 
-def _write_heading(figure: "Figure", plan: Plan) -> None:
+def _write_heading(figure: "Figure", plan: PanelLayout) -> None:
     for number, line in enumerate(plan.heading):
         style = {"weight": "bold", "color": INK} if number < plan.bold else {"color": GREY}
         top = MARGIN + (number + 0.8) * HEADING * LINE / POINTS
@@ -240,7 +232,7 @@ def _plan(
     row_titles: Sequence[str],
     heading: str,
     side: float,
-) -> Plan:
+) -> PanelLayout:
     shapes = [p.values.shape for row in rows for p in row if p is not None and p.values is not None]
     height, width = picture.shape[:2] if picture is not None else shapes[0]
     stretch = (width / height) ** 0.5
@@ -254,7 +246,9 @@ def _plan(
     left = MARGIN + (upright * TITLE * LINE / POINTS + GAP if row_titles else 0)
     room = left + columns * (cell[0] + GAP) - GAP
     parts = [_fit(line, room).split("\n") for line in heading.split("\n") if line]
-    return Plan(cell, columns, left, [line for part in parts for line in part], len(parts[0]) if parts else 0, titles)
+    return PanelLayout(
+        cell, columns, left, [line for part in parts for line in part], len(parts[0]) if parts else 0, titles
+    )
 
 
 def _fit(line: str, room: float) -> str:

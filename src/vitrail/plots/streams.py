@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.attribution import Attribution
 from vitrail.plots.canvas import check_index, new_figure, panel, rendered, sample_target
 from vitrail.plots.pictures import overlay
-from vitrail.plots.tokens import Row, pieces, sentence_figure
+from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,4 +40,4 @@ def _figure(name: str, one: Attribution, image: Any, index: int) -> "Figure":  #
     heading = f"{name}: {one.label} · {sample_target(one, index)}"
     if one.kind == "image":
         return overlay(one, image, index=index, title=heading)
-    return sentence_figure([(heading, [Row("", pieces(one, index))])])
+    return sentence_figure([(heading, [SentenceRow("", pieces(one, index))])])

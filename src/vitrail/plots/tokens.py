@@ -210,7 +210,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Row:
+class SentenceRow:
     """One sentence and the label in front of it."""
 
     label: str
@@ -232,7 +232,7 @@ class Row:
         return max(len(self.lines) * LINE, len(self.label_lines) * LABEL_LINE) + 0.06
 
 
-Group = tuple[str, Sequence[Row]]
+Group = tuple[str, Sequence[SentenceRow]]
 
 
 def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, title: str | None = None) -> "Figure":
@@ -244,7 +244,7 @@ def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, t
     """
     index = check_index(attribution, index)
     heading = f"{attribution.label} · {attribution.title(index)}" if title is None else title
-    return sentence_figure([(heading, [Row("", pieces(attribution, index, merge=merge))])])
+    return sentence_figure([(heading, [SentenceRow("", pieces(attribution, index, merge=merge))])])
 
 
 def sentence_figure(groups: Sequence[Group]) -> "Figure":

@@ -1,16 +1,9 @@
-"""Audit of labels.
-
-What an audit finds: pictures whose label a model doubts, the pairs of classes they fall into, and all of them.
-
-Labelled folders of pictures: one folder for each class, named as the model names it.
-
-An audit as one HTML page that needs nothing beside it. Every name is escaped: a file may be called `<script>`.
-
-An audit of labels: pictures whose label the model doubts, and where it sees label and rival.
+"""An audit of labels: pictures whose label the model doubts, and where it sees the label and the rival class.
 
 After Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 9, who found mislabelled eagles in ImageNet by contrasting
 the label with the prediction. The rival is the most likely class beside the label; the contrast is the difference of
-the two logits, so that a picture's map does not depend on the others in its batch.
+the two logits, so that a picture's map does not depend on the others in its batch. The folder has one folder of
+pictures for each class, named like the class. The page escapes every name: a file may be called `<script>`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail import targets
 from vitrail.api import explain
-from vitrail.capture.predict import look
+from vitrail.capture.predict import predict
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.evaluate.data.files import pictures_in, require_folder
 from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
@@ -316,7 +309,7 @@ def audit(  # noqa: PLR0913  (each is a choice of its own)
         method: a signed method of `vitrail.METHODS`.
         limit: at most so many pictures of a class.
         batch: pictures explained together.
-        watch: is told how many of how many pictures are done.
+        watch: is called with the numbers of pictures done and in all.
         anatomy: where the model's parts are, if it is of no known family.
         **options: what `explain` takes: `preset`, and the method's own options.
     """
@@ -368,7 +361,7 @@ def _examine(model: nn.Module, some: Sequence[_Opened], explaining: Mapping[str,
     """The doubtful pictures of a batch, and in how many of all the label is predicted."""
     weight = next(model.parameters())
     inputs = torch.cat([one.inputs for one in some]).to(weight.device, weight.dtype)
-    logits = look(model, inputs, explaining["anatomy"]).logits
+    logits = predict(model, inputs, explaining["anatomy"]).logits
     labels, rivals = contrast(logits, [one.label for one in some], None)
     chosen = torch.tensor([labels, rivals], device=logits.device).T
     likely = logits.softmax(dim=1).gather(1, chosen).tolist()

@@ -1,4 +1,4 @@
-"""Detail interpretation: which parts of one object speak for one class, and which for another.
+"""Detail interpretation: which parts of one object are evidence for one class, and which for another.
 
 Cui, Fan and Chen, arXiv:2605.11392, Eq. 8: `(y_1 - y_2) / y_1`, explained by the complete correction; positive scores
 are evidence for the first class, negative ones for the second. Its gradient is `(y_2/y_1²) ∇y_1 - (1/y_1) ∇y_2`: where
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail import targets
 from vitrail.api import explain
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import look
+from vitrail.capture.predict import predict
 from vitrail.errors import OptionError, TargetError, suggest
 from vitrail.models.anatomy import Anatomy
 from vitrail.targets import Index, Target
@@ -59,7 +59,7 @@ def detail(
         **options: what `explain` takes: `preset`, and the method's own options.
     """
     check_form(form)
-    logits = look(model, input, anatomy).logits
+    logits = predict(model, input, anatomy).logits
     first, second = contrast(logits, target1, target2)
     chosen, why = choose_form(logits, first, second) if form == AUTO else (form, "asked for")
     found = explain(model, input, method, FORMS[chosen](first, second), anatomy=anatomy, **options)
@@ -131,7 +131,7 @@ def detail_matrix(
         **options: as for `detail`.
     """
     check_form(form)
-    seen = look(model, input, anatomy)
+    seen = predict(model, input, anatomy)
     if seen.inputs.batch != 1:
         raise OptionError(f"a matrix shows the classes of one input, but {seen.inputs.batch} were given.")
     if not 2 <= top <= seen.logits.shape[1]:

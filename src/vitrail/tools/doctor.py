@@ -1,8 +1,8 @@
-"""A self-test on the user's own model: is what we record what the model computed?
+"""A self-test on the user's own model: is what is recorded what the model computed?
 
 For every attention layer A is computed again from the recorded queries and keys, multiplied with the recorded values
-and compared with the output the model's own kernel gave. And the logits are compared, bit for bit, with those of a
-run that nobody listened to.
+and compared with the output the model's own kernel gave. The logits are compared, bit for bit, with those of a
+run without hooks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, to
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerCheck:
     """One attention layer.
 
     Args:
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class Examination:
     """What was found in the model, and whether it can be trusted."""
 
     family: str
@@ -59,7 +59,7 @@ class Report:
     prefix: int
     readout: str
     grid: tuple[int, int] | None
-    rows: tuple[Row, ...]
+    rows: tuple[LayerCheck, ...]
     same_logits: bool
 
     @property
@@ -68,7 +68,7 @@ class Report:
         return self.same_logits and all(row.passed for row in self.rows)
 
 
-def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Report:
+def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Examination:
     """What the recorder sees of a model, checked against the model itself.
 
     Args:
@@ -80,7 +80,7 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     with shadow(model) as own:
         body, plain = find_body(own, anatomy, read), _plain_logits(own, read)
         origin = check_origin(structure_of(own, read, body))
-    return Report(
+    return Examination(
         family=body.anatomy.name,
         model_class=type(model).__name__,
         prefix=body.anatomy.prefix if origin.prefix is None or read.kind == "text" else origin.prefix,
@@ -96,12 +96,12 @@ def _first_logit(logits: Tensor) -> Tensor:
     return logits.flatten(1)[:, 0]
 
 
-def _row(layer: Layer) -> Row:
+def _row(layer: Layer) -> LayerCheck:
     weights, value = layer.weights, layer.value
     operands = layer.get("query") if weights is None else weights
     keys = layer.get("key").shape[2] if weights is None else weights.shape[3]
     reference = layer.output if layer.output is not None else operands
-    return Row(
+    return LayerCheck(
         index=layer.index,
         heads=operands.shape[1],
         key_value_heads=operands.shape[1] if value is None else value.shape[1],
@@ -126,7 +126,7 @@ def _error(layer: Layer) -> float | None:
 
 
 def _plain_logits(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The logits of a run that nobody listens to, in evaluation mode."""
+    """The logits of a run without hooks, in evaluation mode."""
     with autograd(gradients=True), _differentiable(model):
         args = tuple(_requiring_grad(x) for x in inputs.args)
         kwargs = {name: _requiring_grad(x) for name, x in inputs.kwargs.items()}

@@ -1,16 +1,9 @@
-"""External guidance.
-
-Pictures of another class: those that come with the package, how a model is shown them, and whether they serve.
-
-How pictures are stitched and explained, and what came of it: plain data of `guide`.
-
-Pictures larger than a model was made for, where its positions can be interpolated.
-
-External guidance: a picture of one class is explained beside a picture of another.
+"""External guidance: a picture of one class is explained beside a picture of another.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 8. Where a picture shows one class only, the complete correction
-has nothing to lead attention away to, and its map is poor. A guide of another class, stitched to the picture, gives it
-a direction; the target stays the original's, and only the original's part of the map is kept.
+has no other class to contrast with, and its map is poor. A guide of another class, stitched to the picture, provides
+one. The target stays that of the original, and only the original's part of the map is kept. With `size="native"` the
+stitched picture is larger than the model was made for, where its positions can be interpolated.
 """
 
 import inspect
@@ -25,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.api import explain
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import Seen, look
+from vitrail.capture.predict import PredictedLogits, predict
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, VitrailError
 from vitrail.evaluate.stitch import SHIPPED, Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch
@@ -89,11 +82,11 @@ def as_images(guide: object, model: nn.Module, preprocess: Preprocess | None) ->
     return read.shown
 
 
-def read_guide(images: Tensor, model: nn.Module, beside: Seen, anatomy: Anatomy | None) -> Guide:
+def read_guide(images: Tensor, model: nn.Module, beside: PredictedLogits, anatomy: Anatomy | None) -> Guide:
     """A guide of the size of the originals, with what the model sees in it."""
     weight = next(model.parameters())
     images = fitted(images.to(weight.device, weight.dtype), beside.size)
-    classes, likely = zip(*look(model, beside.showing(images), anatomy).best, strict=True)
+    classes, likely = zip(*predict(model, beside.showing(images), anatomy).best, strict=True)
     return Guide(images, classes, likely)
 
 
@@ -145,7 +138,7 @@ class Setup:
     anatomy: Anatomy | None = None
     named: Callable[[int], str] = lambda index: f"class {index}"
 
-    def canvas(self, seen: Seen) -> Canvas:
+    def canvas(self, seen: PredictedLogits) -> Canvas:
         """The canvas for pictures like this one."""
         assert seen.grid is not None
         return plan_canvas(self.layout, self.side, self.size, (seen.size, seen.grid))
@@ -249,7 +242,7 @@ def guided(
 ) -> list[Guided]:
     """What was found on every stitched picture; there is one for as many guides as it has room for."""
     with shadow(model) as own:  # its positions may be interpolated, which the model's own are not
-        seen = look(own, image, setup.anatomy)
+        seen = predict(own, image, setup.anatomy)
         if seen.inputs.kind != "image":
             raise InputError("guidance stitches pictures, but the input is text. For text: vitrail.detail.")
         canvas = setup.canvas(seen)
@@ -268,7 +261,7 @@ def _guides(
     model: nn.Module,
     given: Any,  # noqa: ANN401
     setup: Setup,
-    seen: Seen,
+    seen: PredictedLogits,
     classes: Sequence[int | None],
 ) -> list[Guide]:
     if isinstance(given, Sequence) and not given:
@@ -281,7 +274,7 @@ def _guides(
 
 def _explained(
     model: nn.Module,
-    seen: Seen,
+    seen: PredictedLogits,
     guides: tuple[Guide, ...],
     target: Any,  # noqa: ANN401
     canvas: Canvas,
@@ -302,7 +295,7 @@ def _check_size(model: nn.Module, inputs: Any, canvas: Canvas, anatomy: Anatomy 
     """Refuse a model that does not take pictures of the canvas's size."""
     size = f"{canvas.size[0]} x {canvas.size[1]} pixels"
     try:
-        grid = look(model, inputs, anatomy).grid
+        grid = predict(model, inputs, anatomy).grid
     except (AssertionError, RuntimeError, ValueError) as error:
         if isinstance(error, (VitrailError, torch.OutOfMemoryError)):
             raise

@@ -1,11 +1,7 @@
-"""A model seen from its pixels.
+"""The logits of a picture model as a function of raw pixels from 0 to 1, and the budget of a change of them.
 
-A picture model seen from its pixels: logits as a function of raw values from 0 to 1.
-
-At the model's own size, preprocessing is one shift and one scale for each channel. Both are read off what it makes of a
-black and a white picture, so any preprocessing works that leaves a picture of that size where it is.
-
-How far a rewritten picture may go from the original.
+At the model's own size, preprocessing is one shift and one scale for each channel. Both are read from what it makes of
+a black and a white picture, so any preprocessing works that leaves a picture of that size in place.
 """
 
 import math

@@ -1,22 +1,15 @@
-"""Class rewriting.
-
-How alike two pictures are: PSNR and SSIM.
-
-Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE
-Transactions on Image Processing 13(4), 2004. Paper -> code: mu -> mean, sigma -> variance, C1 and C2 -> STEADY, the
-11 x 11 Gaussian window of standard deviation 1.5 -> SIGMA and REACH; only windows that lie in the picture count.
-
-What `rewrite` gives back: the new picture, how far it is from the old one, and what the model says of both.
-
-Class rewriting: an adversarial robustness audit of your own model.
+"""Class rewriting: an adversarial robustness audit of your own model.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.5 and Fig. 11: pixels follow the gradient of logit_source - logit_target
 until the model sees the target class, while a person sees no change. It is a targeted adversarial attack, without a
-limit unless one is set; use it to learn how easily a model of yours is fooled. The paper leaves space, step size,
+limit unless one is set; use it to learn how easily your own model is fooled. The paper leaves space, step size,
 clipping and end open: here raw values from 0 to 1, clipped, until the target is top-1 with the wanted probability in
 the 8-bit picture itself.
 
-A rewritten picture beside the original: what changed, and what the model said on the way.
+Likeness of two pictures by PSNR and SSIM: Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error
+Visibility to Structural Similarity", IEEE Transactions on Image Processing 13(4), 2004. Paper -> code: mu -> mean,
+sigma -> variance, C1 and C2 -> STEADY, the 11 x 11 Gaussian window of standard deviation 1.5 -> SIGMA and REACH; only
+windows inside the picture count.
 """
 
 import math
@@ -271,7 +264,7 @@ class Aim:
 
 
 @dataclass
-class Walk:
+class PixelPath:
     """Where the pixels are, and the probabilities of source and target on the way there."""
 
     pixels: Levels
@@ -338,7 +331,7 @@ def rewrite_levels(
     if aim.source == aim.target:
         seen = "the model already sees" if source is None else "source and target are both"
         raise TargetError(f"{seen} {lens.name(aim.target)!r} ({aim.target}): name another class to rewrite it to.")
-    walk = Walk(original.clone(), way.eta)
+    walk = PixelPath(original.clone(), way.eta)
     levels, after = _follow(lens, original, aim, budget, walk)
     settings = {**vars(replace(way, eta=walk.eta)), "l2": budget.l2, "linf": budget.linf}
     origin = provenance(lens.sight.model, seconds=time.perf_counter() - started, backend="dense", samples=1)
@@ -354,7 +347,7 @@ def rewrite_levels(
     )
 
 
-def _follow(lens: Lens, original: Levels, aim: Aim, budget: Budget, walk: Walk) -> tuple[Levels, Tensor]:
+def _follow(lens: Lens, original: Levels, aim: Aim, budget: Budget, walk: PixelPath) -> tuple[Levels, Tensor]:
     """The 8-bit picture at the end of the way, and what the model says of it; rounding may ask for more steps."""
     while True:
         logits, gradient = _look(lens, walk.pixels, aim)

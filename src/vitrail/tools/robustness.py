@@ -24,7 +24,7 @@ AUDIT_STEPS = 25
 
 
 @dataclass(frozen=True)
-class Row:
+class BudgetRow:
     """What came of all pictures within one budget.
 
     Args:
@@ -51,7 +51,7 @@ class Robustness:
         skipped: pictures that already show the target, and why.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[BudgetRow, ...]
     pictures: tuple[dict[str, Any], ...]
     skipped: tuple[str, ...]
     settings: dict[str, Any]
@@ -147,14 +147,14 @@ def _about(name: str, lens: Lens, classes: tuple[int, int], found: list[Rewritin
     return {"name": name, "source": lens.name(classes[0]), "target": lens.name(classes[1]), "within": numbers}
 
 
-def _row(number: int, budget: Budget, pictures: list[dict[str, Any]]) -> Row:
+def _row(number: int, budget: Budget, pictures: list[dict[str, Any]]) -> BudgetRow:
     found = [picture["within"][number] for picture in pictures]
     fooled = [one for one in found if one["fooled"]]
     psnr, ssim = (fmean(one[name] for one in fooled) if fooled else math.nan for name in ("psnr", "ssim"))
-    return Row(budget, len(fooled) / len(found), fmean(one["sure"] for one in found), psnr, ssim)
+    return BudgetRow(budget, len(fooled) / len(found), fmean(one["sure"] for one in found), psnr, ssim)
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def _flat(row: BudgetRow) -> dict[str, Any]:
     numbers = {"fooled": row.fooled, "sure": row.sure, "psnr": row.psnr, "ssim": row.ssim}
     return {**vars(row.budget), **{name: None if math.isnan(x) else x for name, x in numbers.items()}}
 

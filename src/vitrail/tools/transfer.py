@@ -41,7 +41,7 @@ from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import prepared
 from vitrail.plots.canvas import check_index, require_matplotlib, sample_target
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
-from vitrail.plots.tokens import Row, pieces, sentence_figure
+from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import walk_layers
 from vitrail.storage import finite, json_text
@@ -203,7 +203,7 @@ def distribution(weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TransferPass:
     """What one pass with given maps shows."""
 
     logits: Tensor
@@ -230,7 +230,7 @@ class Scene:
                 raise TargetError("attention follows one scalar, but an answer has two: pass a function of its logits.")
             yield run, part
 
-    def see(self, maps: Maps, put: Put) -> Seen:
+    def see(self, maps: Maps, put: Put) -> TransferPass:
         """Run with these maps in the blocks, differentiate by them, and explain."""
         assert isinstance(self.request.plan, Walk)
         gradients: Maps = {}
@@ -244,7 +244,7 @@ class Scene:
 
             (walked,) = walk_layers([self.request.plan], layers())
             found = attribution_of(self.request, [(part, walked.result)], run)
-            return Seen(answer(run, part), part.scalar.detach(), gradients, found)
+            return TransferPass(answer(run, part), part.scalar.detach(), gradients, found)
 
     def start(self) -> tuple["Scene", Tensor, Maps]:
         """The scene with its target settled, the logits of the model as it is, and its own maps."""
@@ -330,11 +330,11 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
     )
 
 
-def _film(scene: Scene, maps: Maps, put: Put, rule: Rule, steps: int) -> tuple[list[Seen], Maps]:
+def _film(scene: Scene, maps: Maps, put: Put, rule: Rule, steps: int) -> tuple[list[TransferPass], Maps]:
     """What is seen before the first update and after each, and the maps at the end."""
     # A key that gets nothing at the start is masked, and would be given attention by its gradient.
     visible = {i: (x != 0).to(x.dtype) for i, x in maps.items()}
-    seen: list[Seen] = []
+    seen: list[TransferPass] = []
     for number in range(steps + 1):
         shown = scene.see(maps, put)
         seen.append(replace(shown, gradients={}))
@@ -385,7 +385,7 @@ def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str
     require_matplotlib()
     heading = str(sample_target(film.attributions[0], index)) if title is None else title
     if film.attributions[0].kind == "text":
-        rows = [Row(_caption(film, step, index), pieces(film.attributions[step], index)) for step in steps]
+        rows = [SentenceRow(_caption(film, step, index), pieces(film.attributions[step], index)) for step in steps]
         return sentence_figure([(heading, rows)])
     picture = None if image is None else as_picture(image, index)
     start = [Panel("input", picture=picture)] if picture is not None and len(steps) > 1 else []

@@ -8,7 +8,7 @@ from vitrail.apps.cli import options
 from vitrail.apps.cli.screen import busy, out, reported, show_line, show_table
 
 if TYPE_CHECKING:
-    from vitrail.tools.doctor import Report, Row
+    from vitrail.tools.doctor import Examination, LayerCheck
 
 HELP = """Test on your model, with a dummy input, that what is recorded is what it computed.
 
@@ -41,7 +41,7 @@ def command(
         raise typer.Exit(1)
 
 
-def show_report(report: "Report") -> None:
+def show_report(report: "Examination") -> None:
     """Print what was found and whether it holds."""
     grid = "none" if report.grid is None else f"{report.grid[0]} x {report.grid[1]} patches"
     facts = {
@@ -60,7 +60,7 @@ def show_report(report: "Report") -> None:
     show_line(f"{'passed' if report.passed else 'FAILED'}: {layers}, tolerance {report.rows[0].tolerance:g}")
 
 
-def _cells(row: "Row") -> list[str]:
+def _cells(row: "LayerCheck") -> list[str]:
     return [
         str(row.index),
         str(row.heads),

@@ -22,7 +22,7 @@ from vitrail.apps.web.refusals import GoneError
 from vitrail.apps.web.sessions import Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import look
+from vitrail.capture.predict import predict
 from vitrail.errors import OptionError, TargetError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample
@@ -142,7 +142,7 @@ def case_of(explorer: Explorer, given: Input, model: str, job: Job) -> Steps:
     if (found := explorer.results.get(key)) is not None:
         return found
     with running(opened, job, "looking at the input"):
-        probs = look(opened.loaded.model, sample.inputs).logits[0].float().softmax(dim=0)
+        probs = predict(opened.loaded.model, sample.inputs).logits[0].float().softmax(dim=0)
     return explorer.results.put(key, Case(key, opened, sample, probs))
 
 

@@ -13,7 +13,7 @@ from vitrail.apps.web.explaining import Case, Explorer
 from vitrail.apps.web.passes import running
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import look
+from vitrail.capture.predict import predict
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
@@ -203,7 +203,7 @@ def _removed_tokens(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8
 
 def _scorer(model: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     device = next(model.parameters()).device
-    return lambda ids, mask: look(model, {"input_ids": ids.to(device), "attention_mask": mask.to(device)}).logits
+    return lambda ids, mask: predict(model, {"input_ids": ids.to(device), "attention_mask": mask.to(device)}).logits
 
 
 CENTRES = {"image": _from_centre, "text": _first_to_last}

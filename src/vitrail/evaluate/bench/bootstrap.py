@@ -16,7 +16,7 @@ WHOLE = 0.9
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class MethodSample:
     """The features of one method, for all examples of a table; those it has no result for are absent."""
 
     features: Features
@@ -40,7 +40,9 @@ class Estimate:
     p: float | None = None
 
 
-def estimates(column: Column, samples: list[Sample], *, seed: int, resamples: int = RESAMPLES) -> list[Estimate | None]:
+def estimates(
+    column: Column, samples: list[MethodSample], *, seed: int, resamples: int = RESAMPLES
+) -> list[Estimate | None]:
     """Every method's number with a 95 % interval; None for a method without results."""
     values = [_value(column, sample, sample.present) for sample in samples]
     known = [i for i, value in enumerate(values) if value is not None]
@@ -67,7 +69,7 @@ def estimates(column: Column, samples: list[Sample], *, seed: int, resamples: in
 
 
 def gain(
-    column: Column, mine: Sample, other: Sample, *, seed: int = 0, resamples: int = RESAMPLES
+    column: Column, mine: MethodSample, other: MethodSample, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float, float]:
     """How much better one method is than another on the examples both have, with a 95 % paired interval."""
     sign, shared = 1 if column.higher else -1, mine.present & other.present
@@ -82,7 +84,9 @@ def gain(
     return sign * (value - against), float(low), float(high)
 
 
-def _estimate(value: float, sample: Sample, alone: list[np.ndarray], wins: list[np.ndarray], *, best: bool) -> Estimate:
+def _estimate(
+    value: float, sample: MethodSample, alone: list[np.ndarray], wins: list[np.ndarray], *, best: bool
+) -> Estimate:
     tail = 50 * (1 - LEVEL)
     low, high = np.percentile(np.concatenate(alone), [tail, 100 - tail])
     p = None
@@ -92,7 +96,7 @@ def _estimate(value: float, sample: Sample, alone: list[np.ndarray], wins: list[
     return Estimate(value, float(low), float(high), int(sample.present.sum()), best, p)
 
 
-def _value(column: Column, sample: Sample, present: Present) -> float | None:
+def _value(column: Column, sample: MethodSample, present: Present) -> float | None:
     return float(column.finish(sample.features[present].mean(axis=0, keepdims=True))[0]) if present.any() else None
 
 
@@ -104,7 +108,7 @@ def _resampled(count: int, seed: int, resamples: int) -> Iterator[Float[np.ndarr
         yield np.stack([np.bincount(one, minlength=count) for one in drawn]).astype(np.float64)
 
 
-def _resample(column: Column, sample: Sample, present: Present, weights: Float[np.ndarray, "r n"]) -> np.ndarray:
+def _resample(column: Column, sample: MethodSample, present: Present, weights: Float[np.ndarray, "r n"]) -> np.ndarray:
     some = weights[:, present]
     # Where a resample holds none of a small subset's examples, it says nothing new: the plain mean stands in.
     some = np.where(some.sum(axis=1, keepdims=True) > 0, some, 1.0)

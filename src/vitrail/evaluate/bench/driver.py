@@ -1,8 +1,7 @@
-"""Run a plan.
+"""Run a plan: name its runs, give out the units that have no results yet, and store what comes back.
 
-Which models, data sets, protocols and methods of a plan fit each other; what fits nothing is refused.
-
-Run a plan: name its runs, hand out what has no results yet, and write what comes back. Only the driver writes.
+Models, data sets, protocols and methods that do not fit each other are left out, and what fits nothing is refused.
+Only the driver writes to the results file.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -17,8 +16,8 @@ from vitrail.errors import OptionError
 from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.identity import hash_of, library_versions, model_identity, set_hash
 from vitrail.evaluate.bench.measures import find_measure
-from vitrail.evaluate.bench.opened import Opened, Settings, find_entry, forget, open_data, open_model
-from vitrail.evaluate.bench.plan import DTYPES, DataSpec, Finished, Job, ModelSpec, Plan, Trial, Unit, ablation
+from vitrail.evaluate.bench.opened import Opened, RunSettings, find_entry, forget, open_data, open_model
+from vitrail.evaluate.bench.plan import DTYPES, DataSpec, Finished, Measurement, ModelSpec, Plan, Trial, Unit, ablation
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.worker import Worker
@@ -136,12 +135,12 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
         plan: what to run.
         path: the results file; it is made if it is not there, and gone on with if it is.
         engine: who does the units.
-        watch: is told after every unit.
+        watch: is called after every unit.
     """
     forget()
     here = plan.device if engine is local else "cpu"  # workers elsewhere may have a GPU that this machine lacks
     pairs = check_pairs(plan, here)
-    settings = Settings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
+    settings = RunSettings(plan.device, DTYPES[plan.dtype], plan.forward_batch, plan.preset, plan.seed)
     progress = Progress(0, sum(len(_chosen(plan, spec)[1]) for _, spec in pairs), 0, 0, "")
     runs: set[str] = set()
     with (
@@ -246,14 +245,14 @@ class Contents:
         return hashes, {**about, "content": version}
 
 
-def _job(store: Store, named: Named, keys: Sequence[str]) -> Job | None:
+def _job(store: Store, named: Named, keys: Sequence[str]) -> Measurement | None:
     asked = [key for key in keys if named.keys is None or key in named.keys]
     if not asked:
         return None
     done = store.done(named.run, asked)
     metrics = tuple(metric for metric in named.metrics if any((key, metric) not in done for key in asked))
     left = tuple(key for key in asked if any((key, metric) not in done for metric in metrics))
-    return Job(named.run, named.trial, named.protocol, metrics, left) if left else None
+    return Measurement(named.run, named.trial, named.protocol, metrics, left) if left else None
 
 
 def _name_runs(

@@ -1,6 +1,6 @@
-"""Engines: who does the units. Each takes units and a worker and yields what is finished, in the order of completion.
+"""Engines: each takes units and a worker, and yields finished units in the order of completion.
 
-Only the driver, which reads what an engine yields, writes results; so an engine may lose a worker and repeat a unit.
+Only the driver, which reads what an engine yields, writes results. So an engine may lose a worker and repeat a unit.
 """
 
 from collections.abc import Callable, Generator, Iterable

@@ -1,11 +1,7 @@
-"""Ray.
+"""The engine of Ray: units are done by workers on many machines, or by several processes of this one.
 
-A connection to a Ray cluster: to one that is running, or to one that lives only as long as it is needed.
-
-Ray: units done by workers on many machines, or by several processes of this one.
-
-A worker is an actor that keeps its model loaded and has one unit at a time. If it dies, its unit is given to another.
-Results come back here; no worker writes any.
+The cluster is one that runs already, or one that lives as long as the run. A worker is an actor that keeps its model
+loaded and has one unit at a time. If it dies, its unit is given to another. Results come back to the driver.
 """
 
 import os

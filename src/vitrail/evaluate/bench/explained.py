@@ -1,11 +1,7 @@
-"""Explanations of a batch.
+"""The explanations of a batch, each made once.
 
-What one method made of a batch, as metrics see it.
-
-Which other classes a metric wants explained, for each example of a batch.
-
-What methods show of a batch, each explanation made once: for the explained class, for other classes, and for the
-model with its weights randomised. One recording serves all methods that want the same examples and classes.
+`Shown` is what one method gives for a batch. A metric may also need the maps of other classes (`Further`) or of the
+model with randomised weights. One recording serves all methods that need the same examples and classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +16,7 @@ from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, VitrailError
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.opened import Settings
+from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.texts import Batch, Texts
@@ -113,7 +109,7 @@ Cascade = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class BatchRequest:
     """A batch to be explained for some classes by some methods.
 
     Args:
@@ -130,14 +126,14 @@ class Request:
 class Explanations:
     """The explanations of a unit: asked for first, then made all at once, then read."""
 
-    settings: Settings
-    requests: dict[Place, Request] = field(default_factory=dict)
+    settings: RunSettings
+    requests: dict[Place, BatchRequest] = field(default_factory=dict)
     found: dict[tuple[Place, str], Shown | str] = field(default_factory=dict)
     cascades: dict[tuple[Place, str], Cascade | str] = field(default_factory=dict)
 
     def ask(self, view: str, batch: Batch, classes: Classes, trial: Trial, *, randomised: bool = False) -> None:
         """Ask for an explanation; the same one may be asked for often."""
-        request = self.requests.setdefault((view, batch.keys, classes), Request(batch, classes))
+        request = self.requests.setdefault((view, batch.keys, classes), BatchRequest(batch, classes))
         request.trials[trial_id(trial)] = trial
         if randomised:
             request.randomised[trial_id(trial)] = trial
@@ -150,7 +146,7 @@ class Explanations:
             if request.randomised:
                 self._cascade(place, request)
 
-    def _cascade(self, place: Place, request: Request) -> None:
+    def _cascade(self, place: Place, request: BatchRequest) -> None:
         model, left = request.batch.opened.loaded.model, dict(request.randomised)
         self.cascades.update({(place, name): [] for name in left})
         for part, copy in metrics.randomised(model, seed=self.settings.seed):
@@ -181,16 +177,26 @@ def explained(
     target = targets.answer_span() if not classes else targets.logit(classes)
     if model is None:
         model = batch.opened.loaded.model
+    specs = [(trial.name, trial.options) for trial in trials]
+    together = compare(model, batch.inputs, specs, target, preset, on_error="keep")
+    made = iter(together)
+    return {
+        trial_id(trial): _reason(trial, together.failed[place])
+        if place in together.failed
+        else _shown_or_reason(batch, trial, next(made), classes)
+        for place, trial in enumerate(trials)
+    }
+
+
+def _reason(trial: Trial, error: BaseException) -> str:
+    return f"{trial.name}: {one_line(error)}"
+
+
+def _shown_or_reason(batch: Batch, trial: Trial, attribution: Attribution, classes: Classes) -> Shown | str:
     try:
-        together = compare(model, batch.inputs, [(t.name, t.options) for t in trials], target, preset)
-        return {trial_id(t): _shown(batch, a, classes) for t, a in zip(trials, together, strict=True)}
+        return _shown(batch, attribution, classes)
     except VitrailError as error:
-        if len(trials) == 1:
-            return {trial_id(trials[0]): f"{trials[0].name}: {one_line(error)}"}
-    alone: dict[str, Shown | str] = {}
-    for trial in trials:
-        alone |= explained(batch, [trial], classes, preset, model)
-    return alone
+        return _reason(trial, error)
 
 
 def _shown(batch: Batch, attribution: Attribution, classes: Classes) -> Shown:

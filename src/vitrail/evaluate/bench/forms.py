@@ -1,6 +1,6 @@
-"""Tables as Markdown, LaTeX or CSV. The same results give the same bytes, however often a run was broken off.
+"""Tables as Markdown, LaTeX or CSV. The same results give the same bytes, also after an interrupted run.
 
-Best in bold; `~` marks what the paired bootstrap cannot tell from the best (p >= 0.05).
+The best value is bold; `~` marks values that are not significantly different from it (paired bootstrap, p >= 0.05).
 """
 
 import csv
@@ -18,7 +18,7 @@ def number(value: float) -> str:
 
 
 def close(estimate: Estimate) -> str:
-    """The mark of what cannot be told from the best."""
+    """The mark of values that are not significantly different from the best."""
     return "~" if estimate.p is not None and estimate.p >= SIGNIFICANT else ""
 
 

@@ -1,8 +1,8 @@
-"""What tells two runs of the bench apart: everything of a model and of a data set that decides a number.
+"""The identity of a run: a hash of everything of a model and of a data set that decides a number.
 
-Models are hashed whole, every weight and not a sample. Data sets are hashed example by example, as they are read: the
-bytes of a picture's file where it has one, else its pixels; texts, labels, masks, boxes, rationales and answers. Only
-hashes are held, so a set of any size fits into memory.
+Every weight of a model is hashed. Data sets are hashed example by example, as they are read: the bytes of a picture's
+file where it has one, else its pixels; texts, labels, masks, boxes, rationales and answers. Only hashes are kept, so a
+set of any size fits into memory.
 """
 
 import hashlib

@@ -49,7 +49,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Panel:
+class CurvePanel:
     """One kind of curve in the figure of a results file: the mean over examples.
 
     Args:
@@ -89,7 +89,7 @@ class Measure:
     gives: frozenset[str] = frozenset()
     further: Further = no_other
     randomised: bool = False
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[CurvePanel, ...] = ()
 
 
 def plain(name: str, metric: str, entry: str, *, higher: bool = True) -> Column:

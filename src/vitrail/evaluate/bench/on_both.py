@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.explained import Shown, Values, rival
-from vitrail.evaluate.bench.measure import Array, Column, Measure, Panel, Stored, plain
+from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Stored, plain
 from vitrail.evaluate.bench.on_texts import real_rows
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Batch, Texts
@@ -72,7 +72,7 @@ RANDOMISATION = Measure(
     "randomisation", "rank correlation with the map of the model with random weights", randomisation, _BOTH,
     _cascade_columns, randomised=True,
     panels=(
-        Panel(
+        CurvePanel(
             "weights randomised", "parts, from the output down", "|rank correlation|",
             lambda row: [1.0, *np.abs(row["correlation"])], lambda _, count: np.arange(count),
         ),

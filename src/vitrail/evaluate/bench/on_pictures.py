@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.explained import Shown, Values, of_objects
-from vitrail.evaluate.bench.measure import TINY, Array, Column, Measure, Panel, Stored, plain
+from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Stored, plain
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.segmented import VOC
@@ -254,12 +254,12 @@ def _mean_of(entry: str, values: Stored) -> Array:
     return np.array([np.mean(row[entry], keepdims=True) for (row,) in values])
 
 
-def _curve_panels(order: str) -> tuple[Panel, ...]:
+def _curve_panels(order: str) -> tuple[CurvePanel, ...]:
     def of(entry: str) -> Callable[[Mapping[str, Any]], Sequence[float]]:
         return lambda row: row[entry]
 
     return tuple(
-        Panel(f"{order}: {up}", "removed fraction", up, of(entry), lambda protocol, _: np.array(protocol.levels))
+        CurvePanel(f"{order}: {up}", "removed fraction", up, of(entry), lambda protocol, _: np.array(protocol.levels))
         for up, entry in (("accuracy", "hits"), ("probability", "probability"))
     )
 
@@ -305,7 +305,7 @@ ROAD_POSITIVE, ROAD_NEGATIVE = (
             Column(f"ROAD {order} accuracy", (f"road_{order}",), higher, partial(_mean_of, "hits"))
         ],
         panels=(
-            Panel(
+            CurvePanel(
                 f"ROAD {order}: accuracy", "removed fraction", "accuracy", lambda row: row["hits"],
                 lambda protocol, count: np.array(protocol.levels[:count]),
             ),

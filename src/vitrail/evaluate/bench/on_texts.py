@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.explained import Shown, Values, neighbour
-from vitrail.evaluate.bench.measure import TINY, Array, Column, Measure, Panel, Stored, plain
+from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Stored, plain
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Texts
 from vitrail.evaluate.metrics.rationales import top
@@ -116,9 +116,9 @@ def _f1_curve(row: Mapping[str, Any]) -> Array:
     return 2 * np.array(row["hits"], dtype=np.float64) / np.maximum(np.array(row["chosen"]) + row["gold"], 1)
 
 
-def _removal_panel(name: str) -> Panel:
+def _removal_panel(name: str) -> CurvePanel:
     """The probability level by level, the clean one first."""
-    return Panel(
+    return CurvePanel(
         name, "level", "probability", lambda row: [row["p"], *row["p_k"]], lambda _, count: np.linspace(0, 1, count)
     )
 
@@ -149,7 +149,7 @@ KENDALL = Measure(
 TOKEN_F1 = Measure(
     "token_f1", "agreement of the highest-scored words with the rationale", token_f1, _TEXT, _f1_columns,
     frozenset({"rationale"}),
-    panels=(Panel("token F1", "k", "F1", _f1_curve, lambda protocol, _: np.array(protocol.ks)),),
+    panels=(CurvePanel("token F1", "k", "F1", _f1_curve, lambda protocol, _: np.array(protocol.ks)),),
 )  # fmt: skip
 PRECISION_AT_K = Measure(
     "precision_at_k", "how many tokens of the answer are among the highest-scored", precision_at_k, ("question",),

@@ -1,12 +1,7 @@
-"""Open models and data.
+"""Models and data sets by their specs, kept open between units.
 
-How models are run, wherever a worker stands.
-
-Random numbers of the bench: drawn from a seed of its own, while the caller's generators stay as they are.
-
-Inputs that come with the package, and those a user has lying about: folders of pictures, files of sentences.
-
-Models and data sets by their specs, kept open between units.
+Beside the published data sets there are those of the package (`demo_pictures`, `demo_sentences`) and the user's own
+(a folder of pictures, a file of sentences). The bench draws random numbers from its own seed (`own_generators`).
 """
 
 import random
@@ -38,7 +33,7 @@ Broken = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """How models are run."""
 
     device: str = "cpu"

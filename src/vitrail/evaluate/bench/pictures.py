@@ -1,15 +1,9 @@
-"""Batches of pictures.
+"""Batches of pictures in 0..1 on the model's device, with masks and boxes in the pixels that the model sees.
 
-Which classes of a model are one of PASCAL VOC's twenty.
-
-ImageNet has no class "person" or "potted plant": people stand in three of its classes, plants in that of flowerpots.
-Cars leave out lorries and emergency vehicles, cats and dogs their wild relatives, as in VOC.
-
-What can be seen in a picture, in the pixels of what the model sees: objects by PASCAL VOC's classes, and boxes.
-
-Pictures as a model takes them, in 0..1 on its device, so that they can be perturbed there.
-
-Pictures with a guide of another class beside them, as Cui et al. measure (arXiv:2605.11392, Sec. 4.6).
+PASCAL VOC's twenty classes are found among the classes of a model by ImageNet's numbers or by name. ImageNet has no
+class "person" or "potted plant": three of its classes show people, flowerpots show plants. As in VOC, cars exclude
+lorries and emergency vehicles, and cats and dogs exclude their wild relatives.
+A protocol may show each picture beside a guide of another class (Cui et al., arXiv:2605.11392, Sec. 4.6).
 """
 
 import hashlib
@@ -23,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.capture.predict import look
+from vitrail.capture.predict import predict
 from vitrail.errors import InputError
 from vitrail.evaluate import data
-from vitrail.evaluate.bench.opened import Broken, Opened, Settings
+from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
 from vitrail.evaluate.data.coco import SPELT_IN_VOC
 from vitrail.evaluate.data.examples import IGNORE, ImageExample
 from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
@@ -157,7 +151,7 @@ class Pictures:
     """
 
     opened: Opened
-    settings: Settings
+    settings: RunSettings
     examples: Sequence[ImageExample]
     images: Tensor
     view: str = "squash"
@@ -240,7 +234,7 @@ class Pictures:
         )
 
 
-def read_pictures(opened: Opened, settings: Settings, examples: Sequence[Any], view: str) -> tuple[Pictures, Broken]:
+def read_pictures(opened: Opened, settings: RunSettings, examples: Sequence[Any], view: str) -> tuple[Pictures, Broken]:
     """The pictures that can be opened, and why the others cannot."""
     good, pixels, broken = [], [], {}
     for example in examples:
@@ -275,7 +269,7 @@ def beside_guide(batch: Pictures, guide: str) -> Pictures:
     """The pictures in the left half and the guide in the right, both squashed; no mask or box fits them any more."""
     if not batch.keys:
         return replace(batch, view="stitched")
-    grid = look(batch.opened.loaded.model, batch.inputs[:1]).grid
+    grid = predict(batch.opened.loaded.model, batch.inputs[:1]).grid
     assert grid is not None
     size = (batch.images.shape[2], batch.images.shape[3])
     canvas = plan_canvas("beside", "left", "resize", (size, grid))

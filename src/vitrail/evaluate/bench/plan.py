@@ -1,14 +1,8 @@
-"""What to run: models, data, methods and protocols as plain data.
+"""Plain data of a run: `Plan` says what to run, `Unit` is what a worker gets, `Finished` is what it gives back.
 
-The methods' own switches, as their papers' ablations set them.
-
-`vtranm`: Table 4 of arXiv:2403.14552. The baseline is the map of one block, which one is not said: both are run. With
-lengths but without directions the start is not said either: both are run.
-`gradtoken`: Table 3 (schemes), Table 4 (heads) and the curve over depth of the paper (Neural Networks 2024).
-
-`Plan`: which models, methods, data sets and protocols are to be run, as frozen data.
-
-What an engine hands to a worker, and what comes back: plain data that can be sent to another machine.
+Ablations are the switches of a method as its paper sets them. `vtranm`: Table 4 of arXiv:2403.14552; the paper does not
+say which block its baseline shows, nor how lengths without directions start, so both readings are run. `gradtoken`:
+Table 3 (schemes), Table 4 (heads) and the curve over depth (Neural Networks 2024).
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -178,7 +172,7 @@ def protocols_of(names: tuple[str, ...]) -> tuple[Protocol, ...]:
 
 
 @dataclass(frozen=True)
-class Job:
+class Measurement:
     """One method under one protocol, on some examples of a unit.
 
     Args:
@@ -207,13 +201,13 @@ class Unit:
     data: DataSpec
     keys: tuple[str, ...]
     numbers: tuple[int, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[Measurement, ...]
     skipped: int = 0
     contents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One metric of one example: what it needs of the example as JSON, or why it was left out."""
 
     run: str
@@ -228,5 +222,5 @@ class Finished:
     """The results of a unit."""
 
     unit: Unit
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     seconds: float

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import InputError
-from vitrail.evaluate.bench.measure import Panel
+from vitrail.evaluate.bench.measure import CurvePanel
 from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.store import reading
-from vitrail.evaluate.bench.table import Group, Method, read_groups
+from vitrail.evaluate.bench.table import MeasuredMethod, TableGroup, read_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Series = tuple[np.ndarray, np.ndarray]
 Panels = dict[str, list[tuple[str, Series]]]
 """Kind of curve -> methods and their curves."""
-PANELS: dict[str, tuple[str, Panel]] = {
+PANELS: dict[str, tuple[str, CurvePanel]] = {
     panel.name: (measure.name, panel) for measure in MEASURES.values() for panel in measure.panels
 }
 """Kind of curve -> the metric it is read from, and how it is drawn."""
 
 
-def _series(group: Group, method: Method, metric: str, panel: Panel) -> Series | None:
+def _series(group: TableGroup, method: MeasuredMethod, metric: str, panel: CurvePanel) -> Series | None:
     """The mean over examples of a stored curve."""
     mean = _mean(panel.curve(row) for row in group.values(method, metric))
     return None if mean is None else (panel.places(group.protocol, len(mean)), mean)
@@ -66,7 +66,7 @@ def panels_of(path: str | Path) -> list[tuple[str, Panels]]:
     return [(title, panels) for title, panels in rows if panels]
 
 
-def _panels(group: Group) -> Panels:
+def _panels(group: TableGroup) -> Panels:
     found = {
         name: [(m.label, series) for m in group.methods if (series := _series(group, m, metric, panel)) is not None]
         for name, (metric, panel) in PANELS.items()

@@ -56,7 +56,7 @@ def recommend(
         plan: one model on one data set.
         path: a results file to keep and to go on with; by default none is kept.
         engine: who does the units.
-        watch: is told after every unit.
+        watch: is called after every unit.
     """
     return ranking(measure(plan, path, engine=engine, watch=watch)[0])
 
@@ -74,7 +74,7 @@ def measure(
         plan: what to run.
         path: a results file to keep and to go on with; by default none is kept.
         engine: who does the units.
-        watch: is told after every unit.
+        watch: is called after every unit.
     """
     if path is None:
         with TemporaryDirectory() as folder:

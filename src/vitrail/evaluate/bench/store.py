@@ -1,15 +1,12 @@
-"""Results file.
-
-One writer at a time: a lock on a file beside the results, let go by the system even if the process is killed.
-
-Results in one SQLite file: a row for each run, example and metric, one transaction for each finished unit.
+"""Results in one SQLite file: a row for each run, example and metric, one transaction for each finished unit.
 
 A run is everything that decides a number, hashed into its identity: model weights, data set, method with all its
-options, protocol, precision and library versions. A kill at any moment leaves whole units or nothing of them.
+options, protocol, precision and library versions. A kill at any moment leaves whole units or nothing of them. One
+process writes at a time, and the operating system releases its lock if it is killed.
 
-A data set may be measured in parts, a few examples first and more of them later, so its content cannot be one hash that
-is known from the start. The file keeps a hash of each example that was measured. A run goes on with the version of the
-data set whose examples all have the content they have now; where one of them changed, it starts a new version.
+A data set may be measured in parts, so its content cannot be one hash that is known from the start. The file keeps a
+hash of each example that was measured. A run continues the version of the data set whose examples all have their
+present content; where one of them changed, it starts a new version.
 """
 
 import hashlib
@@ -27,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vitrail.errors import OptionError, OutputError
-from vitrail.evaluate.bench.plan import Row
+from vitrail.evaluate.bench.plan import ResultRow
 
 
 @contextmanager
@@ -142,7 +139,7 @@ class Store:
                     [(data, version, key, known) for key, known in sorted(contents.items())],
                 )
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[ResultRow]) -> None:
         """All rows of a finished unit, or none of them; what is already there stays as it is."""
         with self._transaction():
             self.connection.executemany(

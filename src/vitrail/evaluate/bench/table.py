@@ -1,13 +1,8 @@
-"""Tables of results.
+"""Tables of results: estimates with intervals, what decided the numbers, and what was left out.
 
-The runs of a results file that may stand in one table: same model, data, protocol and versions.
-
-Rows are read as they are needed and turned into numbers some at a time, so that no more is ever held in memory than the
-features of one column for the methods of one group.
-
-How like each other the maps of two methods are: the mean over examples of their rank correlation.
-
-Tables of results, with what decides their numbers and what was left out.
+Runs stand in one table if model, data, protocol and versions are the same (`TableGroup`). Rows are read as they are
+needed, so that memory holds the features of one column for the methods of one group and no more. The agreement of
+methods is the mean over examples of the rank correlation of their maps.
 """
 
 import json
@@ -24,7 +19,7 @@ import numpy as np
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.bootstrap import RESAMPLES, Estimate, Sample, estimates
+from vitrail.evaluate.bench.bootstrap import RESAMPLES, Estimate, MethodSample, estimates
 from vitrail.evaluate.bench.measure import Column, Stored
 from vitrail.evaluate.bench.measures import MEASURES, columns_of
 from vitrail.evaluate.bench.protocols import Protocol
@@ -36,7 +31,7 @@ STAND_INS = {"classes": {"voc": "PASCAL VOC"}}
 
 
 @dataclass(frozen=True)
-class Method:
+class MeasuredMethod:
     """A method and the identity of its results."""
 
     label: str
@@ -44,13 +39,13 @@ class Method:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class TableGroup:
     """Methods that were measured in the same way on the same data, in an open results file."""
 
     store: Store
     about: dict[str, Any]
     protocol: Protocol
-    methods: Sequence[Method]
+    methods: Sequence[MeasuredMethod]
 
     @property
     def title(self) -> str:
@@ -76,17 +71,17 @@ class Group:
         """The numbers that can be made of the results."""
         return columns_of(self.protocol, self.metrics)
 
-    def values(self, method: Method, metric: str) -> Iterator[Any]:
+    def values(self, method: MeasuredMethod, metric: str) -> Iterator[Any]:
         """What is stored of each example, one after the other."""
         return (value for _, (value,) in self.store.values(method.run, (metric,)))
 
-    def samples(self, column: Column) -> list[Sample]:
+    def samples(self, column: Column) -> list[MethodSample]:
         """The features of every method at the group's examples."""
         places = {key: place for place, key in enumerate(self.keys)}
         return [_sample(self.store, method, column, places) for method in self.methods]
 
 
-def _sample(store: Store, method: Method, column: Column, places: dict[str, int]) -> Sample:
+def _sample(store: Store, method: MeasuredMethod, column: Column, places: dict[str, int]) -> MethodSample:
     features, present = np.zeros((len(places), 1)), np.zeros(len(places), dtype=bool)
     # A run that is still being written may have examples that were not there when the group was read.
     rows = (row for row in store.values(method.run, column.needs) if row[0] in places)
@@ -96,10 +91,10 @@ def _sample(store: Store, method: Method, column: Column, places: dict[str, int]
             features = np.zeros((len(places), found.shape[1]))
         where = [places[key] for key, _ in some]
         features[where], present[where] = found, True
-    return Sample(features, present)
+    return MethodSample(features, present)
 
 
-def read_groups(store: Store) -> Iterator[Group]:
+def read_groups(store: Store) -> Iterator[TableGroup]:
     """The groups of a results file, one at a time, in an order that does not depend on when they were made."""
     members: dict[str, list[tuple[dict[str, Any], str]]] = {}
     for run, about in store.runs().items():
@@ -117,10 +112,10 @@ def common(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in about.items() if name != "method"}
 
 
-def _group(store: Store, members: list[tuple[dict[str, Any], str]]) -> Group:
+def _group(store: Store, members: list[tuple[dict[str, Any], str]]) -> TableGroup:
     about = common(members[0][0])
-    methods = [Method(one["method"]["label"], run) for one, run in members if store.metrics(run)]
-    return Group(store, about, read_protocol(about["protocol"]), sorted(methods, key=lambda m: m.label))
+    methods = [MeasuredMethod(one["method"]["label"], run) for one, run in members if store.metrics(run)]
+    return TableGroup(store, about, read_protocol(about["protocol"]), sorted(methods, key=lambda m: m.label))
 
 
 def read_protocol(table: dict[str, Any]) -> Protocol:
@@ -137,7 +132,7 @@ def _single(values: Stored) -> np.ndarray:
     return np.array(values, dtype=np.float64)
 
 
-def agreement(group: Group, *, seed: int, resamples: int) -> tuple[tuple[Column, ...], Rows]:
+def agreement(group: TableGroup, *, seed: int, resamples: int) -> tuple[tuple[Column, ...], Rows]:
     """A column and a row for each method that has ranks; neither more nor less agreement is better."""
     methods = [method for method in group.methods if RANKS in group.store.metrics(method.run)]
     columns = tuple(Column(method.label, (RANKS,), None, _single) for method in methods)
@@ -155,7 +150,7 @@ def agreement(group: Group, *, seed: int, resamples: int) -> tuple[tuple[Column,
     return columns, tuple(rows)
 
 
-def _samples(group: Group, methods: list[Method], pairs: list[tuple[int, int]]) -> list[Sample]:
+def _samples(group: TableGroup, methods: list[MeasuredMethod], pairs: list[tuple[int, int]]) -> list[MethodSample]:
     """Of every two methods their correlation at each example; no more than that is held."""
     alike = np.full((len(group.keys), len(pairs)), np.nan)
     places = {key: place for place, key in enumerate(group.keys)}
@@ -167,17 +162,17 @@ def _samples(group: Group, methods: list[Method], pairs: list[tuple[int, int]]) 
         for place, (a, b) in enumerate(pairs):
             if a in order and b in order:
                 alike[places[key], place] = found[order[a], order[b]]
-    return [Sample(np.nan_to_num(column)[:, None], ~np.isnan(column)) for column in alike.T]
+    return [MethodSample(np.nan_to_num(column)[:, None], ~np.isnan(column)) for column in alike.T]
 
 
-def _by_example(group: Group, methods: list[Method]) -> Iterator[tuple[str, dict[int, list[int]]]]:
+def _by_example(group: TableGroup, methods: list[MeasuredMethod]) -> Iterator[tuple[str, dict[int, list[int]]]]:
     """Example after example, the ranks of every method that has them."""
     streams = [_numbered(group, number, method.run) for number, method in enumerate(methods)]
     for key, rows in groupby(merge(*streams, key=itemgetter(0, 1)), key=itemgetter(0)):
         yield key, {number: ranks for _, number, ranks in rows}
 
 
-def _numbered(group: Group, number: int, run: str) -> Iterator[tuple[str, int, list[int]]]:
+def _numbered(group: TableGroup, number: int, run: str) -> Iterator[tuple[str, int, list[int]]]:
     return ((key, number, row["ranks"]) for key, (row,) in group.store.values(run, (RANKS,)))
 
 
@@ -216,7 +211,7 @@ def tables(path: str | Path, *, seed: int = 0, resamples: int = RESAMPLES) -> li
     return made
 
 
-def tabulate(group: Group, *, seed: int = 0, resamples: int = RESAMPLES) -> list[Table]:
+def tabulate(group: TableGroup, *, seed: int = 0, resamples: int = RESAMPLES) -> list[Table]:
     """The table of a group, and one of how far its methods agree where that was measured."""
     made = []
     if group.columns:
@@ -232,7 +227,7 @@ def tabulate(group: Group, *, seed: int = 0, resamples: int = RESAMPLES) -> list
     return made
 
 
-def _estimates(group: Group, seed: int, resamples: int) -> list[list[Estimate | None]]:
+def _estimates(group: TableGroup, seed: int, resamples: int) -> list[list[Estimate | None]]:
     """Column by column; those that are made of the same features read them once."""
     if not group.keys:
         return [[None] * len(group.methods)] * len(group.columns)
@@ -244,7 +239,7 @@ def _estimates(group: Group, seed: int, resamples: int) -> list[list[Estimate | 
     return made
 
 
-def notes(group: Group, *, alike: bool = False) -> tuple[str, ...]:
+def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
     """What decides the numbers: protocol, model, versions; and what was left out.
 
     Args:
@@ -268,7 +263,7 @@ def notes(group: Group, *, alike: bool = False) -> tuple[str, ...]:
     return (*lines, *_skipped(group))
 
 
-def conventions(group: Group) -> str:
+def conventions(group: TableGroup) -> str:
     """The conventions that play a part in the group's columns."""
     protocol, needs = group.protocol, {name for column in group.columns for name in column.needs}
     levels = f"{len(protocol.levels)} levels {protocol.levels[0]:g} to {protocol.levels[-1]:g}"
@@ -287,7 +282,7 @@ def conventions(group: Group) -> str:
     return "; ".join(text for name, text in said.items() if name in needs) or "plain"
 
 
-def _skipped(group: Group) -> list[str]:
+def _skipped(group: TableGroup) -> list[str]:
     """How many results are missing, and the first reasons."""
     reasons: dict[str, int] = {}
     for method in group.methods:

@@ -1,8 +1,6 @@
-"""Batches of texts.
+"""Batches of texts and questions: token ids, padded to the longest.
 
-Texts and questions as token ids, padded to the longest of a batch.
-
-A batch of examples as a model takes it; an example that cannot be read is kept with the reason, the others go on.
+An example that cannot be read is kept with the reason; the others go on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ModelError
-from vitrail.evaluate.bench.opened import Broken, Opened, Settings
+from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.data.examples import QuestionExample, TextExample
 from vitrail.models.inputs import position_limit
@@ -29,7 +27,7 @@ class Texts:
     """Texts, pairs of texts, or questions with their contexts, padded to the longest."""
 
     opened: Opened
-    settings: Settings
+    settings: RunSettings
     examples: Sequence[TextExample | QuestionExample]
     encoding: Mapping[str, Tensor]
     spans: Sequence[tuple[int, int] | None] = ()
@@ -99,7 +97,7 @@ class Texts:
         )
 
 
-def read_texts(opened: Opened, settings: Settings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
+def read_texts(opened: Opened, settings: RunSettings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
     """The texts as token ids, cut where the model or the papers end."""
     broken = {e.key: f"{e.key}: the text is empty." for e in examples if any(map(is_blank, e.texts))}
     good = [example for example in examples if example.key not in broken]
@@ -125,7 +123,7 @@ def _without_content(encoding: Mapping[str, Tensor]) -> list[int]:
     return (~content.any(dim=1)).nonzero()[:, 0].tolist()
 
 
-def read_questions(opened: Opened, settings: Settings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
+def read_questions(opened: Opened, settings: RunSettings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
     """Questions with contexts; those without an answer, or whose answer was cut off, are left out."""
     broken = {e.key: f"{e.key}: the question has no answer." for e in examples if not e.answers}
     good = [example for example in examples if example.key not in broken]
@@ -170,7 +168,7 @@ def _answer_tokens(encoding: Any, row: int, example: QuestionExample) -> tuple[i
 
 
 Batch = Pictures | Texts
-READERS: dict[str, Callable[[Opened, Settings, Sequence[Any], str], tuple[Batch, Broken]]] = {
+READERS: dict[str, Callable[[Opened, RunSettings, Sequence[Any], str], tuple[Batch, Broken]]] = {
     "image": read_pictures,
     "text": read_texts,
     "question": read_questions,

@@ -12,9 +12,9 @@ from vitrail.evaluate.bench.explained import Classes, Explanations, Shown, one_l
 from vitrail.evaluate.bench.identity import hash_of
 from vitrail.evaluate.bench.measure import Measure
 from vitrail.evaluate.bench.measures import MEASURES
-from vitrail.evaluate.bench.opened import Settings, open_data, open_model, own_generators
+from vitrail.evaluate.bench.opened import RunSettings, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
-from vitrail.evaluate.bench.plan import Finished, Job, Row, Unit
+from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch
 from vitrail.evaluate.data.examples import Dataset
@@ -25,7 +25,7 @@ from vitrail.storage import is_finite
 class Worker:
     """Does units; the model it used last stays loaded. Holds plain data only, so it can be pickled."""
 
-    settings: Settings
+    settings: RunSettings
 
     def __call__(self, unit: Unit) -> Finished:
         """Everything that a unit asks to be measured."""
@@ -44,7 +44,7 @@ class Worker:
 class _Bench:
     """One unit at work: batches, explanations and reasons, each made once."""
 
-    def __init__(self, settings: Settings, unit: Unit) -> None:
+    def __init__(self, settings: RunSettings, unit: Unit) -> None:
         self.settings, self.unit = settings, unit
         self.opened = open_model(unit.model, settings.device)
         self.examples, self.broken = self._read()
@@ -63,7 +63,7 @@ class _Bench:
                 broken[key] = str(error)
         return good, broken
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         for job in self.unit.jobs:
             self._ask(job)
         self.explanations.make()
@@ -77,7 +77,7 @@ class _Bench:
             self.batches[protocol.sight] = batch, {**self.broken, **broken}
         return self.batches[protocol.sight]
 
-    def _part(self, job: Job) -> tuple[Batch, dict[str, str]]:
+    def _part(self, job: Measurement) -> tuple[Batch, dict[str, str]]:
         """The job's examples that can be explained, and why the others cannot."""
         whole, broken = self._batch(job.protocol)
         reasons = {key: reason for key, reason in broken.items() if key in job.keys}
@@ -112,7 +112,7 @@ class _Bench:
             rows = [i for i, some in enumerate(further) if len(some) > turn]
             yield self._some(view, batch, rows), rows, tuple(further[i][turn] for i in rows)
 
-    def _ask(self, job: Job) -> None:
+    def _ask(self, job: Measurement) -> None:
         batch, _ = self._part(job)
         if not batch.keys:
             return
@@ -122,16 +122,16 @@ class _Bench:
             for some, _, others in self._rounds(measure, view, batch, classes):
                 self.explanations.ask(view, some, others, job.trial)
 
-    def _job(self, job: Job) -> list[Row]:
+    def _job(self, job: Measurement) -> list[ResultRow]:
         batch, reasons = self._part(job)
-        rows = [Row(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
+        rows = [ResultRow(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
         if not batch.keys:
             return rows
         for metric in job.metrics:
             rows += measured(job, metric, batch, self._shown(job, MEASURES[metric], batch))
         return rows
 
-    def _shown(self, job: Job, measure: Measure, batch: Batch) -> Shown | str:
+    def _shown(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
         """All that a metric asks for, or why a part of it is missing."""
         view, classes = job.protocol.sight, self._classes(batch, job.protocol)
         shown = self.explanations.read(view, batch, classes, job.trial)
@@ -159,16 +159,16 @@ def _check_contents(dataset: Dataset[Any], unit: Unit) -> None:
             )
 
 
-def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Row]:
+def measured(job: Measurement, metric: str, batch: Batch, shown: Shown | str) -> list[ResultRow]:
     """One metric of one method on a batch; examples that cannot be measured are skipped with the reason."""
     if isinstance(shown, str):
-        return [Row(job.run, key, metric, None, shown) for key in batch.keys]
+        return [ResultRow(job.run, key, metric, None, shown) for key in batch.keys]
     try:
         values = MEASURES[metric].run(batch, shown, job.protocol)
         return [_row(job, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
     except InputError as error:
         if len(batch.keys) == 1:
-            return [Row(job.run, batch.keys[0], metric, None, one_line(error))]
+            return [ResultRow(job.run, batch.keys[0], metric, None, one_line(error))]
     return [
         row
         for number in range(len(batch.keys))
@@ -176,8 +176,8 @@ def measured(job: Job, metric: str, batch: Batch, shown: Shown | str) -> list[Ro
     ]
 
 
-def _row(job: Job, key: str, metric: str, value: Mapping[str, Any]) -> Row:
+def _row(job: Measurement, key: str, metric: str, value: Mapping[str, Any]) -> ResultRow:
     """What was measured; a number that is NaN or infinite is no result."""
     if not is_finite(value):
-        return Row(job.run, key, metric, None, f"{key}: {metric} is NaN or infinite.")
-    return Row(job.run, key, metric, value)
+        return ResultRow(job.run, key, metric, None, f"{key}: {metric} is NaN or infinite.")
+    return ResultRow(job.run, key, metric, value)

@@ -1,6 +1,6 @@
-"""Data sets: pictures, texts and questions, with what people said about them.
+"""Data sets: pictures, texts and questions with their annotations.
 
-`load("pets", path)` gives a `Dataset`; `DATASETS` lists what can be read and how it has to lie on disk.
+`load("pets", path)` gives a `Dataset`; `DATASETS` lists the data sets and the files each of them needs.
 """
 
 from typing import Any

@@ -1,10 +1,7 @@
-"""COCO.
+"""COCO: photographs of everyday scenes with the outline of every object. Lin et al., ECCV 2014, arXiv:1405.0312.
 
-The 80 classes of COCO, and which of them are classes of PASCAL VOC.
-
-COCO as text: a file per picture, an object a line: its class and its corners in parts of the picture.
-
-COCO: photographs of everyday scenes, every object outlined. Lin et al., ECCV 2014, arXiv:1405.0312.
+Annotations are the published JSON, or a text file for each picture with one object on a line: its class and its corners
+as fractions of the picture (the layout of coco128-seg).
 """
 
 from collections import defaultdict

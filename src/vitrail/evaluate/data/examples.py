@@ -1,10 +1,6 @@
-"""Examples, data sets and the entries of the table of data sets.
+"""An example is one picture, text or question with its annotations; a `Dataset` reads examples one by one.
 
-What a data set gives: one picture, one text or one question, with what people said about it.
-
-`Dataset`: examples in a fixed order, read one by one when they are asked for.
-
-What the table knows of a data set, and how its options are checked.
+`Entry` is a line of the table of data sets: its reader, its kind and the options of the reader.
 """
 
 import inspect

@@ -1,13 +1,8 @@
-"""Open files, archives and pickled tables.
+"""Files and folders of data sets, and files inside archives, which are not unpacked to disk.
 
-Files and folders as data sets come in; an InputError in one line where they are not as they should be.
-
-Files inside archives, read without unpacking anything to disk.
-
-Pickles that can hold nothing but numbers, strings, plain containers and 8-bit arrays.
-
-A pickle names functions to call, so opening one with `pickle.load` runs whatever its author wished. Here every name is
-looked up in a table of four harmless stand-ins; NumPy's own code never runs on what the file says.
+Whatever is not as it should be raises an InputError of one line. Pickled tables may hold numbers, strings, plain
+containers and 8-bit arrays only: a pickle names functions to call, so `pickle.load` would run what its author wrote.
+Here each name is looked up in a table of four harmless replacements.
 """
 
 import json

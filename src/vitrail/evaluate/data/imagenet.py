@@ -1,14 +1,9 @@
-"""ImageNet.
+"""ImageNet and the sets made of it, in one folder or zip archive for each WordNet class.
 
-ImageNet validation: photographs of 1,000 classes. Russakovsky et al., IJCV 2015, arXiv:1409.0575.
-
-ImageNet-Segmentation: 4,276 photographs with the outline of their object.
-
-Guillaumin, Küttel and Ferrari, IJCV 2014; the file `gtsegs_ijcv.mat`, MATLAB 7.3, which is HDF5.
-
-Imagenette: ten easily told classes of ImageNet. J. Howard, fast.ai, 2019.
-
-Pictures in one folder per WordNet class, on disk or in a zip archive: how ImageNet and Imagenette are stored.
+ImageNet validation: 1,000 classes. Russakovsky et al., IJCV 2015, arXiv:1409.0575.
+ImageNet-Segmentation: 4,276 photographs with the outline of their object. Guillaumin, Küttel and Ferrari, IJCV 2014;
+the file `gtsegs_ijcv.mat` is MATLAB 7.3, which is HDF5.
+Imagenette: ten classes that are easy to tell apart. J. Howard, fast.ai, 2019.
 """
 
 import re
@@ -44,7 +39,7 @@ SYNSET = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True)
-class Pictures:
+class SynsetPictures:
     """The pictures of a folder or an archive.
 
     Args:
@@ -66,21 +61,21 @@ class Pictures:
         return Dataset(name, str(self.where), range(len(self.keys)), self.keys.__getitem__, read, classes)
 
 
-def _example_of_synset(pictures: Pictures, numbers: Mapping[str, int], number: int) -> ImageExample:
+def _example_of_synset(pictures: SynsetPictures, numbers: Mapping[str, int], number: int) -> ImageExample:
     key = pictures.keys[number]
     return ImageExample(key, PictureFile(key, pictures.files[number]), numbers[key.split("/")[0]])
 
 
-def find_pictures(path: Path) -> Pictures:
+def find_pictures(path: Path) -> SynsetPictures:
     """The pictures under a folder of synsets or in a zip archive of them, by name."""
     if path.suffix == ".zip":
         files = [member for member in zip_members(path) if _is_picture(PurePosixPath(member.name))]
-        return Pictures(path, [_key_of(PurePosixPath(member.name)) for member in files], files)
+        return SynsetPictures(path, [_key_of(PurePosixPath(member.name)) for member in files], files)
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and SYNSET.fullmatch(folder.name))
     paths = [file for folder in folders for file in pictures_in(folder)]
     if not paths:
         raise InputError(f"{path} has no folders of pictures that are named like n01440764.")
-    return Pictures(path, [_key_of(file) for file in paths], paths)
+    return SynsetPictures(path, [_key_of(file) for file in paths], paths)
 
 
 def _is_picture(path: PurePosixPath) -> bool:

@@ -1,9 +1,4 @@
-"""Masks: resize, translate and paint them.
-
-Masks as tensors: which pixel shows what.
-
-Outlines of objects, painted into a mask.
-"""
+"""Masks as tensors: read from values of a file, painted from outlines, resized."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,10 +1,6 @@
-"""Read tables of rows.
+"""Rows with named columns from tables of text, Parquet files and Hugging Face `datasets` objects.
 
-Rows with named columns, whatever they are stored in: tables of text, Parquet, Hugging Face `datasets` objects.
-
-Rows of Parquet files, through the optional library pyarrow.
-
-Records of tab- or comma-separated files by their place, so that a large file is never held in memory.
+Separated files are read record by record, so that a large file is never held in memory.
 """
 
 import csv
@@ -89,7 +85,7 @@ SUFFIXES = (".tsv", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Rows that are read one by one.
 
     Args:
@@ -118,7 +114,7 @@ class Rows:
         )
 
 
-def open_rows(source: Source, *, split: str, headless: tuple[str, ...] = ()) -> Rows:
+def open_rows(source: Source, *, split: str, headless: tuple[str, ...] = ()) -> TableRows:
     """The rows of a file, of a split's file in a folder, or of an object of the library `datasets`.
 
     Args:
@@ -131,13 +127,13 @@ def open_rows(source: Source, *, split: str, headless: tuple[str, ...] = ()) -> 
     if not files[0].is_file():
         raise InputError(f"there is no data set at {files[0]}.")
     if files[0].suffix == ".parquet":
-        return Rows(_stem(files[0]), str(path), *parquet_rows(files))
+        return TableRows(_stem(files[0]), str(path), *parquet_rows(files))
     if files[0].suffix not in SUFFIXES:
         raise InputError(f"{files[0]} is not read here: needs a {', '.join(SUFFIXES)} file or a folder of them.")
     return _from_text(files[0], headless)
 
 
-def read_all(rows: Rows) -> list[Mapping[str, Any]]:
+def read_all(rows: TableRows) -> list[Mapping[str, Any]]:
     """Every row of a short table."""
     return [rows.read(number, rows.key(number)) for number in range(rows.size)]
 
@@ -161,7 +157,7 @@ def _stem(path: Path) -> str:
     return path.stem.split("-")[0] if "-of-" in path.stem else path.stem
 
 
-def _from_text(path: Path, headless: tuple[str, ...]) -> Rows:
+def _from_text(path: Path, headless: tuple[str, ...]) -> TableRows:
     quoted = path.suffix == ".csv"
     starts = find_records(path, quoted=quoted)
     if len(starts) < 2:
@@ -171,7 +167,7 @@ def _from_text(path: Path, headless: tuple[str, ...]) -> Rows:
     columns = headless if bare else tuple(name.strip() for name in first)
     records = starts if bare else starts[1:]
     read = partial(_text_row, path, records, columns, quoted=quoted)
-    return Rows(path.stem, str(path), columns, len(records) - 1, read, headless=bare)
+    return TableRows(path.stem, str(path), columns, len(records) - 1, read, headless=bare)
 
 
 def _text_row(
@@ -189,7 +185,7 @@ def _text_row(
     return dict(zip(columns, fields, strict=True))
 
 
-def _from_object(source: Any, split: str) -> Rows:  # noqa: ANN401
+def _from_object(source: Any, split: str) -> TableRows:  # noqa: ANN401
     """Rows of a `datasets.Dataset`, or of the split of a `datasets.DatasetDict`; the library itself is not needed."""
     if isinstance(source, Mapping):
         found = [source[name] for name in _names(split) if name in source]
@@ -199,7 +195,7 @@ def _from_object(source: Any, split: str) -> Rows:  # noqa: ANN401
     if not (hasattr(source, "column_names") and hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         raise InputError(f"a data set is a path or a datasets.Dataset, not a {type(source).__name__}.")
     name = str(getattr(source, "split", None) or split)
-    return Rows(
+    return TableRows(
         name, f"the given {type(source).__name__}", tuple(source.column_names), len(source), partial(_item, source)
     )
 

@@ -1,7 +1,6 @@
-"""Pictures with painted masks.
+"""Photographs with a mask.
 
-PASCAL VOC segmentation: photographs with the class of every pixel. Everingham et al., IJCV 2010.
-
+PASCAL VOC segmentation: the class of every pixel. Everingham et al., IJCV 2010.
 Oxford-IIIT Pets: cats and dogs of 37 breeds with their outline. Parkhi et al., CVPR 2012.
 """
 

@@ -1,27 +1,15 @@
 """Labelled texts.
 
-Texts with a class each, from rows: what SST-2, QQP, MNLI, the polarity sets and IMDB have in common.
-
-SST-2: sentences of film reviews, negative or positive.
-
-Socher et al., EMNLP 2013, as split by GLUE (Wang et al., arXiv:1804.07461).
-
-QQP: pairs of questions from Quora that ask the same or not, as split by GLUE (Wang et al., arXiv:1804.07461).
-
-MNLI: a premise and a hypothesis, and whether the first entails or contradicts the second.
-
-Williams et al., NAACL 2018, as split by GLUE (Wang et al., arXiv:1804.07461).
-
-Amazon and Yelp polarity: reviews with one or two stars against four or five.
-
-Zhang, Zhao and LeCun, NeurIPS 2015, arXiv:1509.01626. The published CSV files have no header, labels 1 and 2, and line
-breaks written as a backslash and an n. Titles of Amazon reviews are left out.
-
+SST-2: sentences of film reviews, negative or positive. Socher et al., EMNLP 2013.
+QQP: pairs of questions from Quora that ask the same or not.
+MNLI: whether a premise entails or contradicts a hypothesis. Williams et al., NAACL 2018. These three as split by GLUE
+(Wang et al., arXiv:1804.07461).
+Amazon and Yelp polarity: reviews with one or two stars against four or five. Zhang, Zhao and LeCun, NeurIPS 2015,
+arXiv:1509.01626. The published CSV files have no header, labels 1 and 2, and line breaks written as a backslash and
+an n. Titles of Amazon reviews are left out.
 IMDB: long film reviews, negative or positive. Maas et al., ACL 2011.
-
-ERASER Movie Reviews: film reviews with the words that people gave as reasons.
-
-Zaidan, Eisner and Piatko, NAACL 2007, in the form of DeYoung et al. (ERASER), ACL 2020, arXiv:1911.03429.
+ERASER Movie Reviews: film reviews with the words that annotators marked as reasons. Zaidan, Eisner and Piatko, NAACL
+2007, in the form of DeYoung et al., ACL 2020, arXiv:1911.03429.
 """
 
 import json
@@ -34,7 +22,7 @@ from typing import Any
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import Dataset, Span, TextExample, require_unique
 from vitrail.evaluate.data.files import one_line, read_text, require_file, require_folder
-from vitrail.evaluate.data.rows import Rows, Source, open_rows
+from vitrail.evaluate.data.rows import Source, TableRows, open_rows
 
 UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
 
@@ -61,7 +49,7 @@ class Layout:
     polish: Callable[[str], str] = _as_it_is
 
 
-def labelled_texts(name: str, rows: Rows, layout: Layout) -> Dataset[TextExample]:
+def labelled_texts(name: str, rows: TableRows, layout: Layout) -> Dataset[TextExample]:
     """The rows as examples; only a test file may lack the label column, as GLUE's do."""
     text = rows.column(layout.text)
     second = rows.column(layout.second) if layout.second else None
@@ -77,7 +65,9 @@ def labelled_texts(name: str, rows: Rows, layout: Layout) -> Dataset[TextExample
     )
 
 
-def _example(rows: Rows, layout: Layout, text: str, second: str | None, label: str | None, number: int) -> TextExample:
+def _example(
+    rows: TableRows, layout: Layout, text: str, second: str | None, label: str | None, number: int
+) -> TextExample:
     key = rows.key(number)
     row = rows.read(number, key)
     return TextExample(
@@ -88,7 +78,7 @@ def _example(rows: Rows, layout: Layout, text: str, second: str | None, label: s
     )
 
 
-def _text(rows: Rows, row: Mapping[str, Any], column: str, key: str) -> str:
+def _text(rows: TableRows, row: Mapping[str, Any], column: str, key: str) -> str:
     value = row[column]
     if not isinstance(value, str):
         raise InputError(f"{key}: {rows.source} has {value!r} in column {column}, not a text.")

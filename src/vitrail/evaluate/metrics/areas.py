@@ -1,13 +1,10 @@
-"""One number for a curve.
+"""One number for a curve, and how far the probability falls.
 
-One number for a curve over removed fractions. Published areas follow four rules; they cannot be compared.
-
+Published areas under curves over removed fractions follow four rules; their numbers cannot be compared.
 `chefer`: trapezoid over 0, 0.1, ..., 0.9, times 100, nothing at 1 (the authors' rule for arXiv:2012.09838).
 `bi`: the same with a last point (1, 0), not times 100 (Beyond Intuition, Chen et al., TMLR 2023).
 `unit`: trapezoid over [0, 1], times 100 (our reading of TokenTM, arXiv:2403.14552, where the rule is open).
 `mean`: the plain mean of the points (AGCAM, arXiv:2402.04563).
-
-How far the probability falls when tokens or pixels are taken away.
 
 AOPC and LOdds as in AttCAT (Qiang et al., NeurIPS 2022) and TokenTM (arXiv:2403.14552); comprehensiveness and
 sufficiency as in ERASER (DeYoung et al., ACL 2020, arXiv:1911.03429). p is `[n]`, the clean probability of the

@@ -1,10 +1,6 @@
-"""Read the arguments of the metrics: arrays, tensors and maps.
+"""Arguments of the metrics: arrays and tensors are read here, and what cannot be measured is refused with its values.
 
-The border of the metrics: arrays and tensors come in, what cannot be measured is refused with its real values.
-
-Maps at the size of the picture, between 0 and 1.
-
-Average precision of many rankings at once, where the scores are.
+Also shared by several metrics: resizing maps, scaling them to 0..1, and average precision.
 """
 
 from collections.abc import Mapping, Sequence

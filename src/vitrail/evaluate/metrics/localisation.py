@@ -1,16 +1,13 @@
-"""Compare maps with painted masks.
+"""Does the map cover the object? Maps against masks.
 
-Does the map cover the object? Foreground against mask, as in the ImageNet-Segmentation test.
+Foreground against mask, as in the ImageNet-Segmentation test: Chefer, Gur and Wolf, CVPR 2021, arXiv:2012.09838; the
+best of ten thresholds as in GradToken (Neural Networks 2024). Maps are resized bilinearly and scaled to 0..1; the
+foreground lies strictly above the threshold. Pixel accuracy and IoU pool the pixels of all images, mAP and mF1 are
+means over images.
 
-Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", CVPR 2021, arXiv:2012.09838;
-the best of ten thresholds as in GradToken (Neural Networks 2024). Maps are resized bilinearly and scaled to 0..1; the
-foreground is what lies strictly above the threshold. Pixel accuracy and IoU pool the pixels of all images, mAP and mF1
-are means over images.
-
-Maps of several classes against a segmentation with 21 classes, as on PASCAL VOC in GradToken's table.
-
-How the maps of one image are merged is not published. Here each class map is scaled to 0..1, a pixel belongs to the
-class whose map is highest there, and to the background (class 0) where none lies strictly above the threshold.
+Maps of several classes against 21 classes, as on PASCAL VOC in GradToken's table. How the maps of one image are merged
+is not published. Here each class map is scaled to 0..1, a pixel belongs to the class whose map is highest there, and to
+the background (class 0) where none lies strictly above the threshold.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,20 +1,12 @@
-"""Remove pixels in the order of a map and watch the prediction.
-
-Which pixels of an image a map removes first: masks built where the map is, level by level.
-
-Run `score` on images mixed pixel by pixel from two sources, and keep what becomes of the label.
-
-What becomes of the prediction when pixels or patches are removed in the order of a map.
+"""Remove or restore pixels in the order of a map, and watch the prediction.
 
 Positive and negative perturbation: Chefer, Gur and Wolf, arXiv:2012.09838; patches instead of pixels: Cui, Fan and
 Chen, arXiv:2605.11392. Every level begins with the clean image; masks are built on the images' device, and several
 levels go through the model together.
 
-Insertion and deletion: the probability of the label while pixels appear, or disappear, in the order of the map.
-
-Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC 2018, arXiv:1806.07421;
-steps, blurred background and the missing first point as in the code of TIS (Englebert et al., ICCV Workshops 2023).
-The published numbers are means of the curve: `area(curve.probability, rule="mean")`.
+Insertion and deletion: Petsiuk et al., "RISE: Randomized Input Sampling for Explanation of Black-box Models", BMVC
+2018, arXiv:1806.07421; without `baseline` and `step`, steps, blurred background and the missing first point are those
+of the code of TIS (Englebert et al., ICCV Workshops 2023), whose numbers are `area(curve.probability, rule="mean")`.
 """
 
 import math

@@ -1,15 +1,9 @@
-"""Compare maps with boxes and points.
+"""Maps against boxes, masks and grid cells: the share of energy inside, the highest point, the box of the map.
 
-Maps against bounding boxes: the share of energy inside, and the overlap with the box the map suggests.
-
-Energy: Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279. Box IoU: the usual test of weakly
-supervised localisation, a box around the largest connected region above the threshold.
+Pointing game: Zhang et al., "Top-down Neural Attention by Excitation Backprop", IJCV 2018, arXiv:1608.00507, without
+their margin of 15 pixels by default. Energy: Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279. Box IoU:
+the usual test of weakly supervised localisation, a box around the largest connected region above the threshold.
 Boxes are left, top, right, bottom in pixels, right and bottom outside the box; several boxes of an image are `[n, 4]`.
-
-The pointing game: does the highest point of the map lie on the object?
-
-Zhang et al., "Top-down Neural Attention by Excitation Backprop", IJCV 2018, arXiv:1608.00507, without their margin of
-15 pixels unless it is asked for.
 """
 
 from collections.abc import Sequence

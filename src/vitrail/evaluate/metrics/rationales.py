@@ -1,17 +1,11 @@
-"""Compare token scores with marked tokens.
+"""Token scores against tokens that people marked.
 
-Agreement with human rationales: ERASER's token scores.
-
-DeYoung et al., "ERASER: A Benchmark to Evaluate Rationalized NLP Models", ACL 2020, arXiv:1911.03429. Masks are `[n,
-t]`, one row per document. Macro scores are means over the documents that have a rationale, a prediction or both;
-micro scores pool the tokens. Gold tokens the model never saw stay in the truth, so they cost recall.
-
-Precision@K for question answering: how many tokens of the answer are among the highest scores.
-
-AttCAT (Qiang et al., NeurIPS 2022): a count, not a share, over all tokens with question and special tokens; its mean
-is at most the mean length of the answers.
-
-Scores of words from scores of word pieces, as in the ERASER evaluation of Chefer et al. (arXiv:2012.09838).
+ERASER's token scores: DeYoung et al., ACL 2020, arXiv:1911.03429. Masks are `[n, t]`, one row for each document. Macro
+scores are means over the documents that have a rationale, a prediction or both; micro scores pool the tokens. Gold
+tokens the model never saw stay in the truth, so they cost recall. Scores of words follow the evaluation of Chefer et
+al. (arXiv:2012.09838).
+Precision@K for question answering: AttCAT (Qiang et al., NeurIPS 2022), a count over all tokens, with question and
+special tokens; its mean is at most the mean length of the answers.
 """
 
 import re

@@ -1,14 +1,10 @@
-"""Remove tokens in the order of their scores and watch the prediction.
+"""Remove tokens in the order of their scores, and watch the probability of the label.
 
-Take the highest-scored tokens out of a text: which ids are left, level by level.
-
-Modes say how many tokens go at each level:
+Modes say how many tokens are removed at each level:
 `paper`: 0, 10, ..., 100 % of the ordinary tokens (Qiang et al., "AttCAT", NeurIPS 2022).
-`attcat`: as its released code does, nine levels of the whole length, special tokens counted in the length but not
-taken, and the lowest-ranked token never taken.
+`attcat`: as its released code does, nine levels of the whole length; special tokens count in the length but are not
+removed, and the lowest-ranked token is never removed.
 `eraser`: 1, 5, 10, 20 and 50 % of the ordinary tokens, rounded up (DeYoung et al., ACL 2020, arXiv:1911.03429).
-
-The probability of the label while tokens are taken out of texts: what AOPC, LOdds and ERASER's scores need.
 """
 
 import math

@@ -1,14 +1,8 @@
-"""Explain every input of a report.
+"""Explain every input of a folder or file, and keep what the page of a report needs.
 
-The inputs of a report: every picture of a folder, every text file of a folder, every line of a text file.
-
-What becomes of the probability while the highest-scored pixels or tokens are removed, and while random ones are.
-
-Maps as a page shows them: shaded tokens, or pictures so small that fifty images stay under five megabytes.
-
-One input, explained: every method's map of a target, its curve, and how far the maps agree.
-
-Explain every input of a folder or file, one by one, and keep what a page needs of it.
+Inputs are the pictures of a folder, the text files of a folder, or the lines of a text file. Each is explained by all
+methods; optionally the highest-scored parts are removed step by step, and random ones for comparison. Pictures are so
+small that a page of fifty stays under five megabytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +20,7 @@ from torch import Tensor
 
 from vitrail.api import DEFAULT_METHOD, MethodSpec, compare
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import look
+from vitrail.capture.predict import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError
 from vitrail.evaluate.bench.opened import Opened, affine
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
@@ -222,7 +216,7 @@ def drawn(made: Attribution, picture: "Image | None", share: int) -> dict[str, A
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ReportPlan:
     """What is done with every input."""
 
     loaded: Loaded
@@ -237,7 +231,7 @@ class Plan:
         return (len(self.methods) + 1) * len(self.targets)
 
 
-def row_of(plan: Plan, sample: Sample, target: AnyTarget, logits: Tensor, origins: dict[str, Attribution]) -> Row:
+def row_of(plan: ReportPlan, sample: Sample, target: AnyTarget, logits: Tensor, origins: dict[str, Attribution]) -> Row:
     """One target of an input.
 
     Args:
@@ -262,23 +256,17 @@ def row_of(plan: Plan, sample: Sample, target: AnyTarget, logits: Tensor, origin
     return Row(plan.loaded.target_name(aim), likely, tuple(maps), failed, alike, random, reason)
 
 
-def _explained(plan: Plan, sample: Sample, target: AnyTarget) -> tuple[list[Attribution], dict[str, str]]:
-    """The maps of all methods from one recording; where one of them fails, each from its own."""
-    try:
-        return list(compare(plan.loaded.model, sample.inputs, plan.methods, target, plan.preset)), {}
-    except MethodError:
-        raise
-    except VitrailError as error:
-        if len(plan.methods) == 1:
-            raise InputError(one_line(error)) from error
-    found: list[Attribution] = []
-    failed: dict[str, str] = {}
-    for spec in plan.methods:
-        try:
-            found += compare(plan.loaded.model, sample.inputs, [spec], target, plan.preset)
-        except VitrailError as error:
-            failed[spec if isinstance(spec, str) else spec[0]] = one_line(error)
-    return found, failed
+def _explained(plan: ReportPlan, sample: Sample, target: AnyTarget) -> tuple[list[Attribution], dict[str, str]]:
+    """The maps of the methods that succeed, and why the others do not."""
+    made = compare(plan.loaded.model, sample.inputs, plan.methods, target, plan.preset, on_error="keep")
+    for error in made.failed.values():
+        if isinstance(error, MethodError):  # it would fail for every input
+            raise error
+    names = [spec if isinstance(spec, str) else spec[0] for spec in plan.methods]
+    failed = {names[place]: one_line(error) for place, error in made.failed.items()}
+    if failed and len(names) == 1:
+        raise InputError(failed[names[0]])
+    return list(made), failed
 
 
 def _labels(found: Sequence[Attribution]) -> list[str]:
@@ -288,7 +276,7 @@ def _labels(found: Sequence[Attribution]) -> list[str]:
 
 
 def _curves(
-    plan: Plan, sample: Sample, found: Sequence[Attribution], index: int | None
+    plan: ReportPlan, sample: Sample, found: Sequence[Attribution], index: int | None
 ) -> tuple[Sequence[Curve | None], Curve | None, str]:
     none = [None] * len(found)
     if plan.measure is None:
@@ -335,12 +323,12 @@ def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
         curves: also remove the highest-scored parts step by step, and watch the probability.
         squash: resize pictures without cropping their borders.
         limit: at most so many inputs, at even distances.
-        watch: is told how many of how many inputs are done.
+        watch: is called with the numbers of inputs done and in all.
     """
     loaded = load(model) if isinstance(model, str) else model
     items = items_of(Path(source), loaded, squash=squash, limit=limit)
     specs = [methods] if isinstance(methods, str) else list(methods)
-    plan = Plan(loaded, specs, targets, preset, measure_of(loaded) if curves else None)
+    plan = ReportPlan(loaded, specs, targets, preset, measure_of(loaded) if curves else None)
     entries: list[Entry] = []
     origins: dict[str, Attribution] = {}
     broken: dict[str, str] = {}
@@ -362,8 +350,8 @@ def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
     return Report(name, loaded.kind, datetime.now(UTC), _about(plan, origins), described, tuple(entries), broken)
 
 
-def _entry(plan: Plan, name: str, sample: Sample, text: str, origins: dict[str, Attribution]) -> Entry:
-    logits = look(plan.loaded.model, sample.inputs).logits
+def _entry(plan: ReportPlan, name: str, sample: Sample, text: str, origins: dict[str, Attribution]) -> Entry:
+    logits = predict(plan.loaded.model, sample.inputs).logits
     predicted = int(logits.argmax())
     rows = tuple(row_of(plan, sample, target, logits, origins) for target in plan.targets)
     if not any(row.maps for row in rows):
@@ -378,7 +366,7 @@ def _entry(plan: Plan, name: str, sample: Sample, text: str, origins: dict[str, 
     )
 
 
-def _about(plan: Plan, origins: Mapping[str, Attribution]) -> dict[str, str]:
+def _about(plan: ReportPlan, origins: Mapping[str, Attribution]) -> dict[str, str]:
     """Where the results come from, in words."""
     known = next(iter(origins.values())).provenance
     weight = next(plan.loaded.model.parameters())

@@ -1,10 +1,6 @@
-"""Parts of a page.
+"""Parts of a report's page: escaped text, tables, charts as SVG, the style sheet and the script.
 
-Pieces of HTML. Whatever is handed over as plain text is escaped here; `Html` is what already is HTML.
-
-Curves as SVG inside the page: sharp at any size, a few hundred bytes a line.
-
-How a report looks, and the one small script it runs: without it nothing is missing but sorting and filtering.
+Plain text is escaped here; `Html` is HTML already. Without the script only sorting and filtering are missing.
 """
 
 import math

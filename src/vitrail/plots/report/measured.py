@@ -1,9 +1,4 @@
-"""A report of a results file.
-
-A report of a results file of the bench.
-
-The page of a results file: its tables with their notes, its curves, and all that decided the numbers.
-"""
+"""The report of a results file of the bench: tables with notes, curves, and what decided the numbers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -71,7 +66,7 @@ def of_results(path: str | Path, *, seed: int = 0) -> Measured:
     return Measured(Path(path).name, datetime.now(UTC), tuple(made), dict(panels_of(path)))
 
 
-LEGEND = "Bold is the best of its column, ~ what cannot be told from it; in brackets 95 % intervals."
+LEGEND = "Bold is the best of its column, ~ is not significantly different from it; in brackets 95 % intervals."
 
 
 def to_page(measured: Measured) -> str:

@@ -1,9 +1,4 @@
-"""The page of a report.
-
-One input of a report: what the model said, every method's map, curves and agreement.
-
-The page of a report of inputs.
-"""
+"""The page of a report of inputs: summary, methods, curves, agreement, and a part for each input."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
