@@ -148,7 +148,7 @@ def _picture(pixels: torch.Tensor, processor: Any) -> Any:  # noqa: ANN401
     return Image.fromarray(values.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
 
 
-NOISY = ("transformers", "huggingface_hub", "timm", "httpx")
+NOISY = ("transformers", "huggingface_hub", "timm", "httpx", "torch.utils._pytree")
 
 
 @contextmanager
