@@ -14,7 +14,7 @@ from vitrail.attribution import Attribution, fingerprint
 from vitrail.capture.discovery import SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
-from vitrail.capture.stream_origins import Stream, reported, sample_of
+from vitrail.capture.stream_origins import ShownStream, reported, sample_of
 from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition, watched
 from vitrail.errors import MethodError, SeamError, VitrailError
@@ -184,7 +184,7 @@ def _walked(
     return found
 
 
-def _refusal(request: "Request", shown: Sequence[Stream]) -> VitrailError | None:
+def _refusal(request: "Request", shown: Sequence[ShownStream]) -> VitrailError | None:
     """Why a method is not defined on several streams, or None if it is."""
     if isinstance(request.plan, Walk) and request.plan.across is not None:
         return None
@@ -203,7 +203,7 @@ def _plan(entry: Any) -> object:  # noqa: ANN401
 
 
 def _attribution(
-    request: "Request", found: Found, run: StreamPass, shown: Sequence[Stream], starts: list[Starts]
+    request: "Request", found: Found, run: StreamPass, shown: Sequence[ShownStream], starts: list[Starts]
 ) -> Attribution:
     """The attribution of the stream the user gave, with those of all streams."""
     absolute = found[0][0].target.absolute
@@ -216,7 +216,7 @@ def _attribution(
     return replace(each[main_stream(run.streams, shown)], streams=each if len(each) > 1 else {})
 
 
-def _check_pictures(inputs: Inputs, shown: Sequence[Stream]) -> None:
+def _check_pictures(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
     """Refuse a picture none of whose parts is a token of a stream that was seen."""
     pictures = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and _is_picture(x)]
     if pictures and not any(one.kind == "image" for one in shown):
@@ -231,7 +231,7 @@ def _is_picture(x: Tensor) -> bool:
     return x.ndim == 4 and x.is_floating_point() and x.shape[1] in (1, 3)
 
 
-def main_stream(streams: Streams, shown: Sequence[Stream]) -> str:
+def main_stream(streams: Streams, shown: Sequence[ShownStream]) -> str:
     """The name of the stream the user gave: an encoder's, the whole text of a language model with pictures."""
     names = [one.name for one in shown]
     targets = {target for _, target in streams.since}
@@ -240,7 +240,13 @@ def main_stream(streams: Streams, shown: Sequence[Stream]) -> str:
 
 
 def _one(
-    request: "Request", part: Scalar, run: StreamPass, stream: Stream, scores: Tensor, own: Tensor, start: Tensor | None
+    request: "Request",
+    part: Scalar,
+    run: StreamPass,
+    stream: ShownStream,
+    scores: Tensor,
+    own: Tensor,
+    start: Tensor | None,
 ) -> Attribution:
     real = stream.tokens >= 0
     real = real if stream.mask is None else real & stream.mask
@@ -277,7 +283,7 @@ def _one(
     )
 
 
-def _words(stream: Stream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None:
+def _words(stream: ShownStream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None:
     """The tokens of a text, as the tokenizer wrote them where it is known."""
     if stream.words is None:
         return None
@@ -286,7 +292,7 @@ def _words(stream: Stream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None
     return tuple(tuple(map(str, row)) for row in stream.words.tolist())
 
 
-def _position(stream: Stream, start: Tensor | None) -> Tensor | None:
+def _position(stream: ShownStream, start: Tensor | None) -> Tensor | None:
     """The one position of a stream that each sample is read from, -1 where there are several; None where none is."""
     if start is None:
         return None

@@ -16,7 +16,7 @@ from vitrail.capture.forward import check_differentiable
 from vitrail.capture.outputs import Scalar, read_output
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.shadow import autograd, hooks
-from vitrail.capture.stream_passes import Answer
+from vitrail.capture.stream_passes import StreamAnswer
 from vitrail.errors import TargetError
 from vitrail.models.inputs import Inputs
 
@@ -28,7 +28,7 @@ class AtInputs:
     """The places where gradients end, by the name of the input, and what the model answered."""
 
     roots: dict[str, Tensor]
-    answer: Answer
+    answer: StreamAnswer
 
     def gradients(self, scalar: Tensor) -> dict[str, Tensor]:
         """The gradient of a scalar at every input; zero where it does not depend on one."""
@@ -98,12 +98,12 @@ def _words(roots: dict[str, Tensor], inputs: Inputs, edit: Edit, *, first: bool)
     return hook
 
 
-def _answer(model: nn.Module, output: Any, inputs: Inputs) -> Answer:  # noqa: ANN401
+def _answer(model: nn.Module, output: Any, inputs: Inputs) -> StreamAnswer:  # noqa: ANN401
     batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
     masks = (inputs.kwargs.get(name) for name in ("decoder_attention_mask", "attention_mask"))
     fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
     valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
-    return Answer(output, inputs, valid, hasattr(model, "prepare_inputs_for_generation"), [])
+    return StreamAnswer(output, inputs, valid, hasattr(model, "prepare_inputs_for_generation"), [])
 
 
 Attributed = dict[str, Tensor]

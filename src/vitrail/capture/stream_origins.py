@@ -17,7 +17,7 @@ SOUNDS = ("input_features", "input_values")
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class ShownStream:
     """Tokens that are reported together.
 
     Args:
@@ -63,7 +63,7 @@ def sample_of(streams: Streams, batch: int) -> Tensor:
     return found
 
 
-def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[Stream]:
+def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
     """The streams that are shown, in the order in which the model reads them."""
     targets = {target for _, target in streams.since}
     found, done = _packed(streams, inputs, samples)
@@ -87,7 +87,7 @@ def _rows(operand: Sequence) -> list[tuple[Tensor, Tensor]]:
     return [(operand.operand, operand.layout.numbers(operand.operand))]
 
 
-def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> Stream | None:
+def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> ShownStream | None:
     """The stream of a text: every column of its token ids, with the row that it feeds."""
     for ids, vectors in reversed(streams.seen.embedded):
         name = next((n for n in WORDS if _same(ids, inputs.kwargs.get(n))), None)
@@ -107,7 +107,7 @@ def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> S
         tokens = torch.where(fed >= 0, fed + sequence.first, -1)
         mask = inputs.kwargs.get(MASKS.get(name or "", ""))
         mask = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == ids.shape else None
-        return Stream("text", "text", tokens, index, words=ids.detach().cpu(), given=name, mask=mask)
+        return ShownStream("text", "text", tokens, index, words=ids.detach().cpu(), given=name, mask=mask)
     return None
 
 
@@ -124,7 +124,7 @@ def _counts(ids: Tensor) -> bool:
     return bool((steps == 1).all()) or bool((steps == 0).all())
 
 
-def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor) -> list[Stream]:
+def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor) -> list[ShownStream]:
     """The streams of pictures, one for each picture of a sample: by pixels, or by the last feature map."""
     pixels = next((x for x in _floats(streams) if x.ndim >= 4), None)
     if pixels is None:
@@ -140,7 +140,7 @@ def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor)
     return []
 
 
-def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[Stream]:
+def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStream]:
     """The streams of inputs `[b, n, d]` that are vectors already, such as patches in a row or features of regions."""
     given = streams.seen.inputs
     assert given is not None
@@ -154,7 +154,7 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[Stream]:
         grid = _shape(given.kwargs.get("spatial_shapes"), fed.shape[1])
         kind = "text" if grid is None else "image"
         label = SEEN.get(name, "text")
-        found.append(Stream(label, kind, fed.cpu() + sequence.first, index, grid=grid, given=name))
+        found.append(ShownStream(label, kind, fed.cpu() + sequence.first, index, grid=grid, given=name))
     return found
 
 
@@ -192,7 +192,7 @@ def _grids(fed: Tensor, sequence: Sequence, *, pixels: bool) -> Tensor | None:
     return torch.stack(found)
 
 
-def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor) -> list[Stream]:
+def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor) -> list[ShownStream]:
     """One stream for each picture of a sample; samples without one have no tokens there."""
     tokens = grids.flatten(1) + sequence.first
     owner = samples[tokens[:, 0]]
@@ -206,10 +206,10 @@ def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor) 
         every[seen[sample], sample] = row
         seen[sample] += 1
     grid = (grids.shape[1], grids.shape[2])
-    return [Stream("image", "image", one, index, grid=grid, given="pixel_values") for one in every]
+    return [ShownStream("image", "image", one, index, grid=grid, given="pixel_values") for one in every]
 
 
-def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Stream], set[int]]:
+def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[ShownStream], set[int]]:
     """Pictures of different sizes whose patches stand in one row, in blocks that are merged, and their sequences."""
     sizes, given = inputs.kwargs.get("image_grid_thw"), streams.seen.inputs
     patches = None if given is None else given.kwargs.get("pixel_values")
@@ -230,7 +230,7 @@ def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Str
         row = blocks.permute(0, 2, 1, 3).reshape(-1)
         every = torch.full((int(samples.max()) + 1, high * wide), -1)
         every[int(samples[row[0]])] = row
-        found.append(Stream("image", "image", every, min(done), grid=(high, wide), given="pixel_values"))
+        found.append(ShownStream("image", "image", every, min(done), grid=(high, wide), given="pixel_values"))
         start += high * wide
     return _together(found), done
 
@@ -241,9 +241,9 @@ def _merged(streams: Streams, tokens: Tensor) -> int:
     return int((1 / float(merges[0].share.min())) ** 0.5 + 0.5) if merges else 1
 
 
-def _together(found: list[Stream]) -> list[Stream]:
+def _together(found: list[ShownStream]) -> list[ShownStream]:
     """Pictures of one grid that belong to different samples, as one stream."""
-    made: list[Stream] = []
+    made: list[ShownStream] = []
     for one in found:
         for place, other in enumerate(made):
             free = (other.tokens >= 0).any(dim=1) & (one.tokens >= 0).any(dim=1)
@@ -255,7 +255,7 @@ def _together(found: list[Stream]) -> list[Stream]:
     return made
 
 
-def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> Stream:
+def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> ShownStream:
     """Tokens of which no more is known than their order: of a sound, of embeddings, or learned."""
     batch = int(samples.max()) + 1
     own = [sequence.tokens[samples[sequence.tokens] == sample] for sample in range(batch)]
@@ -263,13 +263,13 @@ def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> S
     for row, found in zip(tokens, own, strict=True):
         row[: len(found)] = found
     if any(name in inputs.kwargs for name in SOUNDS) and index == 0:
-        return Stream("audio", "text", tokens, index, given=next(n for n in SOUNDS if n in inputs.kwargs))
+        return ShownStream("audio", "text", tokens, index, given=next(n for n in SOUNDS if n in inputs.kwargs))
     given = any(isinstance(x, Tensor) and x.is_floating_point() for x in (*inputs.args, *inputs.kwargs.values()))
     embedded = given and inputs.kind == "text" and "input_ids" not in inputs.kwargs
-    return Stream("text" if embedded else "queries", "text", tokens, index, given=None)
+    return ShownStream("text" if embedded else "queries", "text", tokens, index, given=None)
 
 
-def _named(streams: Streams, found: list[Stream]) -> list[Stream]:
+def _named(streams: Streams, found: list[ShownStream]) -> list[ShownStream]:
     """The streams by their names: encoder and decoder where one of two reads the other by attention."""
     if len(found) == 2 and found[0].sequence != found[1].sequence:
         first, second = found
@@ -285,7 +285,7 @@ def _named(streams: Streams, found: list[Stream]) -> list[Stream]:
     return made
 
 
-def _reads(streams: Streams, asking: Stream, read: Stream) -> bool:
+def _reads(streams: Streams, asking: ShownStream, read: ShownStream) -> bool:
     """Whether tokens of one stream ask for tokens of another one."""
     of = streams.sequence_of
     return any(

@@ -27,7 +27,7 @@ Event = tuple[Transition, None] | tuple[AttentionEvent, Layer]
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamAnswer:
     """What a model with streams answered, and how its answers are read.
 
     Args:
@@ -50,7 +50,7 @@ class Answer:
         return parts(self.output, chosen, self.valid, causal=self.causal)
 
 
-def read_answer(model_output: object, inputs: Inputs, calls: list[AttentionCall]) -> Answer:
+def read_answer(model_output: object, inputs: Inputs, calls: list[AttentionCall]) -> StreamAnswer:
     """The answer of a pass."""
     output = read_output(model_output)
     batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
@@ -59,7 +59,7 @@ def read_answer(model_output: object, inputs: Inputs, calls: list[AttentionCall]
     fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
     valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
     own = [call for call in calls if _asks_itself(call, tokens)]
-    return Answer(output, inputs, valid, any(_causal(call, tokens) for call in own), own)
+    return StreamAnswer(output, inputs, valid, any(_causal(call, tokens) for call in own), own)
 
 
 def _asks_itself(call: AttentionCall, tokens: int) -> bool:
@@ -115,7 +115,7 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
 class StreamPass:
     """One forward pass with its graph, ready to be differentiated."""
 
-    def __init__(self, inputs: Inputs, streams: Streams, calls: list[AttentionCall], answer: Answer) -> None:
+    def __init__(self, inputs: Inputs, streams: Streams, calls: list[AttentionCall], answer: StreamAnswer) -> None:
         self.inputs, self.streams, self.calls, self.answer = inputs, streams, calls, answer
         self.ran: set[str] = set()  # the backends that computed sums over its maps
 

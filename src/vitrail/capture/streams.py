@@ -133,7 +133,7 @@ class Place:
 
 
 @dataclass(eq=False)
-class SeenCall:
+class CutCall:
     """An attention call of the pass that is measured."""
 
     call: AttentionCall
@@ -146,7 +146,7 @@ class SeenCall:
 class Seen:
     """What was kept of the pass that is measured."""
 
-    calls: list[SeenCall] = field(default_factory=list)
+    calls: list[CutCall] = field(default_factory=list)
     recent: list[Tensor] = field(default_factory=list)
     embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # token ids, and the vectors they became
     cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
@@ -244,7 +244,7 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
         handles.append(module.register_forward_hook(_leave(seen)))
 
     def emit(call: AttentionCall) -> None:
-        seen.calls.append(SeenCall(call, seen.recent[-RECENT:]))
+        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
 
     def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
         leaf = out.detach().requires_grad_()
@@ -299,7 +299,7 @@ def measured(seen: Seen) -> Streams:
     return streams
 
 
-def _add_call(streams: Streams, index: int, one: SeenCall) -> None:
+def _add_call(streams: Streams, index: int, one: CutCall) -> None:
     """Take one call: which tokens ask, which are read, and which token each row of the result belongs to."""
     query = one.call.query
     key = one.call.key if one.call.key is not None else one.call.value
@@ -331,7 +331,7 @@ def layouts(x: Tensor) -> list[Rows]:
     return [Rows(axis) for axis in range(1, x.ndim - 2)]
 
 
-def _queries(streams: Streams, index: int, one: SeenCall, query: Tensor) -> tuple[Rows, Tensor]:
+def _queries(streams: Streams, index: int, one: CutCall, query: Tensor) -> tuple[Rows, Tensor]:
     """How the rows of a call lie, and the token of every query row."""
     refusal: SeamError | None = None
     for rows in layouts(query):
@@ -358,7 +358,7 @@ def _queries(streams: Streams, index: int, one: SeenCall, query: Tensor) -> tupl
     )
 
 
-def _keys(streams: Streams, index: int, one: SeenCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
+def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
     """The token of every key row."""
     heads = rows if rows.heads is not None else Rows(None, key.shape[0] // queries.shape[0])
     shape = heads.four(key).shape
@@ -449,7 +449,7 @@ def _mixing(index: int, mixed: int, count: int, *, what: str = "positions") -> s
     )
 
 
-def _links(index: int, one: SeenCall, query: Tensor, rows: Rows, *, needed: bool) -> list[tuple[Tensor, Tensor, int]]:
+def _links(index: int, one: CutCall, query: Tensor, rows: Rows, *, needed: bool) -> list[tuple[Tensor, Tensor, int]]:
     """Tensors before this call that feed the query rows one by one: the row of every position.
 
     Args:
