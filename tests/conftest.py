@@ -20,7 +20,7 @@ SLOW = (
     "methods/test_integrated_gradients.py", "methods/test_le_grad.py", "methods/test_lrp.py", "methods/test_tis.py",
     "methods/test_vit_cx.py", "plots/test_sheet.py", "relevance/test_fused.py", "rules/test_arguments.py",
     "rules/test_mode.py", "test_adding.py", "test_caches_and_adapters.py", "test_clip.py", "test_consensus_search.py",
-    "test_demo.py", "test_docs.py", "test_families.py", "test_golden.py", "test_graph_cuts.py", "test_integrity.py",
+    "test_demo.py", "test_docs.py", "test_families.py", "test_golden", "test_graph_cuts.py", "test_integrity.py",
     "test_memory.py", "test_real_models.py", "test_shadow.py", "test_surroundings.py", "test_unusual_logits.py",
     "test_wrappers.py",
 )  # fmt: skip
