@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from vitrail.models.anatomy import Anatomy, TextTower
     from vitrail.plots import report
     from vitrail.prepared import PreparedExplainer, prepare
+    from vitrail.tools.answers import answer
     from vitrail.tools.audit import audit
     from vitrail.tools.detail import detail
+    from vitrail.tools.generations import generate
     from vitrail.tools.guide import guide
     from vitrail.tools.rewrite import rewrite
     from vitrail.tools.structure import structure
@@ -42,11 +44,13 @@ else:
         "Recording": "vitrail.capture.recording",
         "TextTower": "vitrail.models.anatomy",
         "VitrailError": "vitrail.errors",
+        "answer": "vitrail.tools.answers",
         "audit": "vitrail.tools.audit",
         "compare": "vitrail.api",
         "detail": "vitrail.tools.detail",
         "explain": "vitrail.api",
         "explain_many": "vitrail.many",
+        "generate": "vitrail.tools.generations",
         "guide": "vitrail.tools.guide",
         "PreparedExplainer": "vitrail.prepared",
         "prepare": "vitrail.prepared",
@@ -81,6 +85,7 @@ __all__ = [
     "Recording",
     "TextTower",
     "VitrailError",
+    "answer",
     "audit",
     "bench",
     "compare",
@@ -88,6 +93,7 @@ __all__ = [
     "detail",
     "explain",
     "explain_many",
+    "generate",
     "guide",
     "metrics",
     "plots",

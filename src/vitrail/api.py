@@ -18,7 +18,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, MethodError, OptionError, RuleError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, READABLE, Method
+from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, PREFERRED, READABLE, Method
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs, read_inputs
@@ -106,13 +106,19 @@ def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request
     groups: list[tuple[AnyTarget, list[Request]]] = []
     # Sorting is stable: those that differentiate come first, in their order.
     for request in sorted(requests, key=lambda r: not r.differentiates):
-        fitting = (group for target, group in groups if target == request.target or not request.differentiates)
+        fitting = (group for target, group in groups if _joins(request, target))
         group = next(fitting, None)
         if group is None:
             groups.append((request.target, [request]))
         else:
             group.append(request)
     return groups
+
+
+def _joins(request: Request, target: AnyTarget) -> bool:
+    """Whether a request can be read beside this target: it is its own, or only its gradients would tell them apart."""
+    spans = any(isinstance(one, Target) and one.name == "continuation" for one in (target, request.target))
+    return target == request.target or (not request.differentiates and not spans)
 
 
 logger = logging.getLogger("vitrail")
@@ -123,6 +129,8 @@ def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Ca
     name, given = (spec, {}) if isinstance(spec, str) else spec
     if name != DEFAULT_METHOD:
         return read_request(spec, preset, inputs, target)
+    if isinstance(target, Target) and target.name in DEFAULT_OF:
+        return read_request((DEFAULT_OF[target.name], given), preset, inputs, target)
     (best, second), asked = PREFERRED, given.get("preset", preset)
     known = {name: asked in {"recommended", *METHODS[name].presets} for name in PREFERRED}
     if known[second] and not known[best]:
@@ -372,8 +380,38 @@ def _compare(
     started = time.perf_counter()
     read = read_inputs(given.inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
+    named = _compared(model, read, requests, settings, anatomy, started)
+    return [_shown_over(one, given, read) for one in named]
+
+
+def explain_each(
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    method: str,
+    targets: Sequence[AnyTarget],
+    preset: str = "recommended",
+    **options: Any,  # noqa: ANN401
+) -> Comparison:
+    """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
+    started, read = time.perf_counter(), read_inputs(inputs)
+    requests = [read_spec((method, options), preset, read, as_target(target)) for target in targets]
+    # The same plan for all: what it needs of a forward pass is then done once.
+    requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
+    return Comparison(_compared(model, read, requests, Settings(), None, started))
+
+
+def _compared(
+    model: object,
+    read: Inputs,
+    requests: list[Request],
+    settings: Settings,
+    anatomy: Anatomy | None,
+    started: float,
+) -> list[Attribution]:
+    """Every request answered on a shadow of the model, with its provenance."""
     with shadow(model) as own:
-        check_target(own, as_target(target))
+        for request in requests:
+            check_target(own, request.target)
         if has_streams(own, read, anatomy):
             identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
         else:
@@ -381,8 +419,7 @@ def _compare(
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    named = [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
-    return [_shown_over(one, given, read) for one in named]
+    return [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
 
 
 def _shown_over(attribution: Attribution, given: Prepared, read: Inputs) -> Attribution:
@@ -404,13 +441,17 @@ def _explained(
     made: dict[int, Attribution] = {}
     identity: str | None = None
     requests = [settled(request, model, body) for request in requests]
-    for i, request in enumerate(requests):
-        if isinstance(request.plan, RerunMethod):
+    for _, same in groupby(range(len(requests)), key=lambda i: id(requests[i].plan)):
+        group = list(same)
+        plan = requests[group[0]].plan
+        if isinstance(plan, RerunMethod):
             try:
                 begun = time.perf_counter()
-                made[i] = _with_seconds(_follow(model, body, request, request.plan, settings), begun=begun)
+                found = _follow(model, body, [requests[i] for i in group], plan, settings)
+                made |= {i: _with_seconds(one, begun=begun) for i, one in zip(group, found, strict=True)}
             except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
-                requests[i] = instead(request, error)
+                for i in group:
+                    requests[i] = instead(requests[i], error)
     order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
     for _, group in groupby(order, key=lambda i: id(requests[i].inputs)):
         indices = list(group)
@@ -467,16 +508,20 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         return identity, made
 
 
-def _follow(model: nn.Module, body: Body, request: Request, procedure: RerunMethod, settings: Settings) -> Attribution:
-    """A pass as the method asks for it, and the procedure on each of its scalars."""
+def _follow(
+    model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: Settings
+) -> list[Attribution]:
+    """A pass as the method asks for it, and the procedure on each scalar of each request."""
     double = any(p.dtype is torch.float64 for p in model.parameters())
-    wanted, options = wanted_by([request]), procedure.pass_options
-    with forward(model, request.inputs, body, wanted, settings, options) as run, backends_used() as used:
-        found: list[tuple[Scalar, Result]] = []
-        for part in run.parts(request.target):
-            check_scalar(request, part.target)
-            found.append(
-                (part, procedure.explain(Runner(model, run.capture.body, request.inputs, run, part, settings)))
-            )
-        dtype = torch.float64 if double else torch.float32
-        return attribution_of(request, found, run, backends=used, dtype=dtype)
+    inputs, made = requests[0].inputs, []
+    with forward(model, inputs, body, wanted_by(requests), settings, procedure.pass_options) as run:
+        for request in requests:
+            found: list[tuple[Scalar, Result]] = []
+            with backends_used() as used:
+                for part in run.parts(request.target):
+                    check_scalar(request, part.target)
+                    runner = Runner(model, run.capture.body, inputs, run, part, settings)
+                    found.append((part, procedure.explain(runner)))
+            dtype = torch.float64 if double else torch.float32
+            made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
+    return made

@@ -14,6 +14,8 @@ READABLE = {
     "text": (DEFAULT_METHOD, "gae", "attn_lrp", "attcat", "integrated_gradients", "rollout"),
 }
 """What `compare` shows where no method is named: the default first, then one method of each family."""
+DEFAULT_OF = {"continuation": "gae"}
+"""The default where the target is of a kind for which `consensus` does not run on long texts."""
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}

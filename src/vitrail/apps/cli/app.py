@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vitrail.apps.cli import (
+    answering,
     audit,
     bench,
     bench_own,
@@ -128,6 +129,7 @@ SETTINGS: dict[str, Any] = {
 COMMANDS = {
     "explain": (explain.EXPLAIN, explain.explain),
     "compare": (explain.COMPARE, explain.compare),
+    "answer": (answering.HELP, answering.command),
     "guide": (guide.HELP, guide.command),
     "detail": (detail.HELP, detail.command),
     "audit": (audit.HELP, audit.command),

@@ -1,0 +1,226 @@
+"""Answers of language models: which tokens of the context each part of an answer rests on.
+
+`answer` explains columns of `input_ids` that are an answer already; `generations.generate` makes one from a prompt.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.api import explain_each
+from vitrail.attribution import Attribution
+from vitrail.capture.continuations import Sequences, sequences_of, spans
+from vitrail.errors import InputError, OptionError, suggest
+from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.segments import Span, pieces_of, sentences, words
+from vitrail.targets import continuation
+from vitrail.tools.prompts import decoded
+
+Cut = Callable[[Sequence[str]], list[Span]]
+UNITS: dict[str, Cut] = {
+    "token": lambda pieces: [(index, index + 1) for index in range(len(pieces))],
+    "word": words,
+    "sentence": sentences,
+    "answer": lambda pieces: [(0, len(pieces))],
+}
+"""How an answer is cut into the parts that are explained one by one."""
+WITHOUT_TEXT = frozenset({"token", "answer"})
+SINKS = ("keep", "drop")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One row of scores for each part of an answer, over all columns of the input.
+
+    Args:
+        table: samples with fewer parts than others have rows of zeros at the end.
+        units: for each sample, the columns of its parts.
+        sink: for each sample and part, the share of the scores on the context that the first real token holds.
+        hops: what each further hop through the reasoning added, if it was asked for.
+        method: the name of the method.
+        tokens: the tokens as text, where that is known.
+        provenance: where the numbers come from.
+    """
+
+    table: Float[Tensor, "b u n"]
+    units: tuple[tuple[Span, ...], ...]
+    sink: Float[Tensor, "b u"]
+    method: str
+    tokens: tuple[tuple[str, ...], ...] | None = None
+    hops: Float[Tensor, "b h u n"] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def answer(  # noqa: PLR0913  (the public signature)
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    start: Any,  # noqa: ANN401
+    stop: Any = None,  # noqa: ANN401
+    *,
+    tokenizer: Any = None,  # noqa: ANN401
+    unit: str = "token",
+    method: str | None = None,
+    preset: str = "recommended",
+    sink: str = "keep",
+    hops: int = 0,
+    reasoning: Span | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Answer:
+    """Which columns of the input each part of an answer rests on: one forward pass, one backward pass for each part.
+
+    Args:
+        model: a causal or encoder-decoder language model.
+        inputs: as for `explain`, the answer included.
+        start: the column of the answer's first token, as for `targets.continuation`.
+        stop: the column after its last; None is the end of the text.
+        tokenizer: the model's own, to find words and sentences where the inputs are ids.
+        unit: `token`, `word`, `sentence`, or `answer` for all of it at once.
+        method: a name of `vitrail.METHODS`; None is the default for continuations.
+        preset: the method's preset.
+        sink: `keep` the scores of the first real token, or `drop` them. Its share is in `Answer.sink` either way.
+        hops: how often relevance on the reasoning is passed on to what the reasoning rests on.
+        reasoning: the columns of what was generated before the answer; needed for hops.
+        **options: the method's own options.
+    """
+    if unit not in UNITS:
+        raise OptionError(f"unit={unit!r} is not a choice. {suggest(unit, UNITS)}")
+    if sink not in SINKS:
+        raise OptionError(f"sink={sink!r} is not a choice. {suggest(sink, SINKS)}")
+    read = read_inputs(inputs)
+    sequences = sequences_of(read)
+    first, last = spans(continuation(start, stop), sequences.real)
+    pieces = _pieces(read, sequences, tokenizer, unit)
+    said = [_said(pieces[i], sequences.ids[i].tolist(), tokenizer, first[i], last[i]) for i in range(len(first))]
+    units = tuple(_cut(said[sample], first[sample], unit) for sample in range(len(first)))
+    found = _rows(model, inputs, units, method, preset, options)
+    table = _stacked(found, units)
+    added = _hops(model, inputs, table, (method, preset, options), hops, reasoning, first)
+    table = table if added is None else table + added.sum(dim=1)
+    table, share = without_sink(table, sequences.real if not sequences.decoder else found[0].scores != 0, first, sink)
+    return Answer(
+        table,
+        units,
+        share,
+        found[0].method,
+        None if tokenizer is None and found[0].tokens is None else tuple(map(tuple, pieces)),
+        added,
+        {**found[0].options, "unit": unit, "sink": sink, "hops": hops},
+        dict(found[0].provenance),
+    )
+
+
+def _pieces(inputs: Inputs, sequences: Sequences, tokenizer: Any, unit: str) -> list[tuple[str, ...]]:  # noqa: ANN401
+    """The tokens as text, by the tokenizer or by what it returned; ids where neither is known and no text is needed."""
+    ids = sequences.ids.tolist()
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, max(map(max, ids)))
+        return [pieces_of(tokenizer.convert_ids_to_tokens(row)) for row in ids]
+    known = None if sequences.decoder else inputs.tokens
+    numbers = [tuple(map(str, row)) for row in ids]
+    if unit not in WITHOUT_TEXT and (known is None or list(known) == numbers):
+        raise InputError(f"unit={unit!r} needs the tokens as text: pass tokenizer=, or what a fast tokenizer returned.")
+    return numbers if known is None else [pieces_of(row) for row in known]
+
+
+def check_tokenizer(tokenizer: Any, largest: int) -> None:  # noqa: ANN401
+    """Raise if a token of the input is not one of the tokenizer's."""
+    if largest >= len(tokenizer):
+        raise InputError(
+            f"token {largest} is not among the {len(tokenizer)} of the tokenizer. Is it the model's own tokenizer?"
+        )
+
+
+def _said(
+    pieces: Sequence[str],
+    ids: Sequence[int],
+    tokenizer: Any,  # noqa: ANN401
+    first: int,
+    last: int,
+) -> Sequence[str]:
+    """The answer as pieces of text."""
+    return pieces[first:last] if tokenizer is None else decoded(tokenizer, ids[first:last])
+
+
+def _cut(pieces: Sequence[str], first: int, unit: str) -> tuple[Span, ...]:
+    """The columns of each part of one answer."""
+    return tuple((first + a, first + b) for a, b in UNITS[unit](pieces))
+
+
+def _rows(
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    units: Sequence[Sequence[Span]],
+    method: str | None,
+    preset: str,
+    options: Mapping[str, Any],
+) -> list[Attribution]:
+    """One attribution for each part; samples with fewer parts repeat their last one."""
+    count = max(map(len, units))
+    padded = [[*row, *[row[-1]] * (count - len(row))] for row in units]
+    targets = [
+        continuation([row[index][0] for row in padded], [row[index][1] for row in padded]) for index in range(count)
+    ]
+    return list(explain_each(model, inputs, method or "auto", targets, preset, **options))
+
+
+def _stacked(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"]:
+    table = torch.stack([one.scores for one in found], dim=1)
+    counts = torch.tensor([len(row) for row in units], device=table.device)
+    return table * (torch.arange(table.shape[1], device=table.device) < counts[:, None])[:, :, None]
+
+
+def without_sink(
+    table: Float[Tensor, "b u n"], real: Tensor, first: Sequence[int], sink: str
+) -> tuple[Float[Tensor, "b u n"], Float[Tensor, "b u"]]:
+    """The table with or without the first real token, and the share of the context's scores which that token holds."""
+    places = real.int().argmax(dim=1)
+    context = torch.arange(table.shape[2], device=table.device) < torch.tensor(first, device=table.device)[:, None]
+    size = table.abs() * context[:, None] if context.shape[1] == table.shape[2] else table.abs()
+    rows = torch.arange(len(table), device=table.device)
+    share = size[rows, :, places] / size.sum(dim=2).clamp(min=torch.finfo(size.dtype).tiny)
+    if sink == "drop":
+        table = table.clone()
+        table[rows, :, places] = 0.0
+    return table, share
+
+
+def _hops(
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    table: Float[Tensor, "b u n"],
+    how: tuple[str | None, str, Mapping[str, Any]],
+    hops: int,
+    reasoning: Span | None,
+    first: Sequence[int],
+) -> Float[Tensor, "b h u n"] | None:
+    """What each hop adds: the positive scores on the reasoning, passed on to what each of its tokens rests on.
+
+    The rows that pass relevance on have a sum of one over the columns before the token they explain.
+    """
+    if hops < 0 or (hops > 0) != (reasoning is not None):
+        raise OptionError(
+            f"hops={hops} and reasoning={reasoning}: give both, or none. Hops pass through the reasoning."
+        )
+    if reasoning is None:
+        return None
+    start, stop = reasoning
+    if not 0 < start < stop <= min(first):
+        raise OptionError(
+            f"reasoning={reasoning} is no span of columns before the answer, which begins at {min(first)}."
+        )
+    tokens = tuple((place, place + 1) for place in range(start, stop))
+    passing = _stacked(_rows(model, inputs, [tokens] * len(table), *how), [tokens] * len(table)).clamp(min=0)
+    passing = passing * (
+        torch.arange(table.shape[2], device=table.device) < torch.arange(start, stop, device=table.device)[:, None]
+    )
+    passing = passing / passing.sum(dim=2, keepdim=True).clamp(min=torch.finfo(passing.dtype).tiny)
+    added, now = [], table
+    for _ in range(hops):
+        now = now[:, :, start:stop].clamp(min=0) @ passing
+        added.append(now)
+    return torch.stack(added, dim=1)

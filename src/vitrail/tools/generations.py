@@ -1,0 +1,293 @@
+"""`vitrail.generate`: generate an answer, or take one, and say which passages of the context each part rests on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.models.inputs import position_limit
+from vitrail.plots.answers import answer_figure, answer_html
+from vitrail.storage import encode
+from vitrail.tools.answers import Answer
+from vitrail.tools.answers import answer as answer_of
+from vitrail.tools.prompts import Message, Passage, Prompt, decoded, read_prompt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT, VERSION = "vitrail generation", 1
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A passage that a part of the answer rests on.
+
+    Args:
+        score: its share of the part's scores on the context, the mean over methods.
+        low: the lowest share by any of the methods.
+        high: the highest.
+    """
+
+    passage: Passage
+    score: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """An answer, its parts, and how much each rests on each passage of the context.
+
+    Args:
+        text: the answer.
+        tokens: the tokens of prompt and answer as text.
+        units: the parts of the answer; columns as in `tokens`.
+        context: the passages of the prompt.
+        tables: for each method, `[units, tokens]`, scores over all columns.
+        sinks: for each method, the share of the scores on the context that the first token holds, by unit.
+        provenance: for each method, where its numbers come from.
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    units: tuple[Passage, ...]
+    context: tuple[Passage, ...]
+    tables: Mapping[str, Float[Tensor, "u n"]]
+    sinks: Mapping[str, Float[Tensor, " u"]]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> Float[Tensor, "u c"]:
+        """How much each part rests on each passage: the sum of its tokens' scores, by the first method."""
+        return self._by_passage(next(iter(self.tables.values())))
+
+    def _by_passage(self, table: Float[Tensor, "u n"]) -> Float[Tensor, "u c"]:
+        return torch.stack([table[:, one.start : one.stop].sum(dim=1) for one in self.context], dim=1)
+
+    def shares(self) -> Float[Tensor, "m u c"]:
+        """For each method, the positive scores of the passages as shares that add up to one."""
+        found = torch.stack([self._by_passage(table) for table in self.tables.values()]).clamp(min=0)
+        return found / found.sum(dim=2, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+
+    def cite(self, k: int = 3) -> list[list[Citation]]:
+        """For each part of the answer, the k passages it rests on most, with an interval over the methods."""
+        if k < 1:
+            raise OptionError(f"k={k}, but it is a number of passages, at least 1.")
+        shares = self.shares()
+        mean, low, high = shares.mean(dim=0), shares.amin(dim=0), shares.amax(dim=0)
+        order = mean.argsort(dim=1, descending=True, stable=True)[:, :k].tolist()
+        return [
+            [Citation(self.context[i], float(mean[u, i]), float(low[u, i]), float(high[u, i])) for i in row]
+            for u, row in enumerate(order)
+        ]
+
+    def by_source(self) -> dict[str, Float[Tensor, " u"]]:
+        """How much each part rests on each message or document: the shares of its passages, the mean over methods."""
+        mean = self.shares().mean(dim=0)
+        names = dict.fromkeys(one.source for one in self.context)
+        return {
+            name: mean[:, [i for i, one in enumerate(self.context) if one.source == name]].sum(dim=1) for name in names
+        }
+
+    def to_html(self) -> str:
+        """A page of its own: point at a part of the answer, or move to it by keyboard, and the context is shaded."""
+        return answer_html(self)
+
+    def plot(self) -> "Figure":
+        """The table as a figure."""
+        return answer_figure(self)
+
+    def _repr_html_(self) -> str:
+        return answer_html(self, fragment=True)
+
+    def __str__(self) -> str:
+        """The answer with the passages each of its parts rests on."""
+        lines = []
+        for unit, cited in zip(self.units, self.cite(), strict=True):
+            lines.append(f"{unit.text.strip()}")
+            lines += [f"  {one.score:5.1%} {one.passage.source}: {one.passage.text.strip()}" for one in cited]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """Everything, as JSON."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "text": self.text,
+                "tokens": self.tokens,
+                "units": [asdict(one) for one in self.units],
+                "context": [asdict(one) for one in self.context],
+                "tables": {name: table.tolist() for name, table in self.tables.items()},
+                "sinks": {name: share.tolist() for name, share in self.sinks.items()},
+                "provenance": encode(dict(self.provenance)),
+            },
+            ensure_ascii=False,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to a JSON file, or the page where the name ends in .html."""
+        target = Path(path)
+        try:
+            target.write_text(self.to_html() if target.suffix == ".html" else self.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{target} cannot be written: {error.strerror}.") from error
+
+    @staticmethod
+    def load(path: str | Path) -> "Generation":
+        """What `save` wrote."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found.get("format") != FORMAT or found.get("version") != VERSION:
+                raise ValueError(f"it is no {FORMAT} of version {VERSION}")
+            return Generation(
+                found["text"],
+                tuple(found["tokens"]),
+                tuple(Passage(**one) for one in found["units"]),
+                tuple(Passage(**one) for one in found["context"]),
+                {name: torch.tensor(table) for name, table in found["tables"].items()},
+                {name: torch.tensor(share) for name, share in found["sinks"].items()},
+                found["provenance"],
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OutputError(f"{path} cannot be read as a saved generation: {error}.") from error
+
+
+def generate(  # noqa: PLR0913  (the public signature)
+    model: Any,  # noqa: ANN401
+    tokenizer: Any,  # noqa: ANN401
+    prompt: str | Sequence[Message],
+    *,
+    answer: str | None = None,
+    documents: Sequence[str] | None = None,
+    unit: str = "sentence",
+    method: str | Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    max_new_tokens: int = 64,
+    generation: Mapping[str, Any] | None = None,
+    sink: str = "keep",
+) -> Generation:
+    """Generate an answer and explain it.
+
+    Args:
+        model: a causal language model of transformers. It is not changed.
+        tokenizer: its own, a fast one.
+        prompt: a text, or a list of messages for the chat template.
+        answer: a given answer; nothing is generated.
+        documents: texts the answer may rest on; they go before the prompt.
+        unit: the parts of the answer that are explained: `token`, `word`, `sentence` or `answer`.
+        method: a name of `vitrail.METHODS`, or several, whose spread is the interval of `cite`; None is the default.
+        options: the method's options; with several methods they go to all of them.
+        max_new_tokens: how many tokens are generated at most.
+        generation: further arguments of `model.generate`. Sampling needs a `seed` among them.
+        sink: `keep` or `drop` the scores of the first token; `Generation.sinks` says how much it holds.
+    """
+    _check_model(model, tokenizer)
+    read = read_prompt(tokenizer, prompt, documents)
+    ids = _given(tokenizer, answer) if answer is not None else _generated(model, read, max_new_tokens, generation or {})
+    if not ids:
+        raise InputError("the answer is empty: the model ended at once, or the text given has no token.")
+    limit = position_limit(model)
+    if limit is not None and len(read.ids) + len(ids) > limit:
+        raise InputError(
+            f"prompt and answer have {len(read.ids)} + {len(ids)} tokens, but {type(model).__name__} has {limit} "
+            "positions."
+        )
+    inputs = {"input_ids": torch.tensor([[*read.ids, *ids]], device=_device(model))}
+    named = [method] if method is None or isinstance(method, str) else list(method)
+    found = [_explained(model, inputs, read, tokenizer, unit, one, options or {}, sink) for one in named]
+    return _joined(tokenizer, read, ids, found)
+
+
+def _explained(
+    model: Any,  # noqa: ANN401
+    inputs: Mapping[str, Tensor],
+    read: Prompt,
+    tokenizer: Any,  # noqa: ANN401
+    unit: str,
+    method: str | None,
+    options: Mapping[str, Any],
+    sink: str,
+) -> Answer:
+    return answer_of(model, inputs, len(read.ids), tokenizer=tokenizer, unit=unit, method=method, sink=sink, **options)
+
+
+def _joined(tokenizer: Any, read: Prompt, ids: Sequence[int], found: Sequence[Answer]) -> Generation:  # noqa: ANN401
+    """The result in words: tokens, parts and passages with their text."""
+    after = decoded(tokenizer, list(ids))
+    tokens = (*read.pieces, *after)
+    units = tuple(Passage("".join(tokens[a:b]), a, b, "answer") for a, b in found[0].units[0])
+    return Generation(
+        tokenizer.decode(ids, skip_special_tokens=True),
+        tokens,
+        units,
+        read.passages,
+        {one.method: one.table[0].cpu() for one in found},
+        {one.method: one.sink[0].cpu() for one in found},
+        {one.method: dict(one.provenance) for one in found},
+    )
+
+
+def _check_model(model: Any, tokenizer: Any) -> None:  # noqa: ANN401
+    if (
+        not callable(getattr(model, "generate", None))
+        or getattr(model, "get_output_embeddings", lambda: None)() is None
+    ):
+        raise InputError(
+            f"{type(model).__name__} has no language-model head, so it generates nothing. Load it with "
+            "AutoModelForCausalLM."
+        )
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("generate needs the model's fast tokenizer, which says where each token stands in the text.")
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model has embeddings for {rows}. Is it the model's "
+            "own?"
+        )
+
+
+def _given(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]) -> list[int]:  # noqa: ANN401
+    """The ids that the model continues the prompt with, without what ends the text."""
+    given = {"do_sample": False, **settings}
+    seed = given.pop("seed", None)
+    if given["do_sample"] and seed is None:
+        raise InputError(
+            "sampling gives another answer each time: add a seed, generation={'do_sample': True, 'seed': 0}."
+        )
+    limit = position_limit(model)
+    if limit is not None and len(read.ids) + count > limit:
+        raise InputError(
+            f"the prompt has {len(read.ids)} tokens and {count} may be generated, but {type(model).__name__} has "
+            f"{limit} positions. Shorten the prompt, or lower max_new_tokens."
+        )
+    if model.training:
+        raise InputError("the model is in training mode, so dropout would change its answer. Call model.eval() first.")
+    ids = torch.tensor([read.ids], device=_device(model))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{type(model).__name__}.generate refused its arguments: {error}") from error
+    found = out[0, len(read.ids) :].tolist()
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    while found and found[-1] in ends:
+        found.pop()
+    return found
+
+
+def _device(model: Any) -> torch.device:  # noqa: ANN401
+    return next(model.parameters()).device

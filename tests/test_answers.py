@@ -1,0 +1,233 @@
+"""vitrail.answer and vitrail.generate: tables of an answer's parts, passages, pages, and what cannot be explained."""
+
+import json
+import re
+
+import pytest
+import torch
+from golden2_sets import difference, golden2, keys, span_of, tolerance
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+import vitrail
+from vitrail import targets
+from vitrail.tools.generations import Generation
+
+WORDS = "the red key opens door . blue box holds a gold coin ? which it user assistant answer : <script> & one two"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    """A tiny Llama and a fast tokenizer of whole words with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    names = ["<unk>", "</s>", "<user>", "<assistant>", "<system>", "<tool>", *WORDS.split()]
+    inner = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(names), hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=48, eos_token_id=1, bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval(), tokenizer
+
+
+@pytest.mark.parametrize("folder", ["llm_llama", "llm_gpt2"])
+def test_golden_rows(folder):
+    case = golden2(folder)
+    for key in keys(folder, "gae_rows"):
+        inputs, (start, stop) = case.item(key.split("/")[0]), span_of(key)
+        found = vitrail.answer(case.model, inputs, start, stop, method="gae", unit="token")
+        real = inputs["attention_mask"][0].bool().numpy()
+        for ours, expected in zip(found.table[0].numpy(), case.expected[key], strict=True):
+            assert difference(ours[real], expected[real]) < tolerance(folder, "gae_rows")
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "attn_lrp", "ifr", "input_x_gradient"])
+def test_a_row_is_the_explanation_of_its_part_alone(method):
+    case = golden2("llm_gpt2")
+    inputs = {"input_ids": case.item("seq0")["input_ids"]}
+    found = vitrail.answer(case.model, inputs, 9, 12, method=method)
+    assert found.units == (((9, 10), (10, 11), (11, 12)),)
+    for row, (start, stop) in zip(found.table[0], found.units[0], strict=True):
+        alone = vitrail.explain(case.model, inputs, method, targets.continuation(start, stop))
+        assert_close(row, alone.scores[0], atol=1e-10, rtol=1e-8)
+    whole = vitrail.answer(case.model, inputs, 9, 12, method=method, unit="answer").table[0, 0]
+    assert_close(whole, vitrail.explain(case.model, inputs, method, targets.continuation(9, 12)).scores[0])
+
+
+def test_one_forward_pass_explains_all_parts():
+    case, runs = golden2("llm_gpt2"), []
+    inputs = {"input_ids": case.item("seq0")["input_ids"]}
+    vitrail.answer(case.model, inputs, 9, method="gae")
+    for method in ("gae", "attn_lrp", "ifr"):
+        counted = []
+        handle = case.model.transformer.h[0].register_forward_hook(lambda *_, seen=counted: seen.append(1))
+        for stop in (10, 10, 13):  # the first call measures the structure too
+            counted.clear()
+            vitrail.answer(case.model, inputs, 9, stop, method=method)
+            runs.append(len(counted))
+        handle.remove()
+        assert runs[-1] == runs[-2], method
+
+
+def test_samples_may_have_answers_of_different_lengths():
+    case = golden2("llm_llama", "sdpa")
+    both = [case.item("seq0"), case.item("seq1")]
+    batch = {name: torch.cat([one[name] for one in both]) for name in ("input_ids", "attention_mask")}
+    found = vitrail.answer(case.model, batch, [10, 12], [13, 14], method="gae")
+    assert found.table.shape == (2, 3, 14)
+    assert (found.table[1, 2] == 0).all()
+    alone = vitrail.answer(case.model, both[1], 12, 14, method="gae").table[0]
+    assert_close(found.table[1, :2], alone, atol=2e-6, rtol=1e-5)  # rotary tables are float32
+
+
+def test_the_sink_is_measured_and_can_be_dropped():
+    case = golden2("llm_llama", "sdpa")
+    kept, dropped = (vitrail.answer(case.model, case.item("seq1"), 10, method="gae", sink=s) for s in ("keep", "drop"))
+    first = case.item("seq1")["attention_mask"][0].int().argmax()
+    expected = kept.table[0, :, first] / kept.table[0, :, :10].sum(dim=1)
+    assert_close(kept.sink[0], expected)
+    assert_close(dropped.sink[0], expected)
+    assert (dropped.table[0, :, first] == 0).all()
+    assert_close(dropped.table[0, :, first + 1 :], kept.table[0, :, first + 1 :])
+
+
+def test_a_hop_passes_what_falls_on_the_reasoning_on_to_what_that_rests_on():
+    case = golden2("llm_gpt2")
+    inputs = {"input_ids": case.item("seq0")["input_ids"]}
+    plain = vitrail.answer(case.model, inputs, 11, method="gae").table[0]
+    steps = vitrail.answer(case.model, inputs, 8, 11, method="gae").table[0].clamp(min=0)
+    for row, place in enumerate(range(8, 11)):
+        steps[row, place:] = 0
+    steps = steps / steps.sum(dim=1, keepdim=True)
+    found = vitrail.answer(case.model, inputs, 11, method="gae", hops=2, reasoning=(8, 11))
+    one = plain[:, 8:11].clamp(min=0) @ steps
+    assert_close(found.hops[0, 0], one)
+    assert_close(found.hops[0, 1], one[:, 8:11] @ steps)
+    assert_close(found.table[0], plain + found.hops[0].sum(dim=0))
+
+
+def test_a_generation_names_messages_documents_and_tool_results(language_model):
+    model, tokenizer = language_model
+    messages = [
+        {"role": "system", "content": "answer : it ."},
+        {"role": "tool", "content": "the box holds a coin ."},
+        {"role": "user", "content": "which key opens the door ?"},
+    ]
+    documents = ["the red key opens the door . the blue key opens a box .", "the box holds gold ."]
+    found = vitrail.generate(model, tokenizer, messages, documents=documents, answer="red key . it opens .")
+    sources = [one.source for one in found.context]
+    assert list(dict.fromkeys(s for s in sources if s != "template")) == [
+        "system 1", "tool 2", "document 1", "document 2", "user 3"
+    ]  # fmt: skip
+    assert [one.text.strip() for one in found.context if one.source == "document 1"] == [
+        "the red key opens the door .", "the blue key opens a box ."
+    ]  # fmt: skip
+    assert [one.text.strip() for one in found.units] == ["red key .", "it opens ."]
+    assert found.table.shape == (2, len(found.context))
+    first = next(iter(found.tables.values()))
+    assert_close(found.table.sum(dim=1), first[:, : found.units[0].start].sum(dim=1))
+    assert_close(sum(found.by_source().values()), torch.ones(2))
+
+
+def test_generation_is_the_models_own_and_leaves_no_trace(language_model):
+    model, tokenizer = language_model
+    prompt = "the red key opens the door . which key ?"
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    expected = model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
+    found = vitrail.generate(model, tokenizer, prompt, max_new_tokens=5, unit="answer", method=["gae", "ifr"])
+    assert found.text == tokenizer.decode(expected, skip_special_tokens=True)
+    (cited,) = found.cite(2)
+    shares = found.shares()
+    assert shares.shape[0] == 2
+    assert all(one.low <= one.score <= one.high for one in cited)
+    assert cited[0].score == pytest.approx(float(shares.mean(dim=0).max()))
+    sampled = [
+        vitrail.generate(
+            model, tokenizer, prompt, max_new_tokens=5, generation={"do_sample": True, "seed": 3}, unit="answer"
+        ).text
+        for _ in range(2)
+    ]
+    assert sampled[0] == sampled[1]
+
+
+def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
+    model, tokenizer = language_model
+    found = vitrail.generate(model, tokenizer, "<script> & the red key . which ?", answer="<script> red . it .")
+    page = found.to_html()
+    outside = re.findall(r"""(?:src|href)=|https?://|@import|url\(""", page)
+    assert outside == []
+    assert page.count("<script") == 2  # the data and the code; none from the text
+    assert "&lt;script&gt; red" in page
+    data = json.loads(re.search(r'application/json">(.*?)</script>', page, re.DOTALL)[1])
+    assert len(data["rows"]) == len(data["cited"]) == 2
+    assert max(map(abs, data["rows"][0])) == 1
+    assert page.count('<button type="button" class="unit" aria-pressed="false">') == 2
+    assert 'aria-live="polite"' in page
+    assert found._repr_html_() in page
+    found.save(tmp_path / "a.json")
+    again = Generation.load(tmp_path / "a.json")
+    assert again.to_json() == found.to_json()
+    assert again.cite(1) == found.cite(1)
+    assert found.plot().axes
+    (tmp_path / "b.json").write_text("{}")
+    with pytest.raises(vitrail.VitrailError, match="cannot be read"):
+        Generation.load(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": "  "}, "prompt is empty"),
+        ({"prompt": []}, "at least one is needed"),
+        ({"prompt": [{"role": "user", "content": " "}]}, "prompt is empty"),
+        ({"prompt": "the key", "answer": ""}, "answer is empty"),
+        ({"prompt": "the key", "answer": "red " * 60}, "2 . 60 tokens, but .* has 48 positions"),
+        ({"prompt": "the key", "max_new_tokens": 60}, "60 may be generated, but .* has 48 positions"),
+        ({"prompt": "the key", "generation": {"do_sample": True}}, "add a seed"),
+        ({"prompt": "the key", "answer": "red", "unit": "letter"}, "unit='letter' is not a choice"),
+        ({"prompt": "the key", "answer": "red", "documents": "one text"}, "list of texts"),
+        ({"prompt": "the key", "answer": "red", "method": "gea"}, "Did you mean gae"),
+        ({"prompt": "the key", "answer": "red", "sink": "hide"}, "sink='hide'"),
+    ],
+)
+def test_what_cannot_be_generated_is_one_clear_error(language_model, given, words):
+    with pytest.raises(vitrail.VitrailError, match=words):
+        vitrail.generate(*language_model, **given)
+
+
+def test_models_without_a_head_and_strange_tokenizers_are_refused(language_model):
+    model, tokenizer = language_model
+    with pytest.raises(vitrail.VitrailError, match="no language-model head"):
+        vitrail.generate(model.model, tokenizer, "the key")
+    small = golden2("llm_gpt2").model
+    tokenizer_too_large = type("Large", (), {"is_fast": True, "__len__": lambda self: 10**6})()
+    with pytest.raises(vitrail.VitrailError, match="Is it the model's own"):
+        vitrail.generate(model, tokenizer_too_large, "the key")
+    with pytest.raises(vitrail.VitrailError, match="needs the tokens as text"):
+        vitrail.answer(small, {"input_ids": torch.arange(5, 12)[None]}, 4, unit="word")
+
+
+def test_the_command_line_answers(language_model, tmp_path):
+    from vitrail.apps.cli.app import app
+
+    model, tokenizer = language_model
+    model.save_pretrained(tmp_path / "lm")
+    tokenizer.save_pretrained(tmp_path / "lm")
+    (tmp_path / "doc.txt").write_text("the red key opens the door . the box holds gold .")
+    out = tmp_path / "page.html"
+    args = ["answer", "which key ?", "--model", str(tmp_path / "lm"), "--context", str(tmp_path / "doc.txt")]
+    result = CliRunner().invoke(app, [*args, "--answer", "red key .", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "document 1: the red key opens the door ." in result.output
+    assert "red key" in out.read_text()
+    wrong = CliRunner().invoke(app, ["answer", "which ?", "--model", str(tmp_path / "none")])
+    assert wrong.exit_code != 0
