@@ -109,7 +109,10 @@ def test_only_allowed_imports_stand_inside_functions():
 OF_EXTRAS = {
     ("vitrail.relevance.fused", "vitrail.relevance.kernels"),  # Triton
     ("vitrail.models.loading.vision", "vitrail.models.loading.images"),  # Pillow
-    ("vitrail.models.loading.embedded", "vitrail.models.zoo.photo"),  # transformers
+    ("vitrail.models.loading", "vitrail.models.zoo.photo"),  # transformers
+    ("vitrail.models.taking", "vitrail.models.loading.images"),  # Pillow
+    ("vitrail.models.taking", "vitrail.models.zoo"),  # transformers
+    ("vitrail.models.taking", "vitrail.models.zoo.photo"),  # transformers
     ("vitrail.models.zoo", "vitrail.models.zoo.photo"),  # transformers
 }
 """Modules that need an optional extra are imported when they are first used."""

@@ -76,6 +76,7 @@ def _block(module: nn.Module, site: BlockSite) -> Block:
         ffn_scale=None,
         batch_first=site.batch_first,
         attending=part(parts.attending),
+        discovered=True,
     )
 
 

@@ -127,6 +127,12 @@ def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
     }
 
 
+UNKNOWN_BIAS = (
+    "the parts of this model were found in a pass, which does not show the bias of the value projection; name it in "
+    "vitrail.Anatomy(value_bias=...), or leave value_bias=False out"
+)
+
+
 def weights_of(block: Block | None, added: Added | None, call: AttentionCall) -> dict[str, Any]:
     """The weights of a block that methods read, as measured where that was asked for."""
     missing = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
@@ -140,7 +146,8 @@ def weights_of(block: Block | None, added: Added | None, call: AttentionCall) ->
         "ffn_scale": added.ffn_scale,
     }
     weights = {name: None if x is None else x.detach() for name, x in found.items()}
-    return {**weights, "missing": {**missing, **added.missing}}
+    unknown = {"value_bias": UNKNOWN_BIAS} if block.discovered else {}
+    return {**weights, "missing": {**missing, **unknown, **added.missing}}
 
 
 def value_bias(block: Block, call: AttentionCall) -> Tensor | None:

@@ -183,7 +183,7 @@ class Layer:
         """A recorded tensor, or an error that names it."""
         found = getattr(self, name)
         if found is None:
-            self._explain_missing(name)
+            self.check_known(name)
             held = [n for n, x in vars(self).items() if isinstance(x, Tensor)]
             raise MissingTensorError(
                 f"this method reads {name!r} of attention layer {self.index}, but the recording holds only "
@@ -192,8 +192,8 @@ class Layer:
             )
         return found
 
-    def _explain_missing(self, name: str) -> None:
-        """Raise if it is known why something was not recorded."""
+    def check_known(self, name: str) -> None:
+        """Raise if something was not recorded for a reason that is known."""
         if name in self.missing:
             raise MissingTensorError(
                 f"this method reads {name!r} of attention layer {self.index}, which is not known there: "
@@ -208,7 +208,7 @@ class Layer:
         """A recorded state of the residual stream, or an error that names it."""
         found = getattr(self.stream, name)
         if found is None:
-            self._explain_missing(name)
+            self.check_known(name)
             raise MissingTensorError(
                 f"this method reads the state {name!r} of block {self.index}, which was not recorded. Name the "
                 "blocks and their parts in vitrail.Anatomy(blocks=..., ffn_input=..., ffn_output=...)."

@@ -40,7 +40,10 @@ def normalised_cosine(cosine: Weights, valid: Bool[Tensor, "b t"]) -> Weights:
 def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b h t d"]:
     """The value vectors, with or without the bias of their projection."""
     values = layer.values
-    if bias or layer.value_bias is None:
+    if bias:
+        return values
+    if layer.value_bias is None:  # a projection without bias, unless it is not known whether it has one
+        layer.check_known("value_bias")
         return values
     group = layer.get("value")
     # Of a fused query-key-value bias, the values' part stands last.

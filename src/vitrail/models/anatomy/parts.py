@@ -87,6 +87,7 @@ class Block:
     ffn_scale: Tensor | None
     batch_first: bool
     attending: nn.Module | None  # the part that makes the block's one attention call, where the structure shows it
+    discovered: bool = False  # whether the parts were found in a pass; the value projection is then not known
 
 
 @dataclass(frozen=True)
