@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check quick install browser
+.PHONY: demo test check quick models install browser
 
 # The stamp is renewed when the project's requirements change.
 $(VENV)/.installed: pyproject.toml
@@ -29,4 +29,8 @@ test check: install browser
 
 # The tests without the slow ones, a browser or a GPU: less than a minute on two cores.
 quick: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser and not gpu"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser and not gpu and not table"
+
+# Every model of docs/models.md; about half an hour on two cores.
+models: install
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m table

@@ -1,6 +1,6 @@
 """Unmodified models without any anatomy: what is found in them gives the maps that plain matrices give.
 
-The table is in `any_models`. A tenth of it runs by default, all of it with `-m slow`. `docs/models.md` has one row for
+The table is in `any_models`. A tenth of it runs by default, the rest with `make models` (`-m table`). `docs/models.md` has one row for
 each model that was run; `python tests/any_outcomes.py` writes it again.
 """
 
@@ -20,8 +20,8 @@ REFUSED = [name for name, entry in TABLE.items() if entry.refused is not None]
 
 
 def tenth(names: list[str]) -> list:
-    """Every tenth by default; the others are slow."""
-    return [name if i % 10 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(names)]
+    """Every tenth by default; the others carry the mark `table`."""
+    return [name if i % 10 == 0 else pytest.param(name, marks=pytest.mark.table) for i, name in enumerate(names)]
 
 
 def gae_by_matrices(entry, model, inputs, choose) -> torch.Tensor:
