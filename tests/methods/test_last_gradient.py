@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.methods import last_gradient, paths
+from vitrail.methods import paths
 from vitrail.relevance import attention, gradient
 
 METHODS = ("bi_head", "bi_token", "tam")
@@ -56,7 +56,7 @@ def test_copies_stand_one_after_the_other_wherever_samples_are_counted(axis):
 
 
 def test_one_row_is_read_of_a_class_token_and_every_row_of_a_mean():
-    single, every = last_gradient.rows_read(layer()), last_gradient.rows_read(layer(readout=mean_readout(1, 2, 4)))
+    single, every = paths.rows_read(layer()), paths.rows_read(layer(readout=mean_readout(1, 2, 4)))
     assert single.chosen.shape == (B, 1, T)
     assert every.chosen.shape == (B, T, T)
     maps = random(B, T, T)
@@ -69,8 +69,8 @@ def test_one_row_is_read_of_a_class_token_and_every_row_of_a_mean():
 def test_rows_are_pulled_one_by_one_without_being_mixed(weigh, backend):
     one = layer(readout=mean_readout(1, 2), backend=backend, chunk_rows=2)
     maps = weigh(one)
-    assert_close(last_gradient.pull_rows(one, last_gradient.rows_read(one).chosen, weigh), maps)
-    assert_close(last_gradient.pull_rows(one, layer().readout[:, None], weigh), maps[:, :, :1])
+    assert_close(paths.pull_rows(one, paths.rows_read(one).chosen, weigh), maps)
+    assert_close(paths.pull_rows(one, layer().readout[:, None], weigh), maps[:, :, :1])
 
 
 def test_feedback_is_the_mean_over_heads_of_the_positive_parts():
@@ -78,8 +78,8 @@ def test_feedback_is_the_mean_over_heads_of_the_positive_parts():
     expected = torch.zeros(B, 2, T, dtype=torch.float64)
     for h in range(H):
         expected += torch.where(mean[:, h] > 0, mean[:, h], 0.0) / H
-    assert_close(last_gradient.feedback(mean), expected)
-    assert not torch.allclose(last_gradient.feedback(mean), mean.mean(dim=1).clamp(min=0))
+    assert_close(paths.feedback(mean), expected)
+    assert not torch.allclose(paths.feedback(mean), mean.mean(dim=1).clamp(min=0))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_feedback_is_the_mean_over_heads_of_the_positive_parts():
     ],
 )
 def test_the_published_start_gives_way_in_shallow_models(given, published, depth, expected):
-    assert last_gradient.first_layer(given, {"image": published}, kind="image", depth=depth) == expected
+    assert paths.first_layer(given, {"image": published}, kind="image", depth=depth) == expected
 
 
 @every_method
