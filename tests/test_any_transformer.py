@@ -1,7 +1,7 @@
 """Unmodified models without any anatomy: what is found in them gives the maps that plain matrices give.
 
-The table is in `any_models`. A tenth of it runs by default, the rest with `make models` (`-m table`). `docs/models.md` has one row for
-each model that was run; `python tests/any_outcomes.py` writes it again.
+The table is in `any_models`. A tenth of it runs by default, the rest with `make models` (`-m table`). `docs/models.md`
+has one row for each model that was run; `python tests/any_outcomes.py` writes it again.
 """
 
 import re
