@@ -36,14 +36,14 @@ def done(page):
 def shows(page, words):
     """Wait until the answer on the screen is of an input, a class or a text with these words in its key."""
     script = "(words) => document.querySelector('[data-key]')?.dataset.key.includes(words)"
-    page.wait_for_function(script, arg=words, timeout=60_000)
+    page.wait_for_function(script, arg=words, timeout=90_000)
     settled(page)
 
 
 def chosen(page):
     """Wait until the class on the screen is one that was chosen."""
     script = "() => JSON.parse(document.querySelector('[data-key]').dataset.key)[2] !== null"
-    page.wait_for_function(script, timeout=60_000)
+    page.wait_for_function(script, timeout=90_000)
 
 
 def panel(page, name):
@@ -252,7 +252,7 @@ def test_why_not_layers_and_attention(opened):
     first = view.locator("#attention .tile canvas").nth(9).evaluate(PIXELS)
     opened.locator(CANVAS.format("gae")).hover(position={"x": 20, "y": 20})
     script = "() => document.querySelector('[role=tabpanel]').innerText.includes('Attention from Row')"
-    opened.wait_for_function(script, timeout=30_000)
+    opened.wait_for_function(script, timeout=90_000)
     assert view.locator("#attention .tile canvas").nth(9).evaluate(PIXELS) != first
 
 
@@ -301,14 +301,14 @@ def test_copies_as_python_and_command_compute_the_same(opened, tmp_path, monkeyp
 @pytest.mark.parametrize("form", ["png", "svg", "pdf", "json"])
 def test_files(opened, form):
     panel(opened, "Share and save")
-    with opened.expect_download(timeout=60_000) as found:
+    with opened.expect_download(timeout=90_000) as found:
         opened.locator(f"#download-{form}").click()
     assert found.value.suggested_filename == f"vitrail.{form}"
 
 
 def test_the_self_contained_page_works_without_a_server(opened, browser, tmp_path):
     panel(opened, "Share and save")
-    with opened.expect_download(timeout=60_000) as found:
+    with opened.expect_download(timeout=90_000) as found:
         opened.locator("#download-html").click()
     found.value.save_as(tmp_path / "page.html")
     alone = browser.new_context(offline=True).new_page()
@@ -349,7 +349,7 @@ def test_everything_by_keyboard_alone(visit):
     page.wait_for_selector("#panel-remove")
     reach("positive")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".answer[data-target='1']", timeout=30_000)
+    page.wait_for_selector(".answer[data-target='1']", timeout=90_000)
 
 
 VIEWS = ["", "what-if", "remove", "trust", "compare", "why-not", "layers", "attention", "share"]

@@ -39,7 +39,11 @@ def test_methods_are_ranked_on_a_folder_of_pictures(run):
     result = run("recommend", "vit", "pets/images", "--method", "gae", "--method", "rollout", "--limit", 4)
     assert result.exit_code == 0
     assert "ABPC" in result.stdout
-    assert all(word in result.stdout for word in ("1.", "2.", "gae", "rollout", "best"))
+    head, *rows = (line.split("\t") for line in result.stdout.splitlines())
+    assert head[:2] == ["rank", "method"]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert {row[1] for row in rows} == {"gae", "rollout"}
+    assert rows[0][-1] == "best"
 
 
 def test_methods_are_ranked_on_a_file_of_texts(run, tmp_path):
