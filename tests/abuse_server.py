@@ -22,7 +22,9 @@ import abuse_cases
 import torch
 
 from vitrail.apps.cli import main, session, show  # noqa: F401
+from vitrail.evaluate import bench
 from vitrail.models import zoo
+from vitrail.plots import report
 
 SECONDS = 20
 
@@ -120,6 +122,7 @@ def serve(folder, output):
 
     vitrail.explain(known["photo"], known["x"]).plot()  # warm: everything that is imported late
     session.load("photo")
+    bench.read_plan, report.of_results  # noqa: B018  (warm: what the bench and reports import)
     cases = {f"cli: {name}": command(args) for name, args in abuse_cases.cli().items()}
     cases |= {f"python: {name}": python(code, known) for name, code in abuse_cases.PYTHON.items()}
     wanted = os.environ.get("ABUSE", "")

@@ -17,6 +17,7 @@ from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
+from vitrail.capture.torch_private import transformed
 from vitrail.errors import InputError, MethodError, OptionError, RuleError, TargetError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, PREFERRED, READABLE, Method
 from vitrail.models.anatomy import Anatomy, Body
@@ -60,8 +61,8 @@ class Request:
 
 def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
     """A method by name, or by name and options, made ready to run."""
-    name, given = (spec, {}) if isinstance(spec, str) else spec
-    if not isinstance(name, str) or name not in METHODS:
+    name, given = _name_and_options(spec)
+    if name not in METHODS:
         raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
     entry, given = METHODS[name], dict(given)
     preset = given.pop("preset", preset)
@@ -77,6 +78,20 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         inputs=entry.prepare(inputs, options),
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
+    )
+
+
+def _name_and_options(spec: object) -> tuple[str, Mapping[str, Any]]:
+    """The two parts of a method as the user gave it."""
+    match spec:
+        case str(name):
+            return name, {}
+        case (str(name), Mapping() as given):
+            return name, given
+    wrong = spec[0] if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping) else spec
+    raise MethodError(
+        f"unknown method {wrong!r}: a method is a name, or a pair of a name and a mapping of options. "
+        f"{suggest('', METHODS)}"
     )
 
 
@@ -126,7 +141,7 @@ logger = logging.getLogger("vitrail")
 
 def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
     """A method made ready to run; for the default, the best one and what stands in where it does not apply."""
-    name, given = (spec, {}) if isinstance(spec, str) else spec
+    name, given = _name_and_options(spec)
     if name != DEFAULT_METHOD:
         return read_request(spec, preset, inputs, target)
     if isinstance(target, Target) and target.name in DEFAULT_OF:
@@ -331,6 +346,11 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     if on_error not in ON_ERROR:
         raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
     settings = Settings(backend, chunk_rows)
+    if transformed():
+        raise InputError(
+            "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
+            "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
+        )
     given = prepared(model, inputs)
     if methods is None:
         methods = READABLE[read_inputs(given.inputs).kind]

@@ -1,6 +1,7 @@
 """The result of a method: scores, what they belong to, how they were made; several results together."""
 
 import hashlib
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -258,7 +259,7 @@ class Attribution:
 
     def heatmap(self, size: tuple[int, int] | None = None) -> Float[Tensor, "b h w"]:
         """The map at the image's size: bilinear with half-pixel centres, not normalised."""
-        size = size or self.size
+        size = self.size if size is None else _checked_size(size)
         if self.pixels is not None:
             return self.pixels if size in (None, tuple(self.pixels.shape[1:])) else _resize(self.pixels, size)
         if self.grid is None or size is None:
@@ -327,6 +328,17 @@ class Attribution:
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+def _checked_size(size: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Height and width of a map, refused where they are not two whole numbers of at least 1."""
+    try:
+        height, width = map(operator.index, size)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise InputError(f"the size of a map is (height, width), both at least 1, but {size!r} was given.")
+    return height, width
 
 
 def _resize(maps: Float[Tensor, "b y x"], size: tuple[int, int]) -> Float[Tensor, "b h w"]:

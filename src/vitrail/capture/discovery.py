@@ -33,7 +33,7 @@ from vitrail.capture.executions import (
     tensors_in,
 )
 from vitrail.capture.layers import call_shape
-from vitrail.capture.refusals import check_implementation
+from vitrail.capture.refusals import check_implementation, check_weights
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.inputs import Inputs, check_length, check_pairs
 
@@ -130,6 +130,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         check_pairs(model, inputs)
         check_length(model, inputs)
         check_implementation(model)
+        check_weights(model)
         if len(kept) >= MOST_FORMS:
             kept.clear()
         kept[key] = discovered(model, executions(model, inputs))

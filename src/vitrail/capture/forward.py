@@ -16,7 +16,7 @@ from vitrail.capture.outputs import Output, check_answers, read_output, run_mode
 from vitrail.capture.pass_options import KEEPS, PLAIN, PassOptions, Settings, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.recording import Recording
-from vitrail.capture.refusals import check_implementation
+from vitrail.capture.refusals import check_implementation, check_weights
 from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
@@ -44,6 +44,7 @@ def forward(
     check_pairs(model, inputs)
     check_length(model, inputs)
     check_implementation(model)
+    check_weights(model)
     body, structure = used_body(model, inputs, body)
     if lean and structure.refusal is not None:  # nothing but layers will be read
         raise SeamError(structure.refusal)

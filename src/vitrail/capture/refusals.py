@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from vitrail.errors import SeamError
+from vitrail.errors import ModelError, SeamError
 from vitrail.models.taking import every_module
 
 SEEN = (
@@ -39,6 +39,31 @@ def check_implementation(model: nn.Module) -> None:
             "whose kernels keep attention to themselves. Load it with attn_implementation='sdpa' or 'eager', or call "
             "model.set_attn_implementation('sdpa')."
         )
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse plain linear layers whose weights are whole numbers: torch cannot multiply real inputs by them.
+
+    Quantised layers have classes of their own, of the layer or of the weight, and are left alone.
+    """
+    for name, module in model.named_modules() if _has_whole_weights(model) else ():
+        if _whole_weight(module):
+            raise ModelError(
+                f"the weight of {name or type(model).__name__} is a plain parameter of {module.weight.dtype}, which "
+                "torch cannot multiply with real numbers. Convert it to a floating type, or load the model with its "
+                "quantisation library."
+            )
+
+
+def _has_whole_weights(model: nn.Module) -> bool:
+    return any(map(_whole_weight, every_module(model)))
+
+
+def _whole_weight(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear:
+        return False
+    weight = module._parameters.get("weight")
+    return type(weight) is nn.Parameter and not weight.is_floating_point() and not weight.is_complex()
 
 
 def no_attention(model: nn.Module) -> SeamError:

@@ -14,7 +14,7 @@ from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.passes import UNMOVED, Settings
 from vitrail.capture.recording import Layer, own_dtypes
-from vitrail.capture.refusals import check_implementation
+from vitrail.capture.refusals import check_implementation, check_weights
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, rooted, start_graph
@@ -205,6 +205,7 @@ class StreamPass:
 def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterator[StreamPass]:
     """Run a shadow once and keep the operands of every attention call."""
     check_implementation(model)
+    check_weights(model)
     check_differentiable(model)
     calls: list[AttentionCall] = []
     with autograd(gradients=True):

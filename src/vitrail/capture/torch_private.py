@@ -40,12 +40,20 @@ with_functions: Callable[[], AbstractContextManager[object]] = _private(
 _top_hooks: Callable[[bool], object] = _private(
     "_C._autograd._top_saved_tensors_default_hooks", "see checkpointed regions of a model"
 )
+_transform_level: Callable[[], int | None] = _private(
+    "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
+)
 _LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
 
 
 def saving_hooks() -> object:
     """The hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
     return _top_hooks(True)  # noqa: FBT003  (torch takes it by position)
+
+
+def transformed() -> bool:
+    """Whether the code that calls this runs inside of a transform of torch.func, such as vmap, grad or jvp."""
+    return _transform_level() is not None
 
 
 def uncompiled() -> AbstractContextManager[None]:

@@ -285,6 +285,7 @@ def check_length(model: nn.Module, inputs: Inputs) -> None:
             "numbers, as audio and tables have. If it is the embeddings [t, d] of one text or one channel of a "
             "picture: is the batch axis missing? Add it with x[None]."
         )
+    _check_video(model, inputs, reads)
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.ndim in (2, 3)]
     if inputs.kind != "text" or inputs.signal or not tensors:
         return
@@ -294,6 +295,17 @@ def check_length(model: nn.Module, inputs: Inputs) -> None:
         raise InputError(
             f"the text has {length} tokens, but {type(model).__name__} has {limit} positions. "
             "Shorten it, or tokenize with truncation=True if cutting the end is acceptable."
+        )
+
+
+def _check_video(model: nn.Module, inputs: Inputs, reads: str) -> None:
+    """Refuse five axes where the configuration of the model speaks of pictures, and of no frames."""
+    config = getattr(model, "config", None)
+    pictures = reads == "pixel_values" and hasattr(config, "image_size") and not hasattr(config, "num_frames")
+    if pictures and inputs.main is None and inputs.shown.ndim == 5:
+        raise InputError(
+            f"{type(model).__name__} reads pictures [b, 3, h, w], but the input has shape {tuple(inputs.shown.shape)}, "
+            "as video has. Is there one axis too many? Take it away with x[0], or explain the frames as a batch."
         )
 
 

@@ -276,13 +276,13 @@ def run(  # noqa: PLR0913  (one parameter for each option of the command line)
             metrics=tuple(metric) if metric else None,
             **settings,
         )
-    tell_left_out(made)
     with resumable(), silent(), bar() as watch:
         found = bench.run(made, output, engine=worker, watch=watch)
     old = found.done - found.fresh
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
     if found.skipped:
         note(f"{found.skipped} results were skipped; the table says why")
+    tell_left_out(made)
     tell_older(found, output)
     if quick:
         typer.echo(bench.render(bench.tables(output, seed=seed)), nl=False)

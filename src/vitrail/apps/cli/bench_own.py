@@ -69,8 +69,8 @@ def _command(protocol: str, limit: int, show: "Callable[[bench.Plan, Path | None
             device=device,
             seed=seed,
         )
-        tell_left_out(plan)
         show(plan, output)
+        tell_left_out(plan)
 
     return command
 

@@ -107,6 +107,8 @@ def _check(source: Source, target: str | None, versus: str | None, top: int | No
         raise InputError(f"{source.given} is a folder, but a contrast is of one input. For a folder: vitrail audit.")
     if top is not None and (target is not None or versus is not None):
         raise OptionError("--top takes the most likely classes: leave out --target and --versus.")
+    if top is not None and top < 2:
+        raise OptionError(f"--top {top}: a sheet takes 2 classes or more.")
     if output is not None:
         check_file(output)
     if top is not None and (output is None or output.suffix.lower() not in (".png", ".pdf")):
@@ -150,15 +152,14 @@ def _image_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribu
 
 
 def _text_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> "Figure":
-    from vitrail.plots.tokens import Row as Line
-    from vitrail.plots.tokens import pieces, sentence_figure
+    from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 
     names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
     groups = [
         (
             f"green: {own}",
             [
-                Line(f"red: {other}" if other != own else "alone", pieces(cell, 0))
+                SentenceRow(f"red: {other}" if other != own else "alone", pieces(cell, 0))
                 for other, cell in zip(names, row, strict=True)
             ],
         )

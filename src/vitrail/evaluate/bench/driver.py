@@ -39,10 +39,18 @@ def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
         if not any(d == spec for _, d in pairs):
             raise OptionError(f"the data here is {_described([spec])}, which no model of the plan reads.")
     _check_protocols(plan)
-    for trial in plan.trials:
-        if trial.named and not any(applies(trial, kind, plan.preset) for kind in kinds.values()):
-            raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
+    _check_trials(plan, set(kinds.values()))
     return pairs
+
+
+def _check_trials(plan: Plan, kinds: Set[str]) -> None:
+    """Refuse a method that explains no such data, and options it does not have."""
+    for trial in plan.trials:
+        fitting = [kind for kind in kinds if applies(trial, kind, plan.preset)]
+        if trial.named and not fitting:
+            raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
+        for kind in fitting:
+            trial.resolved(plan.preset, "image" if kind == "image" else "text")
 
 
 def left_out(plan: Plan) -> tuple[str, ...]:

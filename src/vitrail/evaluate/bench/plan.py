@@ -62,6 +62,14 @@ CHOICES: Mapping[str, Collection[str]] = {
     "target": CLASSES,
 }
 
+NUMBERS: Mapping[str, tuple[int, int]] = {
+    "batch": (1, 2**31 - 1),
+    "forward_batch": (1, 2**31 - 1),
+    "limit": (1, 2**63 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+}
+"""The least and the largest value of each number of a plan."""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -147,8 +155,7 @@ class Plan:
         if not self.trials and self.ablation is None:
             raise OptionError("a plan needs methods or an ablation, but none is named.")
         self._check_choices()
-        if self.batch < 1 or self.forward_batch < 1:
-            raise OptionError(f"batch={self.batch}, forward_batch={self.forward_batch}: both have to be at least 1.")
+        self._check_numbers()
         for trial in self.trials:
             if trial.name not in METHODS:
                 raise MethodError(f"unknown method {trial.name!r}. {suggest(trial.name, METHODS)}")
@@ -158,6 +165,14 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value not in table:
                 raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
+
+    def _check_numbers(self) -> None:
+        for name, (least, most) in NUMBERS.items():
+            value = getattr(self, name)
+            if value is None and name == "limit":
+                continue
+            if type(value) is not int or not least <= value <= most:
+                raise OptionError(f"{name}={value!r}: it has to be a whole number from {least} to {most}.")
 
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""

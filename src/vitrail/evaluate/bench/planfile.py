@@ -61,7 +61,7 @@ def read_plan(path: str | Path) -> Plan:
         if name not in known:
             raise OptionError(f"{path}: a plan has no entry {name!r}. {suggest(name, known)}")
     rest = {name: x for name, x in content.items() if name not in {"models", "data", "methods", "protocols", "metrics"}}
-    metrics = content.get("metrics")
+    metrics = None if content.get("metrics") is None else _list(content, "metrics", path)
     return Plan(
         models=tuple(_model(x) for x in _list(content, "models", path)),
         data=tuple(_data(x) for x in _list(content, "data", path)),
@@ -126,4 +126,7 @@ def _only(given: Any, names: Sequence[str] | None, what: str) -> dict[str, Any]:
     if not isinstance(given, dict) or "name" not in given or (names and not set(given) <= set(names)):
         wanted = ", ".join(names) if names else "name and the conventions to change"
         raise InputError(f"{given!r} is not {what}: it takes a name, or a mapping with {wanted}.")
+    options = given.get("options", {})
+    if names and "options" in names and not isinstance(options, dict):
+        raise InputError(f"{given!r}: options is a mapping of names to values, but {options!r} was given.")
     return given

@@ -50,6 +50,7 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
+VERSION = 0  # of the tables, kept as user_version
 FORMAT = 0x56495452  # "VITR": tells our files from other databases
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (id TEXT PRIMARY KEY, about TEXT NOT NULL) WITHOUT ROWID;
@@ -227,6 +228,8 @@ class Store:
 @contextmanager
 def writing(path: Path) -> Iterator[Store]:
     """The results file, made if it is not there, locked against other writers."""
+    if path.is_file():  # a file of another kind is refused before anything is written beside it
+        _connect(path, create=False).close()
     with locked(path), closing(_connect(path, create=True)) as connection:
         yield Store(path, connection)
 
@@ -237,6 +240,9 @@ def reading(path: Path) -> Iterator[Store]:
     if not path.is_file():
         raise OutputError(f"there are no results at {path}. vitrail bench run writes them.")
     with closing(_connect(path, create=False)) as connection:
+        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'results'").fetchone()
+        if not tables:
+            raise OutputError(f"{path} holds no results yet. vitrail bench run writes them.")
         yield Store(path, connection)
 
 
@@ -250,6 +256,11 @@ def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
         (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         if tables and found != FORMAT:
             raise OutputError(f"{path} is a database, but not of vitrail's results. Choose another file.")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise OutputError(
+                f"{path} was written by a newer vitrail (format {version}). Install that, or choose another file."
+            )
         if create and not tables:
             connection.execute(f"PRAGMA application_id = {FORMAT}")
         if create:  # also for a file of an earlier version, which lacks a table

@@ -30,6 +30,7 @@ def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
     """A model for images, sequences, questions or next tokens, with its processor or tokenizer."""
     transformers = _transformers(name)
     config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
+    _check_depth(name, config)
     auto, task = _task(name, config)
     model = _model(name, getattr(transformers, auto), pickles=pickles)
     if task == "image":
@@ -71,6 +72,16 @@ def _fetch(name: str, get: Callable[[], T]) -> T:
         reason = " ".join(str(error).split()) or type(error).__name__
         where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
         raise ModelError(f"{name!r} could not be loaded from {where}: {reason}") from error
+
+
+def _check_depth(name: str, config: Any) -> None:  # noqa: ANN401
+    """Refuse a config whose model would take hours to build, before anything is built."""
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ModelError(f"the config of {name!r} asks for {layers:,} layers; at most {MOST_LAYERS:,} are loaded.")
+
+
+MOST_LAYERS = 2_000
 
 
 def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401
