@@ -71,6 +71,15 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 """The least and the largest value of each number of a plan."""
 
 
+def check_number(name: str, value: object) -> None:
+    """Refuse what is no whole number in the range of this setting; None stands for no limit."""
+    least, most = NUMBERS[name]
+    if value is None and name == "limit":
+        return
+    if type(value) is not int or not least <= value <= most:
+        raise OptionError(f"{name}={value!r}: it has to be a whole number from {least} to {most}.")
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model by the name that `vitrail.loading.load` takes."""
@@ -167,12 +176,8 @@ class Plan:
                 raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
 
     def _check_numbers(self) -> None:
-        for name, (least, most) in NUMBERS.items():
-            value = getattr(self, name)
-            if value is None and name == "limit":
-                continue
-            if type(value) is not int or not least <= value <= most:
-                raise OptionError(f"{name}={value!r}: it has to be a whole number from {least} to {most}.")
+        for name in NUMBERS:
+            check_number(name, getattr(self, name))
 
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
 from vitrail.evaluate.bench.opened import OWN, find_entry, guess
-from vitrail.evaluate.bench.plan import DataSpec, ModelSpec, Plan, Trial
+from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial, check_number
 from vitrail.evaluate.bench.protocols import Protocol, find_protocol
 from vitrail.evaluate.data import DATASETS
 from vitrail.methods import METHODS
@@ -61,15 +61,25 @@ def read_plan(path: str | Path) -> Plan:
         if name not in known:
             raise OptionError(f"{path}: a plan has no entry {name!r}. {suggest(name, known)}")
     rest = {name: x for name, x in content.items() if name not in {"models", "data", "methods", "protocols", "metrics"}}
+    _check_settings(rest, path)
     metrics = None if content.get("metrics") is None else _list(content, "metrics", path)
     return Plan(
         models=tuple(_model(x) for x in _list(content, "models", path)),
         data=tuple(_data(x) for x in _list(content, "data", path)),
         trials=tuple(t for x in _methods(content, path) for t in _trial(x)),
         protocols=tuple(_protocol(x) for x in _list(content, "protocols", path)),
-        metrics=None if metrics is None else tuple(metrics),
+        metrics=None if metrics is None else tuple(map(str, metrics)),
         **rest,
     )
+
+
+def _check_settings(rest: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse settings of another type than they have."""
+    for name, value in rest.items():
+        if name in NUMBERS:
+            check_number(name, value)
+        elif not isinstance(value, str) and not (value is None and name in {"ablation", "target"}):
+            raise InputError(f"{path}: {name} is a word, but {value!r} was given.")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -126,7 +136,20 @@ def _only(given: Any, names: Sequence[str] | None, what: str) -> dict[str, Any]:
     if not isinstance(given, dict) or "name" not in given or (names and not set(given) <= set(names)):
         wanted = ", ".join(names) if names else "name and the conventions to change"
         raise InputError(f"{given!r} is not {what}: it takes a name, or a mapping with {wanted}.")
-    options = given.get("options", {})
-    if names and "options" in names and not isinstance(options, dict):
-        raise InputError(f"{given!r}: options is a mapping of names to values, but {options!r} was given.")
+    for name in names or ():
+        if name in given and not (given[name] is None and name in {"arch", "limit", "subset"}):
+            kind, described = ENTRIES[name]
+            if not isinstance(given[name], kind) or isinstance(given[name], bool):
+                raise InputError(f"{given!r} is not {what}: {name} is {described}, but {given[name]!r} was given.")
     return given
+
+
+ENTRIES: dict[str, tuple[type, str]] = {
+    "name": (str, "a word"),
+    "arch": (str, "a word"),
+    "path": (str, "a path"),
+    "options": (dict, "a mapping of names to values"),
+    "limit": (int, "a whole number"),
+    "subset": (int, "a whole number"),
+}
+"""The type of each entry of a mapping in a plan, and how a message calls it."""

@@ -65,6 +65,8 @@ CREATE TABLE IF NOT EXISTS contents (
 """
 PATIENCE = 60.0  # seconds that a reader and the writer wait for each other
 About = Mapping[str, Any]
+PARTS = frozenset({"model", "data", "protocol", "method"})
+"""What every run says of itself."""
 
 
 def identity(about: About) -> str:
@@ -179,7 +181,11 @@ class Store:
     def runs(self) -> dict[str, dict[str, Any]]:
         """Every run with what it is, in an order that does not depend on when it was made."""
         found = self.connection.execute("SELECT id, about FROM runs")
-        return dict(sorted((name, json.loads(about)) for name, about in found))
+        runs = dict(sorted((name, json.loads(about)) for name, about in found))
+        for name, about in runs.items():
+            if not isinstance(about, dict) or not about.keys() >= PARTS:
+                raise OutputError(f"{self.path} is damaged: its run {name!r} does not say what it is.")
+        return runs
 
     def metrics(self, run: str) -> set[str]:
         """What was measured or skipped."""
@@ -240,10 +246,13 @@ def reading(path: Path) -> Iterator[Store]:
     if not path.is_file():
         raise OutputError(f"there are no results at {path}. vitrail bench run writes them.")
     with closing(_connect(path, create=False)) as connection:
-        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'results'").fetchone()
-        if not tables:
-            raise OutputError(f"{path} holds no results yet. vitrail bench run writes them.")
-        yield Store(path, connection)
+        try:
+            (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'results'").fetchone()
+            if not tables:
+                raise OutputError(f"{path} holds no results yet. vitrail bench run writes them.")
+            yield Store(path, connection)
+        except (sqlite3.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise OutputError(f"{path} is damaged and cannot be read: {error}. Restore it, or run again.") from error
 
 
 def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
@@ -265,7 +274,7 @@ def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
             connection.execute(f"PRAGMA application_id = {FORMAT}")
         if create:  # also for a file of an earlier version, which lacks a table
             connection.executescript(SCHEMA)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         if connection is not None:
             connection.close()
         raise OutputError(f"{path} cannot be opened as a results file: {error}.") from error
