@@ -274,7 +274,7 @@ def test_the_model_is_as_it_was_also_after_an_error(monkeypatch):
     model = Linear().train()
     before = model.weight.detach().clone()
     go(other(), model)
-    monkeypatch.setattr("vitrail.tools.rewrite.Walk.step", lambda *_: 1 / 0)
+    monkeypatch.setattr("vitrail.tools.rewrite.PixelPath.step", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         go(other(), model)
     assert model.training
