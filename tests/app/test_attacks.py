@@ -55,7 +55,8 @@ def pid(ready):
 def usual(visitor):
     """Seconds that a quick request may take: one, or more where the machine does other things too."""
     quick_seconds(visitor)
-    return max(1.0, 5 * quick_seconds(visitor))
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # the second request is read from what is kept
+    return max(busy, 5 * quick_seconds(visitor))
 
 
 def picture(side=64, form="PNG"):
