@@ -92,7 +92,7 @@ def test_pictures_are_written_for_images_and_texts(tmp_path, suffix, start):
 def test_a_picture_says_how_it_was_made(tmp_path):
     kept = Image.open(save(image(preset="paper"), tmp_path / "x.png")).info
     assert kept["Title"] == "gae: logit of 3/4"
-    assert "preset paper" in kept["Runner"]
+    assert "preset paper" in kept["Subject"]
 
 
 def test_a_figure_is_saved_by_its_suffix(tmp_path):
@@ -247,7 +247,7 @@ CONTRADICTIONS = {
     "infinity in layers": (text, [array("layers", filled(-np.inf))]),
     "version 0": (text, [field("version", 0)]),
     "a negative version": (text, [field("version", -1)]),
-    "a later version": (text, [field("version", 2)]),
+    "a later version": (text, [field("version", 3)]),
     "half a version": (text, [field("version", 0.5)]),
     "a version in words": (text, [field("version", "1")]),
     "a version of truth": (text, [field("version", value=True)]),
