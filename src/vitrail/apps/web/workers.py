@@ -149,6 +149,7 @@ class Workers:
 async def _finished(job: Job, future: "Future[Any]") -> Any:  # noqa: ANN401
     """The result; a job that is stopped or late while it waits in its queue does not wait any longer."""
     waiting = asyncio.wrap_future(future)
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # read also when the client has left
     try:
         while not (await asyncio.wait({waiting}, timeout=LOOK_AGAIN))[0]:
             if (job.stop.is_set() or time.monotonic() > job.deadline) and future.cancel():
