@@ -102,6 +102,11 @@ def _text(stream: Tensor, inputs: Inputs, source: Tensor | None) -> Origin | str
         if tokens != words:
             return f"the blocks work on {tokens} tokens where the text has {words}"
         return Origin(tokens, tuple(range(tokens)), measured=False)
+    if inputs.attention_mask is not None and tokens == words and found.shape == inputs.attention_mask.shape:
+        # Some models multiply the embeddings of padding by zero: padding feeds nothing, and has no score either.
+        own = torch.arange(found.numel(), device=found.device).view_as(found)
+        hidden = (found == NOWHERE) & (inputs.attention_mask == 0).to(found.device)
+        found = torch.where(hidden, own, found)
     return _in_samples(found, tokens, None)
 
 
