@@ -11,7 +11,7 @@ import vitrail
 from vitrail.capture import torch_private
 
 SOURCE = str(Path(vitrail.__file__).parent)
-MOST_FUNCTIONS, MOST_FILES = 250, 38
+MOST_FUNCTIONS, MOST_FILES = 270, 40
 
 
 def passed(call) -> set[tuple[str, str]]:

@@ -304,7 +304,7 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     origin = _origin(inputs, body, seen)
     if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
-        return Structure(origin, None if body.blocks else check_chain(seen.outside), (unknown,))
+        return Structure(origin, None if body.blocks else check_chain(seen.outside, inputs.batch), (unknown,))
     assumed: list[str] = []
     refusal, used = None, 0
     if _attached(seen):

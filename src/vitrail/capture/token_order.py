@@ -106,8 +106,8 @@ def check_beside(blocks: list[MeasuredBlock], body: Body) -> str | None:
     return None
 
 
-def check_chain(calls: list[AttentionCall]) -> str | None:
-    """Why attention calls outside of blocks are not one after the other; None if they are."""
+def check_chain(calls: list[AttentionCall], batch: int) -> str | None:
+    """Why attention calls outside of blocks are not one after the other, token by token; None if they are."""
     for index, (first, second) in enumerate(pairwise(calls)):
         given = node_of(first.weights if first.weights is not None else first.output)
         read = [node_of(x) for x in (second.query, second.key, second.value, second.weights)]
@@ -116,7 +116,22 @@ def check_chain(calls: list[AttentionCall]) -> str | None:
                 f"attention call {index + 1} of {len(calls)} does not read what call {index} gives: they stand side "
                 f"by side, and no block tells how they are joined. {AT_THE_INPUTS}"
             )
+        if (refusal := _check_handed_on(first, second, index, batch)) is not None:
+            return refusal
     return None
+
+
+def _check_handed_on(first: AttentionCall, second: AttentionCall, index: int, batch: int) -> str | None:
+    """Why what one call gives does not reach the same tokens of the next; None if it does."""
+    place = first.weights if first.weights is not None else first.output
+    shaped = [with_heads(x, batch) for x in (second.query, second.key, second.value) if x is not None]
+    rows = [(x, numbered(x)) for x in shaped if x is not None]
+    if place is None or not place.requires_grad or not rows:
+        return None
+    (found,) = sources(rows, [place], channels=place.ndim - 1)
+    if found is None:
+        return None
+    return compare_rows(found.reshape(batch, -1, place.shape[-2]), "what the next call reads", index)
 
 
 def _by_rank(rows: Rows, places: list[Tensor]) -> list[Tensor | None]:
