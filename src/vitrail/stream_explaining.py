@@ -79,7 +79,8 @@ def _single(found: Discovery) -> bool:
 
 def _may_have(model: nn.Module, inputs: Inputs) -> bool:
     config = getattr(model, "config", None)
-    if getattr(config, "model_type", "") == "clip":  # its towers do not meet: the picture is explained for the texts
+    kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
+    if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts
         return False
     both = len(LOOKED_AT & inputs.kwargs.keys()) > 1
     decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())

@@ -39,7 +39,16 @@ class Ablated:
 
     def scores(self, keep: Keep, *, batch: int) -> Float[Tensor, " m"]:
         """The scalar of the sample, with only some of its tokens, some ablations at a time."""
-        return torch.cat([self._some(some & self.real) for some in keep.split(batch)])
+        return torch.cat([self._of_any_length(some & self.real) for some in keep.split(batch)])
+
+    def _of_any_length(self, keep: Keep) -> Float[Tensor, " m"]:
+        """Ablations of all lengths at once where the model is given a mask, else those of one length at a time."""
+        lengths = keep.sum(dim=1)
+        if self.runner.inputs.attention_mask is not None or bool((lengths == lengths[0]).all()):
+            return self._some(keep)
+        places = [(lengths == length).nonzero()[:, 0] for length in lengths.unique()]
+        found = torch.cat([self._some(keep[place]) for place in places])
+        return found[torch.cat(places).argsort()]
 
     def _some(self, keep: Keep) -> Float[Tensor, " m"]:
         order = (~keep).int().sort(dim=1, stable=True).indices[:, : int(keep.sum(dim=1).max())]
