@@ -81,13 +81,15 @@ class Ablated:
 
 def ablated(runner: Runner, sample: int) -> Ablated:
     """A sample, and its tokens that may be removed: before the answer, or all but special ones and the one read."""
-    valid, part = runner.run.patches(runner.run.valid)[sample], runner.part
+    every, part = runner.run.patches(runner.run.valid), runner.part
+    valid = every[sample]
     if part.rows is not None and not sequences_of(runner.inputs).decoder:
         first = (part.rows[sample] > 0).int().argmax() + 1
         return Ablated(runner, sample, valid & (torch.arange(len(valid), device=valid.device) < first), valid)
     context = valid.clone()
     if runner.inputs.ids is not None:
-        context &= ~special_tokens(runner.inputs)[sample].to(context.device)
+        measured = replace(runner.inputs, attention_mask=every.to(runner.inputs.ids.device, torch.int64))
+        context &= ~special_tokens(measured)[sample].to(context.device)
     if part.position is not None:
         context[part.position[sample]] = False
     return Ablated(runner, sample, context, valid)
