@@ -47,7 +47,7 @@ def visits(browser, *own):
     yield open_page
     for page in opened:
         page.context.close()
-    assert (outside, wrong) == ([], [])
+    assert (outside, wrong) == ([], []), (outside, wrong)
 
 
 def sideways(page):

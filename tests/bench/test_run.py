@@ -303,7 +303,7 @@ def test_a_plan_says_what_it_lacks(plan_of):
         ({"trials": ()}, "needs methods or an ablation"),
         ({"models": ()}, "needs models"),
         ({"dtype": "float8"}, "there is no dtype"),
-        ({"batch": 0}, "at least 1"),
+        ({"batch": 0}, "a whole number from 1"),
         ({"ablation": "vtram"}, "Did you mean vtranm"),
     ):
         with pytest.raises(OptionError, match=words):
