@@ -50,9 +50,29 @@ def _contributions(
         yield cut, (some * read[:, :, cut, None]) @ slices
 
 
+def check_added(layer: Layer, change: Float[Tensor, "b t d"]) -> None:
+    """Refuse a layer whose stream does not change by what attention gives, but for a bias that all tokens share."""
+    output = widen(layer.get("output")).to(change.dtype)
+    given = output.transpose(1, 2).flatten(2) @ widen(layer.get("output_weight")).to(change.dtype).T
+    given = given if layer.attention_scale is None else given * layer.attention_scale.to(change.dtype)
+    given = given if layer.output_rows is None else given * layer.output_rows.to(change.dtype)[..., None]
+    rest = (change - given)[layer.valid]
+    size = float(given[layer.valid].abs().amax())
+    slack = 1e-3 * size
+    if layer.get("output").dtype.itemsize < 4:  # half precision rounds the stream, which may be larger than the change
+        slack = 0.05 * max(size, float(layer.state("entering").abs().amax()))
+    if float((rest - rest[:1]).abs().amax()) > slack:
+        raise MethodError(
+            f"ifr and flashtrace compare the stream after attention with what attention adds, but in layer "
+            f"{layer.index} the feed-forward part reads another stream: attention and feed-forward stand side by side, "
+            "or attention is changed before it is added. Take gae or attn_lrp."
+        )
+
+
 def layer_share(layer: Layer, weights: Weights) -> Weights:
     """The share of each token in what attention leaves at the span; what the skip connection carries is the rest."""
     entering, after = layer.state("entering"), layer.state("ffn_entering")
+    check_added(layer, after - entering)
     whole, own = ((weights.to(x.dtype)[:, None] @ x).squeeze(1) for x in (after, entering))
     found = torch.cat(
         [proximity(part, whole[:, None, None]).sum(dim=1) for _, part in _contributions(layer, weights, whole.dtype)],
