@@ -564,7 +564,11 @@ def test_a_model_may_reach_through_a_wrapper():
     assert vitrail.explain(InsideParallel(), IDS, "gae", 1).scores.shape == IDS.shape
 
 
-def test_compiled_methods_and_attributes_run_as_they_were_written():
+@pytest.mark.parametrize("older", [False, True], ids=["this_torch", "torch_before_2.15"])
+def test_compiled_methods_and_attributes_run_as_they_were_written(older, monkeypatch):
+    if older:
+        monkeypatch.delattr("torch._dynamo.eval_frame._use_eager_on_nested_compile", raising=False)
+
     class Compiled(Plain):
         @torch.compile(backend="eager")
         def read(self, x):

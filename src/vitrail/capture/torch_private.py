@@ -7,6 +7,7 @@ is needed for.
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -65,7 +66,17 @@ def uncompiled() -> AbstractContextManager[None]:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # if it is not imported, nothing is compiled
     if dynamo is None:
         return nullcontext()
-    return _private("_dynamo.eval_frame._use_eager_on_nested_compile", "run compiled functions as they were written")()
+    as_written = getattr(dynamo, "_use_eager_on_nested_compile", None)
+    return _inside_a_kernel() if as_written is None else as_written()
+
+
+def _inside_a_kernel() -> AbstractContextManager[None]:
+    """The same for torch before 2.15: compiled functions run as written where a kernel of a fake tensor is at work.
+
+    Compiled functions ask the tracing context of their own thread for this, before they look at anything else.
+    """
+    guards = _private("_guards", "run compiled functions as they were written")
+    return guards.tracing(guards.TracingContext(SimpleNamespace(in_kernel_invocation=True, shape_env=None)))
 
 
 def saved_logsumexp(output: Tensor) -> Tensor | None:
