@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 START = "from vitrail.apps.cli import main; main()"
 
@@ -22,6 +23,27 @@ def _await(address):
         except OSError:
             time.sleep(0.1)
     raise AssertionError(f"nothing answers at {address}")
+
+
+def server_process(address):
+    """The number of the process that listens at this address."""
+    port = int(address.rstrip("/").rsplit(":", 1)[1])
+    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    inode = next(row.split()[9] for row in table if row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A")
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            links = [os.readlink(f"/proc/{number}/fd/{fd}") for fd in os.listdir(f"/proc/{number}/fd")]
+        except OSError:
+            continue
+        if f"socket:[{inode}]" in links:
+            return int(number)
+    raise AssertionError("the server's process was not found")
+
+
+def memory(pid, kind="VmRSS"):
+    """Bytes of memory a process holds; at its peak with `VmHWM`."""
+    with open(f"/proc/{pid}/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
 
 @contextmanager

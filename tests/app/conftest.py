@@ -7,7 +7,7 @@ from browsing import chromium, visits
 from http_visitor import new_visitor
 from safetensors.torch import load_file
 from saved_models import save_vit
-from served_page import served
+from served_page import memory, served, server_process
 
 from vitrail.apps.web import actions
 from vitrail.apps.web.explaining import Explorer, Results
@@ -71,13 +71,19 @@ def page(tiny, pickled):
 
 
 @pytest.fixture(scope="session")
-def ready(page):
-    """The page's address once the models are there."""
+def started(page):
+    """Bytes of memory that the server holds when its model is there, before anything is asked."""
     address = page[0]
     link = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
     link.request("GET", "/api/models")
     assert link.getresponse().status == 200
-    return address
+    return memory(server_process(address))
+
+
+@pytest.fixture(scope="session")
+def ready(page, started):
+    """The page's address once the model is there."""
+    return page[0]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from io import BytesIO
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,6 +15,7 @@ from http_visitor import Visitor, new_visitor, quick_seconds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from served_page import memory, server_process
 from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
@@ -29,26 +29,14 @@ from vitrail.errors import MissingExtraError, OptionError
 MEMORY = 2 * 2**30
 
 
-def resident(pid):
-    """Bytes of memory a process holds, at its peak."""
-    with open(f"/proc/{pid}/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 @pytest.fixture
 def pid(ready):
     """The server's process."""
-    port = urlsplit(ready).port
-    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    inode = next(row.split()[9] for row in table if row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A")
-    for number in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            links = [os.readlink(f"/proc/{number}/fd/{fd}") for fd in os.listdir(f"/proc/{number}/fd")]
-        except OSError:
-            continue
-        if f"socket:[{inode}]" in links:
-            return int(number)
-    raise AssertionError("the server's process was not found")
+    return server_process(ready)
+
+
+def test_memory_after_the_start_is_small(started):
+    assert started < 900e6, f"{started / 1e6:.0f} MB"
 
 
 @pytest.fixture
@@ -207,7 +195,7 @@ def test_a_body_of_200_mb_is_refused_at_once(visitor, pid, usual):
         assert time.monotonic() - begun < 30
         link.close()
     assert quick_seconds(visitor) < usual
-    assert resident(pid) < MEMORY
+    assert memory(pid, "VmHWM") < MEMORY
     status, (answer,) = visitor.post("explain", b"x" * 100_000, **{"content-type": "application/json"})
     assert (status, "0.0625 MB" in answer["error"]) == (413, True)
 
@@ -227,7 +215,7 @@ def test_twelve_large_pictures_at_once_stay_within_memory(ready, pid, usual):
     assert all(status in (200, 429) for status, _ in found)
     assert any(status == 200 for status, _ in found)
     assert max(waits) < usual
-    assert resident(pid) < MEMORY
+    assert memory(pid, "VmHWM") < MEMORY
     status, (answer,) = others[0].post("inputs", bomb(60_000, 60_000))
     assert (status, "pixels" in answer["error"] or "too large" in answer["error"]) == (422, True)
 

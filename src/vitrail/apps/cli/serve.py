@@ -81,7 +81,8 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     from vitrail.apps.web.server import LOOPBACK, Settings, server
 
     limits = Limits(upload=max_upload * MEGABYTE, pixels=max_pixels * MEGAPIXEL, letters=max_letters)
-    settings = Settings(host, port, tuple(allow or ()), any_model, pickled_weights, tuple(allow_host or ()), limits)
+    names, allowed = tuple(allow_host or ()), tuple(allow or ())
+    settings = Settings(host, port, allowed, any_model, pickled_weights, names, limits, alone=True)
     with busy("getting the page ready"):
         made, listening = server(settings)
     name, number = listening.getsockname()[:2]

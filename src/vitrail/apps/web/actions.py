@@ -34,17 +34,16 @@ from vitrail.attribution import Attribution
 from vitrail.errors import OptionError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
-from vitrail.models.loading import EMBEDDED
 
+FIRST = "photo"
+"""The model that is opened at the start. Others are opened when first asked for: each keeps 20 to 100 MB."""
 FOUND = 40
 """Classes that one search lists."""
 
 
 def start(explorer: Explorer) -> dict[str, Any]:
-    """What the page needs once: models, methods and fills; the embedded models are opened."""
-    for name in EMBEDDED:
-        kind = "text" if name == "sentiment" else "image"
-        explorer.models.open(name, kind)
+    """What the page needs once: models, methods and fills; the model of the first example is opened."""
+    explorer.models.open(FIRST, "image")
     return {
         "models": {kind: explorer.models.names(kind) for kind in ("image", "text")},
         "any_model": explorer.models.any_model,

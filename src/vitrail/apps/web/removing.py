@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, UInt8
-from scipy.stats import t as student
 from torch import Tensor
 
 from vitrail.apps.web.explaining import Case, Explorer
@@ -70,7 +70,7 @@ def advantage(curve: Curve, random: Float[np.ndarray, "r l"]) -> Advantage:
     """The mean difference to random orders, and where the difference to one more random order lies (95 %)."""
     gains = random.mean(axis=1) - curve.mean()
     middle = float(gains.mean())
-    reach = float(student.ppf(CERTAIN, len(gains) - 1) * gains.std(ddof=1) * np.sqrt(1 + 1 / len(gains)))
+    reach = float(scipy.stats.t.ppf(CERTAIN, len(gains) - 1) * gains.std(ddof=1) * np.sqrt(1 + 1 / len(gains)))
     return Advantage(middle, middle - reach, middle + reach)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -75,6 +76,8 @@ class Served:
 
     def _load(self) -> tuple[Any, Any, dict[str, Any]]:
         # Imported here: torch and transformers take seconds, in which the page is already shown.
+        if self.settings.alone and not import_module("torch").cuda.is_available():
+            leave_out("triton")  # it compiles for GPUs only, and takes 70 MB
         actions = import_module("vitrail.apps.web.actions")
         explaining = import_module("vitrail.apps.web.explaining")
         cache = import_module("vitrail.apps.web.model_cache").ModelCache
@@ -104,6 +107,11 @@ class Served:
         """End the workers and delete the folder."""
         self.workers.close()
         self.sessions.close()
+
+
+def leave_out(package: str) -> None:
+    """Let imports of a package that is not imported yet fail in this process, as where it is not installed."""
+    sys.modules.setdefault(package, None)  # pyright: ignore[reportArgumentType]
 
 
 def _of(request: Request) -> Served:

@@ -25,6 +25,7 @@ class Settings:
         allowed: models that visitors may open beside the embedded ones.
         any_model: let them open any.
         pickles: also open models whose weights are pickled.
+        alone: the process serves this page and nothing else, so what the page does not need is not imported.
     """
 
     host: str = HOST
@@ -34,6 +35,7 @@ class Settings:
     pickles: bool = False
     names: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
+    alone: bool = False
 
 
 def require_extra() -> None:

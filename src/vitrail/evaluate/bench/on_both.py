@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from vitrail.errors import InputError
@@ -39,7 +39,7 @@ def ranks(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
     rows = _rows(batch, shown.scores)
     if any(np.isnan(row).any() for row in rows):
         raise InputError("the map has NaN.")
-    return [{"ranks": (2 * rankdata(row)).astype(int).tolist()} for row in rows]
+    return [{"ranks": (2 * scipy.stats.rankdata(row)).astype(int).tolist()} for row in rows]
 
 
 def _alike(batch: Batch, scores: Tensor, other: Tensor) -> np.ndarray:

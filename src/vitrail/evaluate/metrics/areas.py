@@ -14,8 +14,8 @@ explained class; p_k is `[n, levels]`, the same after removal.
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.integrate import trapezoid
 
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import Numbers, check_same, look_up, numbers_of, to_array
@@ -27,14 +27,14 @@ Rule = Callable[[Curves, Points], Float[np.ndarray, " n"]]
 
 def chefer(values: Curves, levels: Points) -> Float[np.ndarray, " n"]:
     """Trapezoid up to the last level, times 100."""
-    return 100 * trapezoid(values, levels, axis=0)
+    return 100 * scipy.integrate.trapezoid(values, levels, axis=0)
 
 
 def bi(values: Curves, levels: Points) -> Float[np.ndarray, " n"]:
     """Trapezoid with a last point (1, 0)."""
     if levels[-1] >= 1:
         raise InputError(f"rule 'bi' adds the point (1, 0) itself, but the last level is {levels[-1]:g}.")
-    return trapezoid(np.vstack([values, 0 * values[:1]]), np.append(levels, 1.0), axis=0)
+    return scipy.integrate.trapezoid(np.vstack([values, 0 * values[:1]]), np.append(levels, 1.0), axis=0)
 
 
 def mean(values: Curves, levels: Points) -> Float[np.ndarray, " n"]:
@@ -46,7 +46,7 @@ def unit(values: Curves, levels: Points) -> Float[np.ndarray, " n"]:
     """Trapezoid over [0, 1], times 100."""
     if (levels[0], levels[-1]) != (0, 1):
         raise InputError(f"rule 'unit' needs levels from 0 to 1, but they run from {levels[0]:g} to {levels[-1]:g}.")
-    return 100 * trapezoid(values, levels, axis=0)
+    return 100 * scipy.integrate.trapezoid(values, levels, axis=0)
 
 
 def _tenths(count: int) -> Points:

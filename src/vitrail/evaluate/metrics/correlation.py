@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
-from scipy.stats import kendalltau, rankdata
 
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import Numbers, check_same, flags_of, look_up, numbers_of, to_array
@@ -16,7 +16,7 @@ Rows = Float[np.ndarray, "n t"]
 
 def _by_scores(a: Row, b: Row) -> float:
     """Ordinary tau-b of the scores."""
-    return float(kendalltau(a, b).statistic)  # pyright: ignore[reportAttributeAccessIssue]
+    return float(scipy.stats.kendalltau(a, b).statistic)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _by_positions(a: Row, b: Row) -> float:
@@ -110,12 +110,12 @@ def _real(valid: Numbers | None, rows: Rows) -> Bool[np.ndarray, "n t"] | None:
 def _unit_ranks(rows: Rows, valid: Bool[np.ndarray, "n t"] | None) -> Rows:
     """Ranks with mean 0 and length 1, so that products are correlations; zeros where not real, or all equal."""
     if valid is None:
-        ranks = rankdata(rows, axis=1)
+        ranks = scipy.stats.rankdata(rows, axis=1)
         centred = ranks - ranks.mean(axis=1, keepdims=True)
     else:
         centred = np.zeros_like(rows)
         for out, row, real in zip(centred, rows, valid, strict=True):
-            ranks = rankdata(row[real])
+            ranks = scipy.stats.rankdata(row[real])
             out[real] = ranks - ranks.mean()
     length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
     return centred / np.where(length > 0, length, 1)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.integrate import trapezoid
 from torch import Tensor
 
 from vitrail.errors import InputError
@@ -179,7 +179,7 @@ class Curve:
     @property
     def auc(self) -> Float[np.ndarray, " b"]:
         """The area under each image's curve by trapezoids, its points at equal distances from 0 to 1."""
-        return trapezoid(self.probability, dx=1 / max(1, len(self.levels) - 1), axis=0)
+        return scipy.integrate.trapezoid(self.probability, dx=1 / max(1, len(self.levels) - 1), axis=0)
 
 
 def perturbation_curve(  # noqa: PLR0913  (one option for each convention the papers differ in)

@@ -9,10 +9,10 @@ Boxes are left, top, right, bottom in pixels, right and bottom outside the box; 
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from scipy import ndimage
 
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import (
@@ -91,11 +91,11 @@ def _boxes(boxes: Sequence[Numbers] | Numbers, size: tuple[int, int]) -> list[np
 
 def _box_around(region: Bool[np.ndarray, "h w"]) -> Float[np.ndarray, "4"]:
     """The box around the largest connected part; an empty box where there is none."""
-    labels, count = ndimage.label(region)  # pyright: ignore[reportGeneralTypeIssues]
+    labels, count = scipy.ndimage.label(region)  # pyright: ignore[reportGeneralTypeIssues]
     if not count:
         return np.zeros(4)
     largest = 1 + int(np.bincount(labels.ravel())[1:].argmax())
-    rows, columns = ndimage.find_objects(labels)[largest - 1]
+    rows, columns = scipy.ndimage.find_objects(labels)[largest - 1]
     return np.array([columns.start, rows.start, columns.stop, rows.stop], dtype=np.float64)
 
 

@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.integrate import trapezoid
-from scipy.stats import rankdata
 
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import (
@@ -121,13 +120,13 @@ def _trapezoids(gold: Bool[np.ndarray, " t"], scores: Float[np.ndarray, " t"]) -
     found, seen = np.cumsum(gold[order])[last], (np.arange(len(gold)) + 1)[last]
     # The curve begins at recall 0 with precision 1, as in scikit-learn.
     recall, precision = np.append(0, found / found[-1]), np.append(1, found / seen)
-    return float(trapezoid(precision, recall))
+    return float(scipy.integrate.trapezoid(precision, recall))
 
 
 def _roc(gold: Bool[np.ndarray, " t"], scores: Float[np.ndarray, " t"]) -> float:
     """The share of pairs (gold, other) in the right order: Mann and Whitney's statistic."""
     count = gold.sum()
-    pairs = rankdata(scores)[gold].sum() - count * (count + 1) / 2
+    pairs = scipy.stats.rankdata(scores)[gold].sum() - count * (count + 1) / 2
     return float(pairs / (count * (len(gold) - count)))
 
 

@@ -6,10 +6,9 @@ the four diagonal ones. Removed neighbours are unknown too, so all removed pixel
 """
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float
-from scipy.sparse import coo_array
-from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from vitrail.errors import InputError
@@ -88,8 +87,8 @@ def _solved(image: Float[np.ndarray, "c h w"], holes: Bool[np.ndarray, "h w"]) -
         known[rows[~unknown]] += weight * image[:, y[~unknown], x[~unknown]].T
     entries.append((np.arange(len(places)), np.arange(len(places)), total))
     rows, columns, weights = (np.concatenate(part) for part in zip(*entries, strict=True))
-    system = coo_array((weights, (rows, columns)), shape=(len(places),) * 2).tocsc()
-    return splu(system).solve(known).T
+    system = scipy.sparse.coo_array((weights, (rows, columns)), shape=(len(places),) * 2).tocsc()
+    return scipy.sparse.linalg.splu(system).solve(known).T
 
 
 def _spread(noise: np.ndarray, holes: Bool[np.ndarray, "b h w"], shape: tuple[int, ...]) -> np.ndarray:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from vitrail.errors import InputError
@@ -44,7 +44,7 @@ def lds(scores: Numbers, kept: Numbers, log_probability: Numbers) -> Float[np.nd
 def _spearman(a: Float[np.ndarray, " m"], b: Float[np.ndarray, " m"]) -> float:
     if (a == a[0]).all() or (b == b[0]).all():
         return math.nan
-    return float(spearmanr(a, b).statistic)  # pyright: ignore[reportAttributeAccessIssue]
+    return float(scipy.stats.spearmanr(a, b).statistic)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def topk_drop(score: Callable[[Any], Numbers], scores: Numbers, k: int) -> Float[np.ndarray, " n"]:
