@@ -19,7 +19,7 @@ from vitrail.errors import EngineError
 from vitrail.evaluate import bench, data
 from vitrail.evaluate.bench.identity import example_hash, hash_of, set_hash, weights_hash
 from vitrail.evaluate.bench.store import reading
-from vitrail.evaluate.data.examples import Answer, Box, ImageExample, QuestionExample, Span, TextExample
+from vitrail.evaluate.data.examples import Box, GoldAnswer, ImageExample, QuestionExample, Span, TextExample
 
 ONE = {"trials": (bench.Trial("gae"),)}
 
@@ -238,7 +238,7 @@ def masked(values):
 
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 TEXT = TextExample("k", "a b", label=1, rationale=(Span(0, 1),))
-QUESTION = QuestionExample("k", "who", "a man", (Answer("man", 2),))
+QUESTION = QuestionExample("k", "who", "a man", (GoldAnswer("man", 2),))
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ QUESTION = QuestionExample("k", "who", "a man", (Answer("man", 2),))
         (TEXT, TextExample("k", "a b", label=1, rationale=(Span(0, 2),))),
         (TEXT, TextExample("k", "a  b", label=1, rationale=(Span(0, 1),))),
         (TextExample("k", "a", "b"), TextExample("k", "ab")),
-        (QUESTION, QuestionExample("k", "who", "a man", (Answer("a", 0),))),
-        (QUESTION, QuestionExample("k", "who ", "a man", (Answer("man", 2),))),
+        (QUESTION, QuestionExample("k", "who", "a man", (GoldAnswer("a", 0),))),
+        (QUESTION, QuestionExample("k", "who ", "a man", (GoldAnswer("man", 2),))),
     ],
 )
 def test_two_examples_that_differ_in_one_thing_have_two_hashes(one, other):

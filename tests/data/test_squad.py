@@ -3,7 +3,7 @@ import json
 import pytest
 
 from vitrail.errors import InputError
-from vitrail.evaluate.data import Answer, load
+from vitrail.evaluate.data import GoldAnswer, load
 
 
 def article(*rows, context="It was Ada in 1843."):
@@ -47,7 +47,7 @@ def test_questions_come_with_their_context_and_all_answers(write):
     path = write(article(question("a", ("Ada", 7), ("It was Ada", 0)), question("b", is_impossible=True)))
     first, second = load("squad2", path)
     assert (first.key, first.question, first.context) == ("a", " Who? ", "It was Ada in 1843.")
-    assert first.answers == (Answer("Ada", 7), Answer("It was Ada", 0))
+    assert first.answers == (GoldAnswer("Ada", 7), GoldAnswer("It was Ada", 0))
     assert first.answers[0].end == 10
     assert not second.answerable
     assert load("squad2", path.parent).keys == ["a", "b"]

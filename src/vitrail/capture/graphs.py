@@ -40,7 +40,7 @@ class GraphError(VitrailError, RuntimeError):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class RecordedValue:
     """What Python took from the device, or put there, at one place of a computation.
 
     Args:
@@ -64,7 +64,7 @@ class HostAnswers(TorchFunctionMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device = device
-        self.log: list[Answer] = []
+        self.log: list[RecordedValue] = []
         self.flags: list[Tensor] = []
         self.replaying, self.place = False, 0
 
@@ -114,7 +114,7 @@ class HostAnswers(TorchFunctionMode):
     def _taken(self, func: Callable[..., Any], x: Tensor, ask: Callable[[], Any]) -> Any:  # noqa: ANN401
         if not self.replaying:
             value = ask()
-            self.log.append(Answer(func.__name__, value, x.detach().clone()))
+            self.log.append(RecordedValue(func.__name__, value, x.detach().clone()))
             return value
         answer = self._next(func.__name__)
         if answer.expected.shape != x.shape:
@@ -131,7 +131,7 @@ class HostAnswers(TorchFunctionMode):
         if not self.replaying:
             made = func(*args, **kwargs)
             if made.device.type == self.device:
-                self.log.append(Answer(func.__name__, data, made))
+                self.log.append(RecordedValue(func.__name__, data, made))
                 return made.clone()
             return made
         target = kwargs.get("device", args[0].device if func is Tensor.new_tensor else "cpu")
@@ -150,7 +150,7 @@ class HostAnswers(TorchFunctionMode):
             return self._made(torch.tensor, (index,), {"device": x.device})
         return index
 
-    def _next(self, name: str) -> Answer:
+    def _next(self, name: str) -> RecordedValue:
         if self.place == len(self.log) or self.log[self.place].name != name:
             expected = self.log[self.place].name if self.place < len(self.log) else "nothing more"
             raise GraphError(f"Python asked for {name} where it had asked for {expected} before.")

@@ -88,7 +88,7 @@ def _unit(image: np.ndarray) -> Picture:
     low, high = image.min(), image.max()
     if low >= 0 and high <= 1:
         return image
-    return (image - low) / (high - low) if high > low else np.zeros_like(image)
+    return stretched(image)
 
 
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36

@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     check_apart([output], [given, model])
     check_presets([(name, more)], preset)
 
-    from vitrail.apps.cli.session import Row, check_specs, class_index, open_model, sample_of
+    from vitrail.apps.cli.session import ExplainedTarget, check_specs, class_index, open_model, sample_of
     from vitrail.apps.cli.show import present, show_answer
     from vitrail.tools.detail import check_form, detail, detail_matrix
 
@@ -97,7 +97,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         found = detail(loaded.model, sample.inputs, first, second, **explaining)
     chosen = found.provenance["detail"]
     note(f"form: {chosen['form']} ({chosen['why']})")
-    present(loaded, sample, [Row(_contrast(loaded, found), [found])], output)
+    present(loaded, sample, [ExplainedTarget(_contrast(loaded, found), [found])], output)
 
 
 def _check(source: Source, target: str | None, versus: str | None, top: int | None, output: Path | None) -> None:

@@ -24,7 +24,7 @@ from vitrail.methods import DEFAULT_METHOD
 from vitrail.methods.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
-    from vitrail.apps.cli.session import Plan
+    from vitrail.apps.cli.session import Work
     from vitrail.models.loading import Loaded
 
 EXPLAIN = """Explain one input, or every image of a folder.
@@ -81,13 +81,13 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
     ) -> None:
         specs = [parse_spec(text, auto=True) for text in method] if method else default
         source = Source(given, pair=pair, question=question, context=context, squash=squash)
-        run(Request(source, model, arch, device, specs, target or [], versus, preset, output))
+        run(Asked(source, model, arch, device, specs, target or [], versus, preset, output))
 
     return command
 
 
 @dataclass(frozen=True)
-class Request:
+class Asked:
     """What a user asked for.
 
     Args:
@@ -111,7 +111,7 @@ class Request:
         return [source.given, source.pair, source.question, source.context, self.model]
 
 
-def run(request: Request) -> None:
+def run(request: Asked) -> None:
     """Check everything that can be checked, then load the model and explain."""
     folder = request.source.folder
     check_source(request.source)
@@ -135,7 +135,7 @@ def run(request: Request) -> None:
     present(loaded, sample, explain_sample(loaded, sample, plan), request.output)
 
 
-def _check_places(folder: Path, place: Path, request: Request) -> None:
+def _check_places(folder: Path, place: Path, request: Asked) -> None:
     """Raise if a picture would be replaced by its map."""
     if place.exists() and place.samefile(folder):
         raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
@@ -152,16 +152,16 @@ def _images(folder: Path) -> list[Path]:
         return []
 
 
-def _plan(request: Request, loaded: "Loaded") -> "Plan":
-    from vitrail.apps.cli.session import Plan, check_specs, find_targets, readable_set
+def _plan(request: Asked, loaded: "Loaded") -> "Work":
+    from vitrail.apps.cli.session import Work, check_specs, find_targets, readable_set
 
     specs = request.specs if request.specs is not None else readable_set(request.preset, loaded.kind)
     check_specs(specs, request.preset, loaded.kind)
     targets = find_targets(loaded, request.targets, request.versus)
-    return Plan(specs, targets, request.preset, lenient=request.specs is None)
+    return Work(specs, targets, request.preset, lenient=request.specs is None)
 
 
-def _explain_folder(folder: Path, request: Request, loaded: "Loaded", plan: "Plan") -> None:
+def _explain_folder(folder: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
     """One picture for each image; those that fail are named at the end."""
     from vitrail.apps.cli.session import explain_sample, sample_of
     from vitrail.apps.cli.show import write

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from vitrail.apps.cli.session import Row
+    from vitrail.apps.cli.session import ExplainedTarget
     from vitrail.attribution import Attribution
     from vitrail.models.loading import Loaded, Sample
     from vitrail.tools.guide import Guided
@@ -91,7 +91,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     _check(source, guide or [], spec, preset, output)
     check_apart([output], [image, model, *(guide or [])])
 
-    from vitrail.apps.cli.session import Row, check_specs, find_targets, open_model, sample_of
+    from vitrail.apps.cli.session import ExplainedTarget, check_specs, find_targets, open_model, sample_of
     from vitrail.apps.cli.show import present, show_answer, show_rows
     from vitrail.evaluate.stitch import SIZES, find_arrangement
     from vitrail.tools.guide import Setup, average, guided
@@ -110,7 +110,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     with busy("explaining beside the guide"):
         made = guided(loaded.model, sample.inputs, _opened(guide), wanted, setup)
     found = average([one.part for one in made])
-    row = Row(f"{loaded.target_name(found.target)}, guided by {_names(loaded, found)}", [found])
+    row = ExplainedTarget(f"{loaded.target_name(found.target)}, guided by {_names(loaded, found)}", [found])
     if output is None or output.suffix.lower() not in FIGURES:
         present(loaded, sample, [row], output)
         return
@@ -150,13 +150,17 @@ def _alone(loaded: "Loaded", sample: "Sample", found: "Attribution", spec: Spec,
     return explain(loaded.model, sample.inputs, name, found.target, **{"preset": preset, **more})
 
 
-def _write(path: Path, row: "Row", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution") -> Path:
+def _write(
+    path: Path, row: "ExplainedTarget", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution"
+) -> Path:
     from vitrail.storage import save_figure
 
     return save_figure(_sheet(row, first, sample, loaded, alone), path)
 
 
-def _sheet(row: "Row", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution") -> "Figure":
+def _sheet(
+    row: "ExplainedTarget", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution"
+) -> "Figure":
     """The picture, its map without guidance, the stitched picture with its map, and the part that is kept."""
     from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 

@@ -159,7 +159,7 @@ def _find(loaded: Loaded, text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Work:
     """What to compute for every sample.
 
     Args:
@@ -173,7 +173,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class ExplainedTarget:
     """One target, explained by every method."""
 
     title: str
@@ -203,16 +203,16 @@ def readable_set(preset: str, kind: str) -> list[Spec]:
     return [(DEFAULT_METHOD, {}), *((name, {}) for name, known in presets.items() if preset in known)]
 
 
-def explain_sample(loaded: Loaded, sample: Sample, plan: Plan) -> list[Row]:
+def explain_sample(loaded: Loaded, sample: Sample, plan: Work) -> list[ExplainedTarget]:
     """Every method for every target."""
     rows = []
     for target in plan.targets:
         found = _attributions(loaded, sample, plan, target)
-        rows.append(Row(loaded.target_name(found[0].target), found))
+        rows.append(ExplainedTarget(loaded.target_name(found[0].target), found))
     return rows
 
 
-def _attributions(loaded: Loaded, sample: Sample, plan: Plan, target: Target | None) -> list[Attribution]:
+def _attributions(loaded: Loaded, sample: Sample, plan: Work, target: Target | None) -> list[Attribution]:
     with busy(f"explaining with {', '.join(name for name, _ in plan.specs)}"):
         try:
             return list(compare(loaded.model, sample.inputs, plan.specs, target, plan.preset))
@@ -222,7 +222,7 @@ def _attributions(loaded: Loaded, sample: Sample, plan: Plan, target: Target | N
         return _those_that_work(loaded, sample, plan, target)
 
 
-def _those_that_work(loaded: Loaded, sample: Sample, plan: Plan, target: Target | None) -> list[Attribution]:
+def _those_that_work(loaded: Loaded, sample: Sample, plan: Work, target: Target | None) -> list[Attribution]:
     found: list[Attribution] = []
     reason: Exception | None = None
     for spec in plan.specs:

@@ -10,7 +10,7 @@ import typer
 
 from vitrail.apps.cli.checks import STDOUT, distinct
 from vitrail.apps.cli.screen import note, out, show_line, show_table
-from vitrail.apps.cli.session import Prediction, Row, predict
+from vitrail.apps.cli.session import ExplainedTarget, Prediction, predict
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
 from vitrail.models.loading import Loaded, Sample
@@ -49,7 +49,7 @@ def warn_if_unsure(loaded: Loaded, said: Prediction) -> None:
         )
 
 
-def show_rows(rows: list[Row], *, patches: bool) -> None:
+def show_rows(rows: list[ExplainedTarget], *, patches: bool) -> None:
     """Every text with its tokens shaded; for images the strongest patches, if they are asked for."""
     if not out().is_terminal:
         _show_numbers(rows, patches=patches)
@@ -65,7 +65,7 @@ def show_rows(rows: list[Row], *, patches: bool) -> None:
             show_table(columns, cells, f"strongest patches for {row.title} (row, column: score)")
 
 
-def _show_numbers(rows: list[Row], *, patches: bool) -> None:
+def _show_numbers(rows: list[ExplainedTarget], *, patches: bool) -> None:
     """One line for each token or strongest patch, with its score."""
     every = [(row.title, attribution) for row in rows for attribution in row.attributions]
     if every[0][1].kind == "text":
@@ -86,7 +86,7 @@ def strongest(attribution: Attribution) -> list[tuple[int, int, float]]:
     return [(i // wide, i % wide, float(scores[i])) for i in order]
 
 
-def present(loaded: Loaded, sample: Sample, rows: list[Row], output: Path | None) -> None:
+def present(loaded: Loaded, sample: Sample, rows: list[ExplainedTarget], output: Path | None) -> None:
     """The answer and the explanation: JSON alone if the output is stdout, else the screen and, if named, a file."""
     if output == STDOUT:
         for row in rows:
@@ -100,7 +100,7 @@ def present(loaded: Loaded, sample: Sample, rows: list[Row], output: Path | None
             note(f"wrote {path}")
 
 
-def write(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+def write(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     """The files written: one, or one for each method and target where a file holds one attribution."""
     try:
         return WRITERS[path.suffix.lower()](path, rows, sample)
@@ -110,7 +110,7 @@ def write(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def draw(rows: list[Row], sample: Sample) -> "Figure":
+def draw(rows: list[ExplainedTarget], sample: Sample) -> "Figure":
     """The one picture, or the sheet of all."""
     if len(rows) == 1 and len(rows[0].attributions) == 1:
         (only,) = rows[0].attributions
@@ -120,12 +120,12 @@ def draw(rows: list[Row], sample: Sample) -> "Figure":
     return comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
 
 
-def _figure(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+def _figure(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     save_figure(draw(rows, sample), path)
     return [path]
 
 
-def _page(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+def _page(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     """One page with every picture or sentence under the name of its target."""
     body: list[str] = []
     for row in rows:
@@ -135,7 +135,7 @@ def _page(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
     return [write_bytes(path, document(title, "\n".join(body)).encode())]
 
 
-def _data(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
+def _data(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     """One file for each attribution; with several, target and method become part of the name."""
     pairs = [(row, attribution) for row in rows for attribution in row.attributions]
     if len(pairs) == 1:
@@ -144,12 +144,12 @@ def _data(path: Path, rows: list[Row], sample: Sample) -> list[Path]:
     return [save(one, path.with_stem(stem)) for (_, one), stem in zip(pairs, stems, strict=True)]
 
 
-def _stem(path: Path, row: Row, attribution: Attribution, *, several: bool) -> str:
+def _stem(path: Path, row: ExplainedTarget, attribution: Attribution, *, several: bool) -> str:
     parts = [path.stem, *([row.title] if several else []), attribution.label]
     return "-".join(re.sub(r"[^\w.=]+", "_", part).strip("_") for part in parts)
 
 
-WRITERS: dict[str, Callable[[Path, list[Row], Sample], list[Path]]] = {
+WRITERS: dict[str, Callable[[Path, list[ExplainedTarget], Sample], list[Path]]] = {
     ".png": _figure,
     ".pdf": _figure,
     ".html": _page,

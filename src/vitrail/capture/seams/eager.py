@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.seams import einsum
 from vitrail.capture.seams.call import AttentionCall
-from vitrail.capture.seams.followed import Applied, Map, Product, Reading, Scores
+from vitrail.capture.seams.followed import Applied, AttentionMap, Product, Reading, Scores
 from vitrail.errors import SeamError
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
@@ -82,7 +82,7 @@ class Follower:
 
     def softmaxed(self, out: Tensor, args: tuple) -> None:
         """Take note of a softmax over the last axis."""
-        self.maps[out] = Map(args[0], self.scores.get(args[0]), out.shape, tuple(range(out.ndim)))
+        self.maps[out] = AttentionMap(args[0], self.scores.get(args[0]), out.shape, tuple(range(out.ndim)))
         self.follows = True
 
     def read(self, func: Callable[..., Any], args: tuple) -> Reading:
@@ -270,7 +270,7 @@ def _view(x: Tensor, order: einsum.Order) -> tuple[Tensor, Tensor]:
     return view, view.permute(einsum.inverse(order))
 
 
-def _map_after(func: Callable[..., Any], known: Map, old: Tensor, new: Tensor, args: tuple) -> Map:
+def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: Tensor, args: tuple) -> AttentionMap:
     """What the result of a function of a map is."""
     plain = known.order == tuple(range(len(known.order)))
     if known.changed and (func in SAME_ENTRIES or _moved(func, args, old.ndim) is not None):
@@ -292,11 +292,11 @@ def _map_after(func: Callable[..., Any], known: Map, old: Tensor, new: Tensor, a
     return _after_change(func, known)
 
 
-def _after_change(func: Callable[..., Any], known: Map) -> Map:
+def _after_change(func: Callable[..., Any], known: AttentionMap) -> AttentionMap:
     return replace(known, changed=(*known.changed, _name(func)), straight=None)
 
 
-def _has_both(x: Tensor, known: Map) -> bool:
+def _has_both(x: Tensor, known: AttentionMap) -> bool:
     """Whether a tensor can still have an axis of the queries and one of the keys, or of some of them."""
     queries, keys = known.shape[-2:]
     sizes = list(x.shape)
@@ -350,7 +350,7 @@ def _scores_after(
     return Scores(every, None, plain=False)
 
 
-def _operands(known: Map, weights: Tensor) -> tuple[Tensor | None, Tensor | None, str]:
+def _operands(known: AttentionMap, weights: Tensor) -> tuple[Tensor | None, Tensor | None, str]:
     """The query and the key whose product the scores are, and if there is no one query, why."""
     scores = known.scores
     if scores is None:
@@ -391,7 +391,7 @@ def _origins(x: Tensor) -> list[object]:
     return found
 
 
-def _changed(known: Map) -> SeamError:
+def _changed(known: AttentionMap) -> SeamError:
     return SeamError(
         f"attention of shape {tuple(known.shape)} is changed after its softmax, by {', '.join(known.changed)}, before "
         "it is multiplied with the values, as where heads are mixed (talking heads), gated or averaged. What the "
@@ -399,14 +399,14 @@ def _changed(known: Map) -> SeamError:
     )
 
 
-def _turned(known: Map) -> SeamError:
+def _turned(known: AttentionMap) -> SeamError:
     return SeamError(
         f"a softmax of shape {tuple(known.shape)} is multiplied over its queries, not over its keys, so its rows are "
         "not what each token reads. No method that reads attention maps applies to this model."
     )
 
 
-def _two_products(known: Map, value: Tensor) -> SeamError:
+def _two_products(known: AttentionMap, value: Tensor) -> SeamError:
     return SeamError(
         f"a softmax of shape {tuple(known.shape)} is multiplied with a product of two activations, of shape "
         f"{tuple(value.shape)}, as in linear attention (a softmax over channels) or attention in two steps. That is "

@@ -63,7 +63,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Map:
+class AttentionMap:
     """What a tensor has of a softmax.
 
     Args:

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.errors import InputError, ModelError, OptionError, suggest
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
-from vitrail.evaluate.data.examples import Dataset, Entry, ImageExample, TextExample
+from vitrail.evaluate.data.examples import Dataset, DatasetEntry, ImageExample, TextExample
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.models.loading import Loaded, find_device, load
@@ -166,19 +166,19 @@ def _texts(name: str, source: str, lines: list[str]) -> Dataset[TextExample]:
     return Dataset(name, source, range(len(lines)), key, lambda number: TextExample(key(number), lines[number]))
 
 
-OWN: dict[str, Entry] = {
+OWN: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
-        Entry("pictures", read_picture_folder, "image", (), "a folder of pictures", "your own"),
-        Entry("sentences", read_sentences, "text", (), "a text file, one text a line", "your own"),
-        Entry("demo_pictures", read_demo_pictures, "image", (), "nothing: it is inside the package", "vitrail"),
-        Entry("demo_sentences", read_demo_sentences, "text", (), "nothing: it is inside the package", "vitrail"),
+        DatasetEntry("pictures", read_picture_folder, "image", (), "a folder of pictures", "your own"),
+        DatasetEntry("sentences", read_sentences, "text", (), "a text file, one text a line", "your own"),
+        DatasetEntry("demo_pictures", read_demo_pictures, "image", (), "nothing: it is inside the package", "vitrail"),
+        DatasetEntry("demo_sentences", read_demo_sentences, "text", (), "nothing: it is inside the package", "vitrail"),
     )
 }
 NO_PATH = ("demo_pictures", "demo_sentences")
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> DatasetEntry:
     """The table line of a data set, published or one's own."""
     table = {**data.DATASETS, **OWN}
     if name not in table:

@@ -10,11 +10,11 @@ from vitrail.evaluate.data import cifar, imagenet, segmented, texts
 from vitrail.evaluate.data.coco import COCO, read_coco
 from vitrail.evaluate.data.examples import (
     IGNORE,
-    Answer,
     Box,
     Dataset,
-    Entry,
+    DatasetEntry,
     Example,
+    GoldAnswer,
     ImageExample,
     QuestionExample,
     Span,
@@ -29,67 +29,67 @@ from vitrail.evaluate.data.squad import read_squad, read_squad2
 _LABEL = ("label",)
 _TABLE = "<split>.tsv, .csv or .parquet, or a datasets object"
 
-DATASETS: dict[str, Entry] = {
+DATASETS: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
-        Entry(
+        DatasetEntry(
             "imagenet", read_imagenet, "image", ("label", "boxes"),
             "a folder of synsets, or labels.csv with images/", "Russakovsky et al., IJCV 2015, arXiv:1409.0575",
         ),
-        Entry(
+        DatasetEntry(
             "imagenet_segmentation", read_imagenet_segmentation, "image", ("mask",),
             "gtsegs_ijcv.mat (needs h5py)", "Guillaumin, Küttel & Ferrari, IJCV 2014", ("background", "object"),
         ),
-        Entry(
+        DatasetEntry(
             "voc", segmented.read_voc, "image", ("mask",),
             "VOCdevkit/VOC2012", "Everingham et al., IJCV 2010", segmented.VOC,
         ),
-        Entry(
+        DatasetEntry(
             "pets", read_pets, "image", ("label", "mask"),
             "images/ with annotations/, or with trimaps/ and labels.csv", "Parkhi et al., CVPR 2012",
         ),
-        Entry(
+        DatasetEntry(
             "coco", read_coco, "image", ("mask", "boxes"),
             "annotations/instances_<split>.json, or labels/<split>/*.txt; and the pictures",
             "Lin et al., ECCV 2014, arXiv:1405.0312", COCO,
         ),
-        Entry(
+        DatasetEntry(
             "cifar10", cifar.read_cifar10, "image", _LABEL,
             "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not", "Krizhevsky, 2009", cifar.CLASSES,
         ),
-        Entry(
+        DatasetEntry(
             "cifar100", cifar.read_cifar100, "image", _LABEL,
             "cifar-100-binary.tar.gz or cifar-100-python.tar.gz, packed or not", "Krizhevsky, 2009",
         ),
-        Entry(
+        DatasetEntry(
             "imagenette", imagenet.read_imagenette, "image", _LABEL,
             "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", imagenet.IMAGENETTE,
         ),
-        Entry("sst2", texts.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", texts.SENTIMENTS),
-        Entry("qqp", texts.read_qqp, "text", _LABEL, _TABLE, "GLUE, Wang et al., arXiv:1804.07461", texts.DUPLICATES),
-        Entry("mnli", texts.read_mnli, "text", _LABEL, _TABLE, "Williams et al., NAACL 2018", texts.ENTAILMENTS),
-        Entry(
+        DatasetEntry("sst2", texts.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", texts.SENTIMENTS),
+        DatasetEntry("qqp", texts.read_qqp, "text", _LABEL, _TABLE, "GLUE, Wang et al., arXiv:1804.07461", texts.DUPLICATES),
+        DatasetEntry("mnli", texts.read_mnli, "text", _LABEL, _TABLE, "Williams et al., NAACL 2018", texts.ENTAILMENTS),
+        DatasetEntry(
             "amazon_polarity", texts.read_amazon, "text", _LABEL,
             _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", texts.SENTIMENTS,
         ),
-        Entry(
+        DatasetEntry(
             "yelp_polarity", texts.read_yelp, "text", _LABEL,
             _TABLE, "Zhang, Zhao & LeCun, NeurIPS 2015, arXiv:1509.01626", texts.SENTIMENTS,
         ),
-        Entry(
+        DatasetEntry(
             "imdb", texts.read_imdb, "text", _LABEL,
             f"aclImdb/<split>/neg and pos, or {_TABLE}", "Maas et al., ACL 2011", texts.SENTIMENTS,
         ),
-        Entry(
+        DatasetEntry(
             "eraser_movies", texts.read_eraser_movies, "text", ("label", "rationale"),
             "<split>.jsonl and docs/", "DeYoung et al., ACL 2020, arXiv:1911.03429", texts.SENTIMENTS,
         ),
-        Entry(
+        DatasetEntry(
             "squad", read_squad, "question", ("answers",),
             "a SQuAD JSON file or folder, .parquet, or a datasets object",
             "Rajpurkar et al., EMNLP 2016, arXiv:1606.05250",
         ),
-        Entry(
+        DatasetEntry(
             "squad2", read_squad2, "question", ("answers",),
             "a SQuAD JSON file or folder, .parquet, or a datasets object",
             "Rajpurkar, Jia & Liang, ACL 2018, arXiv:1806.03822",
@@ -123,11 +123,11 @@ def load(
 __all__ = [
     "DATASETS",
     "IGNORE",
-    "Answer",
     "Box",
     "Dataset",
-    "Entry",
+    "DatasetEntry",
     "Example",
+    "GoldAnswer",
     "ImageExample",
     "QuestionExample",
     "Span",

@@ -1,6 +1,6 @@
 """An example is one picture, text or question with its annotations; a `Dataset` reads examples one by one.
 
-`Entry` is a line of the table of data sets: its reader, its kind and the options of the reader.
+`DatasetEntry` is a line of the table of data sets: its reader, its kind and the options of the reader.
 """
 
 import inspect
@@ -113,7 +113,7 @@ class TextExample:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GoldAnswer:
     """An answer as it stands in the context, and the number of its first character there."""
 
     text: str
@@ -132,7 +132,7 @@ class QuestionExample:
     key: str
     question: str
     context: str
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[GoldAnswer, ...] = ()
 
     @property
     def answerable(self) -> bool:
@@ -221,7 +221,7 @@ def require_unique(keys: Iterable[Hashable], where: object) -> None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """One line of the table.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import InputError
-from vitrail.evaluate.data.examples import Answer, Dataset, QuestionExample, require_unique
+from vitrail.evaluate.data.examples import Dataset, GoldAnswer, QuestionExample, require_unique
 from vitrail.evaluate.data.files import read_json, require_file
 from vitrail.evaluate.data.rows import Source, open_rows, read_all
 
@@ -97,7 +97,7 @@ def _example(records: list[Record], where: str, number: int, *, needs_answer: bo
     record = records[number]
     key, context = str(record["id"]), record["context"]
     try:
-        answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in record["answers"])
+        answers = tuple(GoldAnswer(answer["text"], answer["answer_start"]) for answer in record["answers"])
         strays = [answer for answer in answers if context[answer.start : answer.end] != answer.text]
     except (KeyError, TypeError) as error:
         raise InputError(f"{key}: {where} has an answer without a text or an answer_start.") from error
