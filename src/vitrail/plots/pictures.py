@@ -10,6 +10,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -88,7 +89,7 @@ def _unit(image: np.ndarray) -> Picture:
     low, high = image.min(), image.max()
     if low >= 0 and high <= 1:
         return image
-    return stretched(image)
+    return stretched(torch.from_numpy(image)).numpy()
 
 
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36

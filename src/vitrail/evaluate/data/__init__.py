@@ -66,7 +66,10 @@ DATASETS: dict[str, DatasetEntry] = {
             "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", imagenet.IMAGENETTE,
         ),
         DatasetEntry("sst2", texts.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", texts.SENTIMENTS),
-        DatasetEntry("qqp", texts.read_qqp, "text", _LABEL, _TABLE, "GLUE, Wang et al., arXiv:1804.07461", texts.DUPLICATES),
+        DatasetEntry(
+            "qqp", texts.read_qqp, "text", _LABEL,
+            _TABLE, "GLUE, Wang et al., arXiv:1804.07461", texts.DUPLICATES,
+        ),
         DatasetEntry("mnli", texts.read_mnli, "text", _LABEL, _TABLE, "Williams et al., NAACL 2018", texts.ENTAILMENTS),
         DatasetEntry(
             "amazon_polarity", texts.read_amazon, "text", _LABEL,
