@@ -655,3 +655,20 @@ def test_a_global_that_an_inner_function_reads_is_refused(monkeypatch):
     monkeypatch.setitem(globals(), "model", own)
     with pytest.raises(VitrailError, match="in a way that cannot be copied"):
         vitrail.explain(own, IDS, "gae", 1)
+
+
+class Trained(Plain):
+    """A model whose weights change while its forward runs."""
+
+    def forward(self, ids):
+        found = super().forward(ids)
+        with torch.no_grad():
+            self.embed.weight.mul_(1.01)
+        return found
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "integrated_gradients"])
+def test_weights_that_change_meanwhile_are_an_error(method):
+    vitrail.explain(Plain(), {"ids": IDS}, method, 1)
+    with pytest.raises(VitrailError, match="the weights of the model were changed while it was explained"):
+        vitrail.explain(Trained(), {"ids": IDS}, method, 1)

@@ -94,9 +94,16 @@ def test_an_explicit_scalar_refuses_a_contrast_and_a_default_gives_way_to_it():
     assert found.target == targets.difference([0, 0], [1, 1])
 
 
-def test_a_contrast_with_a_class_itself_leaves_only_zeros():
-    found = vitrail.explain(tiny("hf_vit"), MODELS["hf_vit"].inputs(), "complete_gradient", targets.difference(1, 1))
-    assert_close(found.scores, torch.zeros_like(found.scores))
+@pytest.mark.parametrize("make", [targets.difference, targets.relative_difference, targets.ratio])
+def test_a_contrast_of_a_class_with_itself_is_refused(make):
+    model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
+    for a, b in ((1, 1), ([0, 3], [2, 3]), ([0, 3], 3)):
+        with pytest.raises(TargetError, match="and itself explains nothing: name two classes"):
+            make(a, b)
+    predicted = model(**inputs).logits.argmax(dim=1)
+    negative = int(predicted[0]) - model.config.num_labels
+    with pytest.raises(TargetError, match="and itself"):
+        vitrail.explain(model, inputs, "gae", make(predicted, negative))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

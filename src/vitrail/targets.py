@@ -69,7 +69,9 @@ class Target:
     def of(self, logits: Float[Tensor, "b c"]) -> "Target":
         """The same target with one class for each sample, predicted classes filled in."""
         first = _each(self.first, logits)
-        return replace(self, first=first, second=None if self.name in SINGLE else _each(self.second, logits))
+        second = None if self.name in SINGLE else _each(self.second, logits)
+        _check_apart(self.name, first, second)
+        return replace(self, first=first, second=second)
 
     def take(self, rows: Tensor) -> "Target":
         """The target of some samples of the batch, in the order given."""
@@ -102,17 +104,37 @@ def probability(c: Index | None = None, *, position: int | None = None) -> Targe
 
 def difference(a: Index, b: Index) -> Target:
     """`y_a - y_b`: what speaks for one class rather than the other."""
-    return Target("difference", _classes(a), _classes(b))
+    return _contrast("difference", a, b)
 
 
 def relative_difference(a: Index, b: Index) -> Target:
     """`(y_a - y_b) / y_a` (Cui et al., Eq. 8). Where logits may change sign, prefer `difference`."""
-    return Target("relative_difference", _classes(a), _classes(b))
+    return _contrast("relative_difference", a, b)
 
 
 def ratio(a: Index, b: Index) -> Target:
     """`y_a / y_b`."""
-    return Target("ratio", _classes(a), _classes(b))
+    return _contrast("ratio", a, b)
+
+
+def _contrast(name: str, a: Index, b: Index) -> Target:
+    """A target of two classes, which must not be the same."""
+    first, second = _classes(a), _classes(b)
+    _check_apart(name, first, second)
+    return Target(name, first, second)
+
+
+def _check_apart(name: str, first: Classes, second: Classes) -> None:
+    """Raise if a sample would be asked for the contrast of a class with itself, which is the same for every input."""
+    if first is None or second is None:
+        return
+    length = max(len(c) if isinstance(c, tuple) else 1 for c in (first, second))
+    pairs = zip(*(c if isinstance(c, tuple) else (c,) * length for c in (first, second)), strict=False)
+    same = next((one for one, other in pairs if one == other), None)
+    if same is not None:
+        raise TargetError(
+            f"the {name.replace('_', ' ')} of class {same} and itself explains nothing: name two classes."
+        )
 
 
 def next_token(token: Index | None = None) -> Target:

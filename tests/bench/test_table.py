@@ -1,8 +1,10 @@
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
@@ -109,6 +111,22 @@ def test_latex_escapes_and_csv_can_be_read(results):
     assert {row["method"] for row in rows} == {"gae", "gradtoken(scheme=none)"}
     assert all(float(row["low"]) <= float(row["value"]) + 1e-9 for row in rows)
     assert {row["examples"] for row in rows} == {"6"}
+
+
+def test_names_from_outside_become_neither_formulas_nor_markup(results):
+    (made, *_) = bench.tables(results)
+    evil = '=HYPERLINK("x")|<img src=x>\n# [a](b) ``x`'
+    made = replace(made, title=evil, notes=(evil,), rows=((evil, made.rows[0][1]), *made.rows[1:]))
+    rows = list(csv.reader(io.StringIO(bench.render([made], "csv"))))
+    assert {len(row) for row in rows} == {9}
+    assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for cell in (row[0], row[1], row[2]))
+    assert rows[1][0].startswith("'=HYPERLINK(")
+    text = bench.render([made])
+    assert len({line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<img" not in page
+    assert "<a " not in page
+    assert page.count("<h") == 1 + page.count("<hr")
 
 
 def test_a_table_has_the_same_bytes_each_time(results):

@@ -174,3 +174,12 @@ def test_wrong_archives_and_options_are_named(tmp_path):
         load("cifar10", tmp_path, split="val")
     with pytest.raises(OptionError, match="no labels 'medium'"):
         load("cifar100", tmp_path, labels="medium")
+
+
+def test_an_archive_that_unpacks_a_hundredfold_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        info = tarfile.TarInfo("test_batch.bin")
+        info.size = 5_000_000
+        archive.addfile(info, BytesIO(bytes(info.size)))
+    with pytest.raises(InputError, match=r"x.tar.gz has 5,000,512 bytes unpacked and .* packed: more than 100 times"):
+        load("cifar10", tmp_path / "x.tar.gz")

@@ -142,6 +142,7 @@ def test_json_gives_polygons_crowds_and_boxes(annotated):
         ({"images": [{"file_name": "b.jpg"}]}, "not in the format of COCO: KeyError"),
         ({"categories": [{"id": 1, "name": "dragon"}]}, "names dragon, which is no class"),
         ({"annotations": 3}, "not in the format of COCO"),
+        ({"images": [{"id": 1, "file_name": "x/../../b.jpg"}]}, "which lies outside of its folder"),
     ],
 )
 def test_json_of_another_format_is_named(annotated, changes, message):

@@ -68,3 +68,24 @@ def test_wrong_archives_folders_and_options_are_named(folder, save_picture):
     save_picture(folder / "val" / "n00000001" / "x.png")
     with pytest.raises(InputError, match="n00000001, which is no class"):
         load("imagenette", folder)
+
+
+def test_an_archive_that_unpacks_a_hundredfold_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "val.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("n01440764/t.png", bytes(3_000_000))
+    with pytest.raises(
+        InputError, match=r"n01440764/t.png has 3,000,000 bytes unpacked and 2,9.. packed: more than 100"
+    ):
+        load("imagenette", path)
+
+
+def test_a_file_of_an_archive_that_is_larger_than_announced_is_not_unpacked(tmp_path):
+    path = tmp_path / "val.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("n01440764/t.png", bytes(3_000_000))
+    data = path.read_bytes()
+    path.write_bytes(data.replace((3_000_000).to_bytes(4, "little"), (9).to_bytes(4, "little")))
+    (example,) = load("imagenette", path)
+    with pytest.raises(InputError, match="its checksum differs"):
+        _ = example.image

@@ -51,6 +51,9 @@ def test_missing_parts_and_wrong_lines_are_named(published, save_values, tmp_pat
     (published / "annotations" / "list.txt").write_text("Abyssinian_1 one 1 1\n")
     with pytest.raises(InputError, match=r"list.txt has the line 'Abyssinian_1 one 1 1'"):
         load("pets", published)
+    (published / "annotations" / "list.txt").write_text("../Abyssinian_1 1 1 1\n")
+    with pytest.raises(InputError, match=r"'../Abyssinian_1', which lies outside of its folder"):
+        load("pets", published)
     with pytest.raises(InputError, match=r"there is no list of pets at .*val.txt"):
         load("pets", published, split="val")
     (published / "labels.csv").write_text("id,breed\na,b\n")

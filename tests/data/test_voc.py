@@ -50,6 +50,9 @@ def test_missing_lists_folders_and_years_are_named(devkit, tmp_path):
         load("voc", devkit, year="2007")
     with pytest.raises(InputError, match="there is no VOC folder at"):
         load("voc", tmp_path / "nowhere")
+    (devkit / "VOCdevkit/VOC2012/ImageSets/Segmentation/val.txt").write_text("../2007_000032\n")
+    with pytest.raises(InputError, match="which lies outside of its folder"):
+        load("voc", devkit)
     (devkit / "VOCdevkit/VOC2012/ImageSets/Segmentation/val.txt").write_text("\n")
     with pytest.raises(InputError, match="holds no examples of voc"):
         load("voc", devkit)

@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.copying import Copied, copied
-from vitrail.capture.torch_private import saving_hooks, uncompiled
+from vitrail.capture.torch_private import saving_hooks, uncompiled, writes_to
 from vitrail.errors import InputError
 from vitrail.models.taking import every_module, taken
 
@@ -149,11 +149,38 @@ def shadow(model: object) -> Iterator[nn.Module]:
     module = taken(model)
     made = _filled(module)
     made.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
-    yield made.root
+    with _unchanged(module):
+        yield made.root
     made.check_writes()
     vars(made.root).clear()  # a kept shadow keeps nothing of the model alive
     # After an error its state is not known, and it is not used again.
     _idle.setdefault(module, []).append((made.signature, made.root))
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Raise if the parameters were written to meanwhile: the passes of one explanation would be of several models."""
+    before = _writes(module)
+    try:
+        yield
+    except RuntimeError as error:  # autograd notices some of these writes by itself
+        if _writes(module) == before:
+            raise
+        raise InputError(CHANGED) from error
+    if _writes(module) != before:
+        raise InputError(CHANGED)
+
+
+CHANGED = (
+    "the weights of the model were changed while it was explained, by another thread or by the model itself, so the "
+    "result would mix several models. Explain it while nothing trains it, or explain copy.deepcopy(model)."
+)
+
+
+def _writes(module: nn.Module) -> int:
+    """How often the parameters were written to."""
+    tables = (part._parameters.values() for part in every_module(module))
+    return sum(writes_to(x) for table in tables for x in table if x is not None and not x.is_inference())
 
 
 _idle: "weakref.WeakKeyDictionary[nn.Module, list[tuple[list[object], nn.Module]]]" = weakref.WeakKeyDictionary()

@@ -5,6 +5,7 @@ The best value is bold; `~` marks values that are not significantly different fr
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 
 from vitrail.errors import OptionError, suggest
@@ -29,14 +30,30 @@ def _markdown(table: Table) -> str:
         value = f"**{number(estimate.value)}**" if estimate.best else f"{number(estimate.value)}{close(estimate)}"
         return f"{value} [{number(estimate.low)}, {number(estimate.high)}]"
 
-    head = ["method", "n", *(column.title for column in table.columns)]
-    lines = [f"### {table.title}", "", _piped(head), _piped(["---", *["---:"] * (len(head) - 1)])]
-    lines += [_piped([f"`{name}`", count(row), *map(cell, row)]) for name, row in table.rows]
-    return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]).rstrip() + "\n"
+    head = ["method", "n", *(_as_words(column.title) for column in table.columns)]
+    lines = [f"### {_as_words(table.title)}", "", _piped(head), _piped(["---", *["---:"] * (len(head) - 1)])]
+    lines += [_piped([_as_code(name), count(row), *map(cell, row)]) for name, row in table.rows]
+    return "\n".join([*lines, "", *(f"{_as_words(note)}  " for note in table.notes)]).rstrip() + "\n"
 
 
 def _piped(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(cells)} |"
+
+
+MARKUP = str.maketrans({c: f"\\{c}" for c in "\\`*<[|"})
+
+
+def _as_words(text: str) -> str:
+    """Text that Markdown shows as it is: names of models and data sets come from outside."""
+    return " ".join(text.split()).translate(MARKUP)
+
+
+def _as_code(text: str) -> str:
+    """Text as code, between more backticks than it has in a row; a bar would end the cell of a table."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def count(row: Sequence[Estimate | None]) -> str:
@@ -85,8 +102,15 @@ def _csv(table: Table) -> str:
             if estimate is not None:
                 numbers = [f"{x:.6g}" for x in (estimate.value, estimate.low, estimate.high)]
                 p = "" if estimate.p is None else f"{estimate.p:.4g}"
-                writer.writerow([table.title, name, column.name, *numbers, estimate.count, p, int(estimate.best)])
+                words = map(_as_cell, (table.title, name, column.name))
+                writer.writerow([*words, *numbers, estimate.count, p, int(estimate.best)])
     return buffer.getvalue()
+
+
+def _as_cell(text: str) -> str:
+    """Text that a spreadsheet does not compute: an apostrophe stands before what would be a formula."""
+    text = " ".join(text.split())
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 CSV_HEAD = "table,method,metric,value,low,high,examples,p_against_best,best\n"

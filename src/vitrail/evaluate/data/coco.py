@@ -14,7 +14,15 @@ import numpy as np
 
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.data.examples import Box, Dataset, ImageExample, Mask, require_unique
-from vitrail.evaluate.data.files import first_of, pictures_in, read_json, read_lines, require_file, require_folder
+from vitrail.evaluate.data.files import (
+    first_of,
+    pictures_in,
+    read_json,
+    read_lines,
+    require_file,
+    require_folder,
+    require_inside,
+)
 from vitrail.evaluate.data.masks import Shape, paint
 from vitrail.evaluate.data.pictures import PictureFile, size_of
 from vitrail.evaluate.data.segmented import VOC
@@ -148,6 +156,7 @@ def _from_json(path: Path, images: str | Path | None, classes: str) -> Dataset[I
     if unknown:
         raise InputError(f"{path} names {', '.join(unknown[:3])}, which is no class of COCO.")
     require_unique(keys, path)
+    require_inside((row["file_name"] for row in pictures), path)
     folder = _pictures(path, images)
     read = partial(_example_from_notes, path, folder, pictures, dict(notes), numbers)
     names = dict(enumerate(NAMES[classes]))

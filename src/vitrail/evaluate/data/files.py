@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,22 @@ def pictures_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
 
 
+def require_inside(names: Iterable[str], source: Path) -> None:
+    """Raise if a table names a file outside of the folder that its files lie in."""
+    for name in names:
+        path = PurePosixPath(str(name).replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts or PureWindowsPath(str(name)).drive:
+            raise InputError(f"{source} names the file {str(name)[:80]!r}, which lies outside of its folder.")
+
+
 LOCAL_HEADER = 30
 ENCRYPTED = 0x1
+MOST_BYTES = 400_000_000
+"""The largest file that is read from an archive. Those of the published sets have at most 155 MB."""
+MOST_TIMES = 100
+"""How many times its packed size a large file may have. Pictures are packed already: theirs is about 1."""
+SMALL = 1_000_000
+"""Up to this size a file may be packed by any factor."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,7 @@ class Member:
     name: str
     header: int
     packed: int
+    size: int
     crc: int
     deflated: bool
 
@@ -116,7 +131,8 @@ class Member:
                 name, extra = struct.unpack("<26x2H", file.read(LOCAL_HEADER))
                 file.seek(name + extra, 1)
                 data = file.read(self.packed)
-            data = zlib.decompress(data, -zlib.MAX_WBITS) if self.deflated else data
+            # One byte more than announced is enough to notice that more is inside.
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.size + 1) if self.deflated else data
         except (OSError, struct.error, zlib.error) as error:
             raise InputError(f"{self} cannot be read: {one_line(error)}") from error
         if zlib.crc32(data) != self.crc:
@@ -138,7 +154,17 @@ def _member(path: Path, info: zipfile.ZipInfo) -> Member:
     methods = {zipfile.ZIP_STORED: False, zipfile.ZIP_DEFLATED: True}
     if info.compress_type not in methods or info.flag_bits & ENCRYPTED:
         raise InputError(f"{path}: {info.filename} is encrypted or packed in a way that is not read here; repack it.")
-    return Member(path, info.filename, info.header_offset, info.compress_size, info.CRC, methods[info.compress_type])
+    _check_unpacked(f"{path}: {info.filename}", info.file_size, info.compress_size)
+    deflated = methods[info.compress_type]
+    return Member(path, info.filename, info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
+
+
+def _check_unpacked(what: str, size: int, packed: int) -> None:
+    """Refuse what would fill the memory, by its announced size."""
+    if size > MOST_BYTES:
+        raise InputError(f"{what} has {size:,} bytes unpacked; at most {MOST_BYTES:,} are read.")
+    if size > max(SMALL, MOST_TIMES * packed):
+        raise InputError(f"{what} has {size:,} bytes unpacked and {packed:,} packed: more than {MOST_TIMES} times.")
 
 
 def tar_files(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
@@ -147,10 +173,11 @@ def tar_files(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
     try:
         with tarfile.open(path) as archive:
             for info in archive:
+                _check_unpacked(str(path), info.offset_data + info.size, path.stat().st_size)
                 name = PurePosixPath(info.name).name
                 if name in wanted and info.isfile() and (file := archive.extractfile(info)):
                     found[name] = file.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{path} cannot be read as a tar archive: {one_line(error)}") from error
     return found
 

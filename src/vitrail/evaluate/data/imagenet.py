@@ -26,6 +26,7 @@ from vitrail.evaluate.data.files import (
     read_json,
     require_file,
     require_folder,
+    require_inside,
     zip_members,
 )
 from vitrail.evaluate.data.masks import translate
@@ -142,6 +143,7 @@ def _from_table(table: Path, fold: int | None) -> Dataset[ImageExample]:
     chosen = [row for row in everything if fold is None or row["fold"] == str(fold)]
     if not chosen and everything:
         raise InputError(f"{table} has no fold {fold}; it has {', '.join(sorted({r['fold'] for r in everything}))}.")
+    require_inside((row["file"] for row in chosen), table)
     keys = [Path(row["file"]).stem for row in chosen]
     require_unique(keys, table)
     labels = [_number(row, table) for row in chosen]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import IGNORE, Dataset, ImageExample, Mask, require_unique
-from vitrail.evaluate.data.files import first_of, read_lines, require_file, require_folder
+from vitrail.evaluate.data.files import first_of, read_lines, require_file, require_folder, require_inside
 from vitrail.evaluate.data.masks import translate
 from vitrail.evaluate.data.pictures import PictureFile, open_values
 from vitrail.evaluate.data.rows import open_rows, read_all
@@ -34,6 +34,7 @@ def read_voc(source: str | Path, *, split: str = "val", year: str = "2012") -> D
     root = lists.parents[1]
     keys = read_lines(require_file(lists / f"{split}.txt", "list of images"))
     require_unique(keys, lists / f"{split}.txt")
+    require_inside(keys, lists / f"{split}.txt")
     for folder in ("JPEGImages", "SegmentationClass"):
         require_folder(root / folder, "part of VOC")
     names = dict(enumerate(VOC))
@@ -77,6 +78,7 @@ def read_pets(source: str | Path, *, split: str | None = None) -> Dataset[ImageE
     require_folder(trimaps, "folder of trimaps")
     keys = [key for key, _, _ in named]
     require_unique(keys, root)
+    require_inside(keys, root)
     return Dataset(
         "pets",
         str(root),
