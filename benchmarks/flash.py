@@ -183,7 +183,10 @@ class Measured:
 
 
 def measure(run: Callable[[], object], repeats: int) -> Measured | None:
-    """The median of some runs after a first that is not counted, at least three; None where memory ran out."""
+    """The median of some runs after a first that is not counted, at least three; None where it failed, and why is said.
+
+    A run that fails, for want of memory or for a method that does not apply, ends itself and nothing else.
+    """
     seconds: list[float] = []
     try:
         run()
@@ -194,7 +197,8 @@ def measure(run: Callable[[], object], repeats: int) -> Measured | None:
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
         return Measured(statistics.median(seconds), torch.cuda.max_memory_allocated())
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        print(f"failed: {type(error).__name__}: {str(error).splitlines()[0][:300]}", flush=True)
         return None
     finally:
         torch.cuda.empty_cache()
