@@ -260,7 +260,8 @@ def prepare(
         prepared.record(example, record, anatomy, reference)
     except (VitrailError, torch.OutOfMemoryError) as error:
         prepared._replay, prepared.reason = None, str(error)
-        logger.info("%s is explained in the ordinary way: %s", type(taken(model)).__name__, error)
+        where = logger.isEnabledFor(logging.DEBUG)
+        logger.info("%s is explained in the ordinary way: %s", type(taken(model)).__name__, error, exc_info=where)
     return prepared
 
 

@@ -33,6 +33,8 @@ COMPARISONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
 """Functions that take a truth value of two tensors, and the same without waiting for it."""
 CONSTANTS = {torch.tensor, torch.as_tensor, Tensor.new_tensor}
 INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
+MOVES = {Tensor.to, Tensor.cuda, Tensor.type_as}
+"""Functions that may copy a tensor from the host to a device."""
 
 
 class GraphError(VitrailError, RuntimeError):
@@ -107,8 +109,10 @@ class HostAnswers(TorchFunctionMode):
             return self._taken(func, COMPARISONS[func](*args, **kwargs), lambda: func(*args, **kwargs))
         if func in CONSTANTS:
             return self._made(func, args, kwargs)
+        if func in MOVES and args[0].device.type != self.device == _destination(func, args, kwargs):
+            return self._moved(func, args, kwargs)
         if func in INDEXING and args[0].device.type == self.device:
-            args = (args[0], self._index(args[0], args[1]), *args[2:])
+            args = (args[0], self._index(args[0], args[1]), *(_on_device(x, args[0]) for x in args[2:]))
         return func(*args, **kwargs)
 
     def _taken(self, func: Callable[..., Any], x: Tensor, ask: Callable[[], Any]) -> Any:  # noqa: ANN401
@@ -142,10 +146,26 @@ class HostAnswers(TorchFunctionMode):
             raise GraphError(f"{func.__name__} was given {answer.value} at first and {data} later.")
         return answer.expected.clone()
 
+    def _moved(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Tensor:
+        """A tensor of the host on the device: copied there once, and on the device after that."""
+        source: Tensor = args[0].detach()
+        if not self.replaying:
+            made = func(*args, **kwargs)
+            self.log.append(Answer(func.__name__, source.clone(), made.detach()))
+            return made.clone()
+        answer = self._next(func.__name__)
+        with without_functions():
+            same = answer.value.dtype is source.dtype and torch.equal(answer.value, source)
+        if not same:
+            raise GraphError("a tensor that is sent to the device holds other numbers than before.")
+        return answer.expected.clone()
+
     def _index(self, x: Tensor, index: Any) -> Any:  # noqa: ANN401
-        """An index whose lists of numbers are tensors on the device."""
+        """An index whose lists of numbers, and tensors of the host, are tensors on the device."""
         if isinstance(index, tuple):
             return tuple(self._index(x, one) for one in index)
+        if isinstance(index, Tensor) and index.device.type != self.device:
+            return self._moved(Tensor.to, (index, x.device), {})
         if isinstance(index, list) and index and all(type(one) is int for one in index):
             return self._made(torch.tensor, (index,), {"device": x.device})
         return index
@@ -156,6 +176,23 @@ class HostAnswers(TorchFunctionMode):
             raise GraphError(f"Python asked for {name} where it had asked for {expected} before.")
         self.place += 1
         return self.log[self.place - 1]
+
+
+def _destination(func: Callable[..., Any], args: tuple, kwargs: dict) -> str | None:
+    """The type of device that a function moves a tensor to; None where it stays."""
+    if func is Tensor.cuda:
+        return "cuda"
+    for given in (*args[1:], *kwargs.values()):
+        if isinstance(given, Tensor):
+            return given.device.type
+        if isinstance(given, (torch.device, str)):
+            return torch.device(given).type
+    return None
+
+
+def _on_device(value: Any, like: Tensor) -> Any:  # noqa: ANN401
+    """A number that is written into a tensor, made on its device; torch would copy it from the host."""
+    return like.new_full((), value) if isinstance(value, (bool, int, float)) else value
 
 
 class _Active(threading.local):

@@ -1,6 +1,7 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -41,6 +42,12 @@ UNMOVED = (
 MENDED = "the model's own logits are NaN, because padding may attend to nothing: such rows were given no attention"
 
 
+@lru_cache(maxsize=32)
+def index_on(index: tuple[int, ...], device: torch.device) -> Tensor:
+    """An index on a device, where it is sent once: a copy from the host would wait for the device in every call."""
+    return torch.tensor(index, dtype=torch.int64, device=device)
+
+
 class Pass:
     """One forward pass, ready to be differentiated as often as there are scalars to explain."""
 
@@ -53,9 +60,10 @@ class Pass:
         self.depth = len(self.captured)
         self.shared = False
         first = self.captured[0].calls[0]
+        self.index = index_on(self.origin.index, output.logits.device)
         self.valid = self._valid(first)
-        self.from_input = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
-        self.from_input[list(self.origin.index)] = True
+        nowhere = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
+        self.from_input = nowhere.index_fill_(0, self.index, value=True)
         self._check_prefix()
         queries, keys = call_shape(first)
         self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
@@ -73,14 +81,13 @@ class Pass:
     def _valid(self, first: AttentionCall) -> Tensor:
         """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
         found = real_tokens(self.inputs, first, self.output.logits.device)
-        tokens, index = self.origin.tokens, list(self.origin.index)
+        tokens, index = self.origin.tokens, self.index
         every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
         if self.inputs.attention_mask is None and found.shape[1] < tokens and found.shape[1] != len(index):
             return every  # attention that thins out its keys says nothing of the tokens
         if found.shape[1] == tokens or found.shape[1] != len(index):
             return found
-        every[:, index] = found
-        return every
+        return every.index_copy_(1, index, found)
 
     def _check_prefix(self) -> None:
         """Refuse an anatomy whose prefix is not what was measured."""
@@ -93,13 +100,17 @@ class Pass:
 
     def patches(self, x: Tensor) -> Tensor:
         """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
-        return x[..., torch.tensor(self.origin.index, device=x.device)]
+        return x[..., self._index(x)]
 
     def among_tokens(self, x: Tensor) -> Tensor:
         """What belongs to patches or words, as one value for each token; other tokens get zero."""
         found = x.new_zeros(*x.shape[:-1], self.origin.tokens)
-        found[..., torch.tensor(self.origin.index, device=x.device)] = x
+        found[..., self._index(x)] = x
         return found
+
+    def _index(self, x: Tensor) -> Tensor:
+        """The tokens of the input, where a tensor is."""
+        return self.index if x.device == self.index.device else index_on(self.origin.index, x.device)
 
     def layers(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Layer]:
         """Every layer, last to first, with the gradients of the scalar.
@@ -282,7 +293,7 @@ class Pass:
         if self.measured is None or self.capture.body.pool is not None:
             return None
         places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
-        places[list(self.origin.index)] = torch.arange(len(self.origin.index), device=self.valid.device)
+        places[self._index(places)] = torch.arange(len(self.index), device=self.valid.device)
         return torch.where(self.measured.amax(dim=1) == 1, places[self.measured.argmax(dim=1)], -1)
 
     @property
