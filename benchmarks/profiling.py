@@ -8,10 +8,12 @@ kernel is launched and how often the host waits. Where the clock is far above th
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from flash import CASES, DEFAULT, tasks
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 NAMES = ("floor", DEFAULT, "gae", "tokentm", "attn_lrp")
@@ -38,19 +40,17 @@ def summary(name: str, run: Callable[[], object], device: str, rows: int) -> str
         if device == "cuda":
             torch.cuda.synchronize()
     events = seen.key_averages()
-    kernels = sum(e.self_device_time_total for e in events)
+    kernels = sum(e.self_device_time_total for e in events if e.device_type is DeviceType.CUDA)
     launches = sum(e.count for e in events if "LaunchKernel" in e.key)
     waits = sum(e.count for e in events if e.key in WAITING)
-    head = (
-        f"### {name}: {1e3 * seconds:.2f} ms a call, {kernels / 1e3:.2f} ms of kernels, {launches} launches, {waits} waits"
-    )
+    totals = f"{1e3 * seconds:.2f} ms a call, {kernels / 1e3:.2f} ms of kernels, {launches} launches, {waits} waits"
     order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    return f"{head}\n{_lines(events, order, rows)}\nby host:\n{_lines(events, 'self_cpu_time_total', rows // 2)}"
+    return f"### {name}: {totals}\n{_lines(events, order, rows)}\nby host:\n{_lines(events, 'self_cpu_time_total', rows // 2)}"
 
 
-def _lines(events: object, order: str, rows: int) -> str:
+def _lines(events: Iterable[Any], order: str, rows: int) -> str:
     """The largest entries, shortly."""
-    top = sorted(events, key=lambda e: -getattr(e, order))[:rows]  # pyright: ignore
+    top = sorted(events, key=lambda e: -getattr(e, order))[:rows]
     return "\n".join(f"  {getattr(e, order) / 1e3:8.2f} ms {e.count:6d} x {e.key[:110]}" for e in top)
 
 
