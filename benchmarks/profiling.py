@@ -45,7 +45,8 @@ def summary(name: str, run: Callable[[], object], device: str, rows: int) -> str
     waits = sum(e.count for e in events if e.key in WAITING)
     totals = f"{1e3 * seconds:.2f} ms a call, {kernels / 1e3:.2f} ms of kernels, {launches} launches, {waits} waits"
     order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    return f"### {name}: {totals}\n{_lines(events, order, rows)}\nby host:\n{_lines(events, 'self_cpu_time_total', rows // 2)}"
+    host = _lines(events, "self_cpu_time_total", rows // 2)
+    return f"### {name}: {totals}\n{_lines(events, order, rows)}\nby host:\n{host}"
 
 
 def _lines(events: Iterable[Any], order: str, rows: int) -> str:

@@ -151,7 +151,7 @@ class HostAnswers(TorchFunctionMode):
         source: Tensor = args[0].detach()
         if not self.replaying:
             made = func(*args, **kwargs)
-            self.log.append(Answer(func.__name__, source.clone(), made.detach()))
+            self.log.append(RecordedValue(func.__name__, source.clone(), made.detach()))
             return made.clone()
         answer = self._next(func.__name__)
         with without_functions():
