@@ -7,10 +7,11 @@ from PIL import Image
 from saved_models import save_bert
 from tiny_models import MODELS, tiny
 from torch import nn
+from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import InputError, OptionError, SeamError, TargetError
+from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, TargetError
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import load
 from vitrail.models.loading.images import open_image, to_rgb
@@ -268,3 +269,52 @@ def test_rows_of_a_block_are_a_whole_number(rows):
 def test_inputs_without_values_are_refused():
     with pytest.raises(InputError, match="meta device"):
         vitrail.explain(tiny("hf_bert"), {"input_ids": torch.tensor([[5, 9]], device="meta")}, "gae", 1)
+
+
+class KeepingBlock(torch.nn.Module):
+    """A block that keeps what it was given, with its graph, and may count how often it ran."""
+
+    def __init__(self, *, counts):
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(16), torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+        self.counts, self.times, self.given = counts, 0, None
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        self.given, self.times = x, self.times + self.counts
+        self.map = torch.softmax(q @ k.mT / 8**0.5, dim=-1)
+        return x + (1 + self.times) * self.out((self.map @ v).transpose(1, 2).flatten(2))
+
+
+class Repeating(torch.nn.Module):
+    """One block that runs three times."""
+
+    def __init__(self, *, counts=0):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(40, 16), torch.nn.Linear(16, 3)
+        self.blocks = torch.nn.ModuleList([KeepingBlock(counts=counts)])
+
+    def forward(self, input_ids):
+        self.blocks[0].times = 0
+        x, self.maps = self.words(input_ids), []
+        for _ in range(3):
+            x = self.blocks[0](x)
+            self.maps.append(self.blocks[0].map)
+        return self.head(x.mean(dim=1))
+
+
+def test_a_block_that_runs_three_times_and_keeps_graph_tensors_is_walked_three_times():
+    torch.manual_seed(0)
+    model, ids = Repeating().double().eval(), torch.randint(3, 40, (2, 7))
+    grads = torch.autograd.grad(model(ids)[:, 1].sum(), model.maps)
+    row = torch.full((2, 1, 7), 1 / 7, dtype=torch.float64)
+    for a, g in reversed([*zip(model.maps, grads, strict=True)]):
+        row = row + row @ (a * g).clamp(min=0).mean(dim=1)
+    assert_close(vitrail.explain(model, {"input_ids": ids}, "gae", 1).scores, row[:, 0].detach())
+    assert_close(vitrail.explain(model, {"input_ids": ids}, "gae", 1).scores, row[:, 0].detach())
+
+
+def test_a_block_that_works_differently_each_time_is_refused():
+    model = Repeating(counts=1).double().eval()
+    with pytest.raises(AnatomyError, match="keeps something from one time to the next"):
+        vitrail.explain(model, {"input_ids": torch.randint(3, 40, (2, 7))}, "gae", 1)

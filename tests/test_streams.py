@@ -202,3 +202,80 @@ def test_a_language_model_with_pictures_walks_down_its_tower(tmp_path):
     assert found.streams["image"].grid == (4, 4)
     assert torch.equal(found.scores, found.streams["text"].scores)
     assert found.save(tmp_path / "found.png").stat().st_size > 1000
+
+
+class Crossing(torch.nn.Module):
+    """A text that asks for another one; an order may be given to the values, and to the samples inside."""
+
+    def __init__(self, values=None, samples=None):
+        super().__init__()
+        self.words = torch.nn.Embedding(40, 16)
+        self.below, self.ask, self.read, self.give = (torch.nn.Linear(16, 16) for _ in range(4))
+        self.head, self.values, self.samples = torch.nn.Linear(16, 5), values, samples
+
+    def attend(self, x, y, z):
+        heads = [f(t).unflatten(-1, (2, 8)).transpose(1, 2) for f, t in ((self.ask, x), (self.read, y), (self.give, z))]
+        return torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+    def forward(self, input_ids, decoder_input_ids):
+        x, y = self.words(decoder_input_ids), self.words(input_ids)
+        x, y = (t if self.samples is None else t[self.samples] for t in (x, y))
+        y = y + self.attend(y, y, y)
+        x = x + self.attend(x, y, y if self.values is None else y[:, self.values])
+        return self.head(x.mean(dim=1) if self.samples is None else x.mean(dim=1)[self.samples])
+
+
+def two_texts():
+    torch.manual_seed(1)
+    return {"input_ids": torch.randint(4, 40, (2, 7)), "decoder_input_ids": torch.randint(4, 40, (2, 5))}
+
+
+def test_values_of_other_tokens_than_the_keys_are_refused():
+    found = vitrail.explain(seeded(Crossing), two_texts(), "gae", 3)
+    assert list(found.streams) == ["encoder", "decoder"]
+    assert "assumed" not in found.provenance  # values and samples are measured
+    order = torch.tensor([1, 0, 2, 3, 4, 6, 5])
+    with pytest.raises(SeamError, match="another row of its values than of its keys"):
+        vitrail.explain(seeded(lambda: Crossing(values=order)), two_texts(), "gae", 3)
+
+
+def test_samples_that_change_places_inside_a_model_are_refused():
+    with pytest.raises(SeamError, match="one sample at a time"):
+        vitrail.explain(seeded(lambda: Crossing(samples=torch.tensor([1, 0]))), two_texts(), "gae", 3)
+
+
+class Windows(torch.nn.Module):
+    """Attention in windows of four tokens, one window of all samples after the other; then over all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(40, 16), torch.nn.Linear(16, 5)
+        self.first, self.second = (torch.nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, input_ids):
+        x = self.words(input_ids).unflatten(1, (3, 4)).transpose(0, 1).flatten(0, 1)
+        x = x + self.first(x, x, x)[0]
+        x = x.unflatten(0, (3, -1)).transpose(0, 1).flatten(1, 2)
+        return self.head((x + self.second(x, x, x)[0]).mean(dim=1))
+
+
+def test_windows_of_all_samples_one_after_the_other_belong_to_their_samples():
+    model, ids = seeded(Windows), torch.randint(4, 40, (2, 12), generator=torch.Generator().manual_seed(1))
+    both = vitrail.explain(model, {"input_ids": ids}, "gae", 3)
+    for i in range(2):
+        assert_close(vitrail.explain(model, {"input_ids": ids[i : i + 1]}, "gae", 3).scores[0], both.scores[i])
+
+
+def test_a_tower_alone_of_a_model_with_two_is_one_stream():
+    small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.SiglipConfig(vision_config={**small, "image_size": 24, "patch_size": 6}, num_labels=5)
+    config._attn_implementation = "eager"
+    model = seeded(lambda: transformers.SiglipForImageClassification(config))
+    picture = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1)).double()
+    out = model(picture, output_attentions=True)
+    grads = torch.autograd.grad(out.logits[:, 2].sum(), out.attentions)
+    row = torch.full((2, 1, 16), 1 / 16, dtype=torch.float64)
+    for a, g in reversed([*zip(out.attentions, grads, strict=True)]):
+        row = row + row @ (a * g).clamp(min=0).mean(dim=1)
+    assert_close(vitrail.explain(model, picture, "gae", 2).scores, row[:, 0].detach())
+    assert vitrail.explain(model, picture, target=2).method == "consensus"

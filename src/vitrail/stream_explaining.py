@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.attribution import Attribution, fingerprint
-from vitrail.capture.discovery import SELF, Discovery, discover
+from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
-from vitrail.capture.stream_origins import ShownStream, reported, sample_of
+from vitrail.capture.stream_checks import check_values, sample_of
+from vitrail.capture.stream_origins import ShownStream, reported
 from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition, watched
 from vitrail.errors import MethodError, SeamError, VitrailError
@@ -52,25 +53,36 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
     form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
     if form not in kept:
         try:
-            unknown = known_anatomy(model) is None and _may_have(model, inputs)
-            kept[form] = unknown or (
-                (_may_have(model, inputs) or not _single(discover(model, inputs))) and _several(model, inputs)
-            )
+            kept[form] = _measured(model, inputs)
         except SeamError:
             kept[form] = known_anatomy(model) is None
     return kept[form]
 
 
-def _several(model: nn.Module, inputs: Inputs) -> bool:
+def _measured(model: nn.Module, inputs: Inputs) -> bool:
+    if known_anatomy(model) is not None:
+        return _several(model, inputs)
+    found = discover(model, inputs)
+    if _single(found):
+        return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))
+    return _may_have(model, inputs) or _several(model, inputs)
+
+
+def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:
     with watched(model, inputs) as (_, streams):
-        return not streams.plain or len(LOOKED_AT & inputs.kwargs.keys()) > 1
+        return not streams.is_plain(pooled=pooled) or len(LOOKED_AT & inputs.kwargs.keys()) > 1
+
+
+def _pools(found: Discovery) -> bool:
+    """Whether the last call is a pooling query, used or not."""
+    return bool(found.calls) and found.calls[-1].kind == POOL
 
 
 def _single(found: Discovery) -> bool:
     """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
     if not found.calls:
         return True
-    last = len(found.calls) - (found.pool is not None)
+    last = len(found.calls) - _pools(found)
     rows = {call.queries for call in found.calls[:last]}
     own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
     shapes = {block.shape for block in found.blocks}
@@ -121,6 +133,7 @@ def explain_streams(
     requests = [requests[i] for i in walking]
     inputs = requests[0].inputs
     with watched(model, inputs) as (seen, streams):
+        check_values(streams)
         samples = sample_of(streams, inputs.batch)
         shown = reported(streams, inputs, samples)
         _check_pictures(inputs, shown)
@@ -279,7 +292,7 @@ def _one(
         provenance={
             "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",
             **({} if request.reason is None else {"default": request.reason}),
-            **({"assumed": [SHARES]} if merged else {}),
+            **({"assumed": assumed} if (assumed := [*[SHARES] * merged, *run.streams.assumed]) else {}),
         },
     )
 

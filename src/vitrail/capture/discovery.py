@@ -158,6 +158,7 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
     blocks = tuple(_block_site(block, calls, seen) for block, calls in members.items())
     pools = [index for index, kind in enumerate(kinds) if kind == POOL]
     pool = chosen[pools[-1]] if pools and pools[-1] == len(kinds) - 1 else None
+    pool = pool if pool is not None and _answers_from(pool, seen) else None
     return Discovery(
         type(model).__name__,
         tuple(sites),
@@ -166,6 +167,12 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
         None if pool is None else pool.name,
         pool is None and _reads_first(seen, list(members)),
     )
+
+
+def _answers_from(pool: Execution, seen: Executions) -> bool:
+    """Whether the answer depends on what a pooling attention gives: some models compute it for nothing."""
+    logits = [node_of(x) for x in tensors_in(getattr(seen.answer, "logits", seen.answer))]
+    return pool.gave_node is None or not any(logits) or bool(reached(logits, {pool.gave_node}))
 
 
 def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:

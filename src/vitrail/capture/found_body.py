@@ -1,13 +1,17 @@
 """A model's parts as they were found in a pass, for the passes that explain."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from vitrail.capture.copying import copied
 from vitrail.capture.discovery import CROSS, BlockSite, CallSite, Discovery, discover
+from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.refusals import no_attention
+from vitrail.capture.shadow import autograd
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import Anatomy, Block, Body
 from vitrail.models.inputs import Inputs
@@ -24,12 +28,36 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     check_single(found)
     # Modules that the stream passes by are no blocks: the gradient cannot end before them, nor is the stream in them.
     sites = found.blocks if all(site.carries for site in found.blocks) else ()
+    before = _answer(model, inputs) if any(site.turn for site in sites) and model not in _alike else None
     blocks = tuple(_block(module, site) for module, site in zip(_apart(model, sites), sites, strict=True))
+    if before is not None:
+        _check_alike(before, _answer(model, inputs), sites)
+        _alike.add(model)
     # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
     first = int(found.reads_first and not found.causal and inputs.ids is not None)
     anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto", prefix=first)
     pool = None if found.pool is None else model.get_submodule(found.pool)
     return Body(anatomy, blocks, pool=pool, owner=model, head=None)
+
+
+_alike: "WeakSet[nn.Module]" = WeakSet()
+"""Shadows whose answer is the same with a copy of a block for each time that it runs."""
+
+
+def _answer(model: nn.Module, inputs: Inputs) -> Tensor:
+    with autograd(gradients=False):
+        return read_output(run_model(model, inputs.usable()), broken=True).logits
+
+
+def _check_alike(before: Tensor, after: Tensor, sites: tuple[BlockSite, ...]) -> None:
+    """Refuse a block that works differently each time by what it keeps of earlier times: copies cannot know that."""
+    if not torch.allclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True):
+        names = sorted({site.name for site in sites if site.turn})
+        raise AnatomyError(
+            f"the block {', '.join(names)} runs {max(site.turn for site in sites) + 1} times and keeps something from "
+            "one time to the next that changes what it gives, so its layers cannot be told apart. Methods that read "
+            "the gradient at the inputs need no blocks: integrated_gradients, input_x_gradient."
+        )
 
 
 def check_single(found: Discovery) -> None:
@@ -96,8 +124,7 @@ def _copies(model: nn.Module, name: str, count: int) -> list[nn.Module]:
     kept = vars(module).get("_each_time")
     if kept is not None:
         return kept
-    shared = {id(x): x for x in (*module.parameters(), *module.buffers())}
-    made = [copy.deepcopy(module, dict(shared)) for _ in range(count)]
+    made = [copied(module).root for _ in range(count)]
     for index, one in enumerate(made):
         module.add_module(f"time_{index}", one)
     vars(module)["_each_time"] = made

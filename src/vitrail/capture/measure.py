@@ -417,7 +417,7 @@ def _depends(call: AttentionCall, cuts: list[Tensor]) -> bool:
 def _matters(call: AttentionCall, ends: list[Tensor]) -> bool:
     """Whether the answer, or what enters a block, depends on what an attention call gives."""
     results = [x for x in (call.weights, call.output) if x is not None and x.requires_grad]
-    if not results:
+    if not results or not ends:
         return True  # nothing shows that it does not
     seeds = [torch.ones_like(x) for x in ends]
     return any(g is not None for g in torch.autograd.grad(ends, results, seeds, retain_graph=True, allow_unused=True))

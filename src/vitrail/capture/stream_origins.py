@@ -41,28 +41,6 @@ class ShownStream:
     mask: Tensor | None = None
 
 
-def sample_of(streams: Streams, batch: int) -> Tensor:
-    """The sample of every token: by its row, or by the tokens that are made of it."""
-    found = torch.full((streams.count,), -1)
-    for sequence in streams.sequences:
-        rows, positions = sequence.rows
-        if rows % batch == 0:  # windows of one sample follow each other
-            found[sequence.tokens] = torch.arange(batch).repeat_interleave(rows // batch * positions)
-    for event in reversed(streams.events):
-        if isinstance(event, Transition):
-            unknown = found[event.source] < 0
-            found[event.source[unknown]] = found[event.target[unknown]]
-        elif bool((found[event.keys] < 0).any()):
-            of_rows = found[event.queries].amax(dim=1, keepdim=True).expand_as(event.keys)
-            found[event.keys] = torch.where(found[event.keys] < 0, of_rows, found[event.keys])
-    if bool((found < 0).any()):
-        raise SeamError(
-            f"{int((found < 0).sum())} of {streams.count} tokens cannot be told apart by sample. Explain one sample at "
-            "a time."
-        )
-    return found
-
-
 def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
     """The streams that are shown, in the order in which the model reads them."""
     targets = {target for _, target in streams.since}

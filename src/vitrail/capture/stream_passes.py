@@ -91,7 +91,7 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
         by_norm: share the weight by the norm of the gradient at the last attention of each token, and not equally.
     """
     places = [place for place in streams.places if place.result and place.tensor.requires_grad]
-    if not scalar.requires_grad:
+    if not scalar.requires_grad or not places:
         raise TargetError(UNMOVED)
     tensors = [place.tensor for place in places]
     gradients = torch.autograd.grad(scalar.sum(), tensors, retain_graph=True, allow_unused=True)

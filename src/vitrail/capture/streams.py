@@ -164,6 +164,8 @@ class Streams:
     seen: Seen
     since: dict[tuple[int, int], int] = field(default_factory=dict)
     """By source and target, how many places there were when the last transition between two sequences was found."""
+    assumed: list[str] = field(default_factory=list)
+    """What was not measured."""
 
     @property
     def count(self) -> int:
@@ -197,12 +199,15 @@ class Streams:
         """The attention calls alone."""
         return [event for event in self.events if isinstance(event, AttentionEvent)]
 
-    @property
-    def plain(self) -> bool:
-        """Whether every call is self-attention on one sequence, so that nothing here is needed."""
-        return len(self.sequences) == 1 and all(
-            event.queries.shape == event.keys.shape and bool((event.queries == event.keys).all())
-            for event in self.attentions
+    def is_plain(self, *, pooled: bool) -> bool:
+        """Whether every call is self-attention on one sequence in one order, so that nothing here is needed.
+
+        Args:
+            pooled: whether the last call is a pooling query over the same sequence.
+        """
+        calls = self.attentions[: len(self.attentions) - pooled]
+        return len(self.sequences) == 1 + pooled and all(
+            torch.equal(event.queries, event.keys) and torch.equal(event.queries, calls[0].queries) for event in calls
         )
 
 

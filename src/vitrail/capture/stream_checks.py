@@ -1,0 +1,172 @@
+"""What a walk over streams relies on beside the tokens of queries and keys, measured by coded gradients.
+
+The walk gives the relevance of a value row to the token of its key row, and reports the tokens of each sample apart.
+"""
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.seams import AttentionCall
+from vitrail.capture.streams import Rows, Streams, Transition
+from vitrail.errors import SeamError
+
+
+def check_values(streams: Streams) -> None:
+    """Raise if the values of a call belong to other tokens than its keys; what is not measured is added as assumed."""
+    for event in streams.attentions:
+        one = streams.seen.calls[event.call]
+        key, rows = one.call.key, event.rows
+        if key is not None and rows.heads is None:  # keys may have another number of heads
+            rows = Rows(None, key.shape[0] // event.keys.shape[0])
+        if (assumed := _assumed_of_values(event.call, one.call, one.before, rows)) is not None:
+            streams.assumed.append(assumed)
+
+
+def _assumed_of_values(index: int, call: AttentionCall, before: list[Tensor], rows: Rows) -> str | None:
+    """What is assumed of the values of a call; None where every value row is made of the token of its key row.
+
+    Args:
+        before: tensors that modules before the call were given or gave.
+        rows: how rows lie in the keys.
+    """
+    key, value = call.key, call.value
+    if key is None:
+        return None  # the tokens are those of the values themselves
+    assumed = f"the values of attention call {index + 1} are taken for those of the tokens of its keys"
+    if value is None or value.ndim != key.ndim or not _fits(rows, key, value):
+        return assumed
+    if bool((value == value[..., :1, :]).all()):
+        return None  # one value for all tokens
+    asked, given = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    for channels, some in ((-1, before), (1, [x for x in before if x.ndim == 4])):
+        of_keys = sources([(key, rows.numbers(key))], some, channels=channels)
+        of_values = sources([(value, rows.numbers(value))], some, channels=channels)
+        for found in zip(of_keys, of_values, strict=True):
+            fed = [x.cpu() for x in found if x is not None and not bool((x == MIXED).any())]
+            if len(fed) == 2:
+                _check_same(index, *fed)
+                given = torch.cat([given, fed[0][(fed[0] >= 0) & (fed[1] >= 0)]]).unique()
+            asked = torch.cat([asked, *(x[x >= 0] for x in fed)]).unique()
+    return None if len(given) and torch.equal(asked, given) else assumed
+
+
+def _fits(rows: Rows, key: Tensor, value: Tensor) -> bool:
+    one, other = rows.four(key).shape, rows.four(value).shape
+    return (one[0], one[2]) == (other[0], other[2])
+
+
+def _check_same(index: int, keys: Tensor, values: Tensor) -> None:
+    wrong = (keys >= 0) & (values >= 0) & (keys != values)
+    if bool(wrong.any()):
+        raise SeamError(
+            f"{int(wrong.sum())} of {wrong.numel()} tokens that attention call {index + 1} reads are in another row "
+            f"of its values than of its keys: row {int(keys[wrong][0])} of the keys and row {int(values[wrong][0])} "
+            "of the values belong to one token. A walk cannot tell which token a weight belongs to. Use a gradient "
+            "method, such as integrated_gradients or input_x_gradient."
+        )
+
+
+UNMEASURED = "tokens of a batch belong to the samples in their order"
+
+
+def sample_of(streams: Streams, batch: int) -> Tensor:
+    """The sample of every token: measured at the inputs, else by the tokens it is joined with.
+
+    What is not measured is added to `streams.assumed`.
+    """
+    found = torch.full((streams.count,), -1)
+    sure = torch.full((streams.count,), batch == 1)
+    for index in range(len(streams.sequences)):
+        claimed, exact = _claimed(streams, index, batch)
+        found[streams.sequences[index].tokens] = claimed
+        sure[streams.sequences[index].tokens] |= exact
+    _check_apart(streams, found)
+    found = _joined(streams, found)
+    if bool((found < 0).any()):
+        raise _unclear(f"{int((found < 0).sum())} of {streams.count} tokens belong to no known sample")
+    if not bool(_reached(streams, sure).all()):
+        streams.assumed.append(UNMEASURED)
+    return found
+
+
+def _claimed(streams: Streams, index: int, batch: int) -> tuple[Tensor, bool]:
+    """The sample of every token of a sequence, by the order of its rows that the inputs confirm, and if they do.
+
+    Rows are windows of samples, one sample after the other, or one window of all samples after the other. The first is
+    what remains where the inputs do not reach the sequence.
+    """
+    sequence = streams.sequences[index]
+    rows, positions = sequence.rows
+    if rows % batch:
+        return torch.full((sequence.count,), -1), False
+    orders = [torch.arange(batch).repeat_interleave(rows // batch), torch.arange(batch).repeat(rows // batch)]
+    places = _of_samples(streams, batch)
+    for order in orders if batch > 1 and places else ():
+        four = sequence.layout.four(sequence.operand)
+        numbers = order.to(four.device).view(-1, 1, 1, 1).expand(-1, four.shape[1], positions, 1)
+        coded = [(sequence.operand, sequence.layout.back(numbers, sequence.operand.shape))]
+        seen = [x for x in sources(coded, places, channels=-1) if x is not None and bool((x >= 0).any())]
+        own = [torch.arange(batch, device=x.device).view(-1, *[1] * (x.ndim - 1)) for x in seen]
+        if seen and all(bool(((x == mine) | (x == -1)).all()) for x, mine in zip(seen, own, strict=True)):
+            return order.repeat_interleave(positions), True
+        if not seen:
+            break
+    else:
+        if batch > 1 and places:
+            raise _unclear(
+                f"the rows of attention call {sequence.begins + 1} mix samples, or order them in another way"
+            )
+    return orders[0].repeat_interleave(positions), False
+
+
+def _of_samples(streams: Streams, batch: int) -> list[Tensor]:
+    """Inputs and word embeddings that have one entry for each sample along the first axis."""
+    given = streams.seen.inputs
+    floats = [] if given is None else [x for x in (*given.args, *given.kwargs.values()) if isinstance(x, Tensor)]
+    places = [x for x in (*floats, *(vectors for _, vectors in streams.seen.embedded)) if x.ndim > 1]
+    return [x for x in places if x.requires_grad and x.shape[0] == batch]
+
+
+def _joined(streams: Streams, found: Tensor) -> Tensor:
+    """The samples of all tokens, those not known taken from tokens that are made of them or ask for them."""
+    for event in reversed(streams.events):
+        if isinstance(event, Transition):
+            unknown = found[event.source] < 0
+            found[event.source[unknown]] = found[event.target[unknown]]
+        elif bool((found[event.keys] < 0).any()):
+            of_rows = found[event.queries].amax(dim=1, keepdim=True).expand_as(event.keys)
+            found[event.keys] = torch.where(found[event.keys] < 0, of_rows, found[event.keys])
+    return found
+
+
+def _check_apart(streams: Streams, found: Tensor) -> None:
+    """Raise if tokens taken for those of two samples meet in a row of attention, or one is made of the other."""
+    for event in streams.events:
+        if isinstance(event, Transition):
+            rows = torch.stack([found[event.source], found[event.target]], dim=1)
+        else:
+            rows = torch.cat([found[event.queries], found[event.keys]], dim=1)
+        if bool(((rows != rows[:, :1]) & (rows >= 0) & (rows[:, :1] >= 0)).any()):
+            raise _unclear("tokens that are taken for those of two samples attend to each other")
+
+
+def _reached(streams: Streams, sure: Tensor) -> Tensor:
+    """Which tokens are of a measured sample, or joined with one that is."""
+    before = -1
+    while int(sure.sum()) != before:
+        before = int(sure.sum())
+        for event in streams.events:
+            if isinstance(event, Transition):
+                known = sure[event.source] | sure[event.target]
+                sure[event.source] |= known
+                sure[event.target] |= known
+            else:
+                known = (sure[event.queries].any(dim=1) | sure[event.keys].any(dim=1))[:, None]
+                sure[event.queries] |= known
+                sure[event.keys] |= known
+    return sure
+
+
+def _unclear(seen: str) -> SeamError:
+    return SeamError(f"tokens cannot be told apart by sample: {seen}. Explain one sample at a time.")
