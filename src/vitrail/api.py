@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.attribution import Attribution, Comparison, Seen, class_titles, fingerprint, provenance
 from vitrail.capture.forward import find_body, forward
+from vitrail.capture.kept_logits import rows_read
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
@@ -237,6 +238,7 @@ def attribution_of(
             **({} if residual is None else {"residual": residual.tolist()}),
             **({} if request.reason is None else {"default": request.reason}),
             **({} if not (assumed := run.assumed) else {"assumed": list(assumed)}),
+            **({"recomputed_blocks": run.recomputed} if run.recomputed else {}),
             **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
             **_parts_of([result for _, result in results]),
             **_likely(run, target),
@@ -283,6 +285,7 @@ def explain(
     anatomy: Anatomy | None = None,
     backend: str = "auto",
     chunk_rows: int | None = None,
+    memory: str = "auto",
     **options: Any,  # noqa: ANN401
 ) -> Attribution:
     """What the model looked at, as one score per patch or token.
@@ -300,6 +303,8 @@ def explain(
         anatomy: where the model's parts are, if it is of no known family.
         backend: `dense`, `chunked`, `fused` (CUDA) or `auto`.
         chunk_rows: rows of attention held at a time by the chunked backend.
+        memory: `full` keeps what every block computed for the backward pass, `low` keeps only what entered it and runs
+            it again; `auto` keeps what a GPU has room for, and all on a CPU. The results are the same up to rounding.
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
     (found,) = compare(
@@ -311,6 +316,7 @@ def explain(
         anatomy=anatomy,
         backend=backend,
         chunk_rows=chunk_rows,
+        memory=memory,
     )
     return found
 
@@ -325,6 +331,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     anatomy: Anatomy | None = None,
     backend: str = "auto",
     chunk_rows: int | None = None,
+    memory: str = "auto",
     on_error: str = "raise",
 ) -> Comparison:
     """Several methods on the same inputs, from one forward pass and one backward pass per target scalar.
@@ -340,12 +347,13 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
         anatomy: where the model's parts are, if it is of no known family.
         backend: `dense`, `chunked`, `fused` (CUDA) or `auto`.
         chunk_rows: rows of attention held at a time by the chunked backend.
+        memory: as for `explain`.
         on_error: `raise` the error of a method that fails, or `keep` the results of the others; `Comparison.failed`
             then holds the errors by the position of their methods.
     """
     if on_error not in ON_ERROR:
         raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
-    settings = Settings(backend, chunk_rows)
+    settings = Settings(backend, chunk_rows, memory)
     if transformed():
         raise InputError(
             "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
@@ -410,6 +418,8 @@ def explain_each(
     method: str,
     targets: Sequence[AnyTarget],
     preset: str = "recommended",
+    *,
+    memory: str = "auto",
     **options: Any,  # noqa: ANN401
 ) -> Comparison:
     """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
@@ -417,7 +427,7 @@ def explain_each(
     requests = [read_spec((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
-    return Comparison(_compared(model, read, requests, Settings(), None, started))
+    return Comparison(_compared(model, read, requests, Settings(memory=memory), None, started))
 
 
 def _compared(
@@ -433,6 +443,7 @@ def _compared(
         for request in requests:
             check_target(own, request.target)
         if has_streams(own, read, anatomy):
+            check_memory(settings, "a model with several streams")
             identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
         else:
             identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
@@ -465,6 +476,8 @@ def _explained(
         group = list(same)
         plan = requests[group[0]].plan
         if isinstance(plan, RerunMethod):
+            if plan.pass_options.graph:
+                check_memory(settings, requests[group[0]].entry.name)
             try:
                 begun = time.perf_counter()
                 found = _follow(model, body, [requests[i] for i in group], plan, settings)
@@ -478,6 +491,15 @@ def _explained(
         identity, found = _run(model, body, [requests[i] for i in indices], settings)
         made |= dict(zip(indices, found, strict=True))
     return identity, made
+
+
+def check_memory(settings: Settings, what: str) -> None:
+    """Refuse to save memory where blocks cannot be run again one by one."""
+    if settings.memory == "low":
+        raise OptionError(
+            f"memory='low' is for methods that walk from the last layer to the first, such as gae and tokentm, and not "
+            f"for {what}. Leave memory out."
+        )
 
 
 def _timed(made: Sequence[Attribution], total: float) -> list[Attribution]:
@@ -503,7 +525,8 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
     The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
     """
     begun = time.perf_counter()
-    with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True) as run:
+    rows = rows_read([request.target for request in requests], requests[0].inputs)
+    with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True, rows=rows) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
         used: dict[Request, set[str]] = {request: set() for request in requests}
@@ -534,7 +557,8 @@ def _follow(
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
     double = any(p.dtype is torch.float64 for p in model.parameters())
     inputs, made = requests[0].inputs, []
-    with forward(model, inputs, body, wanted_by(requests), settings, procedure.pass_options) as run:
+    rows = rows_read([request.target for request in requests], inputs)
+    with forward(model, inputs, body, wanted_by(requests), settings, procedure.pass_options, rows=rows) as run:
         for request in requests:
             found: list[tuple[Scalar, Result]] = []
             with backends_used() as used:

@@ -143,7 +143,7 @@ class PreparedExplainer:
     def _compute(self, anatomy: Anatomy | None) -> tuple[Request, Scalar, Result, Pass, set[str]]:
         """Everything from the fixed inputs to the scores of all tokens."""
         self._classes.start()
-        request, settings = self._request(self._classes), Settings()
+        request, settings = self._request(self._classes), Settings(memory="full")
         plan, wanted = request.plan, wanted_by([request])
         options = plan.pass_options if isinstance(plan, RerunMethod) else PLAIN
         with shadow(self.model) as own, backends_used() as used:

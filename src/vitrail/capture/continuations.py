@@ -99,7 +99,9 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
     """
     sequences = sequences_of(inputs)
     ids, real = sequences.ids, sequences.real
-    if output.span or output.logits.ndim != 3 or output.logits.shape[1] != ids.shape[1]:
+    kept = output.rows
+    rows = ids.shape[1] if kept is None else len(kept)
+    if output.span or output.logits.ndim != 3 or output.logits.shape[1] != rows:
         raise TargetError(NO_HEAD.format(shape=tuple(output.logits.shape), tokens=ids.shape[1]))
     first, last = spans(target, real)
     columns = _columns(first, last, real)
@@ -113,7 +115,9 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
 
     def read(logits: Tensor, rows: Tensor) -> Tensor:
         samples, places = columns[rows].nonzero(as_tuple=True)
-        return log_probabilities(logits[samples, places - 1], ids[rows][samples, places], samples, len(rows))
+        every = kept is None or logits.shape[1] == ids.shape[1]  # another pass may have the logits of all rows
+        at = places - 1 if every else torch.searchsorted(kept, places - 1)
+        return log_probabilities(logits[samples, at], ids[rows][samples, places], samples, len(rows))
 
     scalar = read(output.wide, torch.arange(len(ids), device=ids.device))
     if not bool(scalar.detach().isfinite().all()):

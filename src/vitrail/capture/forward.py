@@ -3,20 +3,24 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.found_body import found_body
-from vitrail.capture.hooks import Capture, capturing
+from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
+from vitrail.capture.kept_logits import Rows, keeping
 from vitrail.capture.measure import used_body
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, PassOptions, Settings, Wanted
 from vitrail.capture.passes import Pass
+from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import check_implementation, check_weights
+from vitrail.capture.torch_private import uncompiled
 from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
@@ -35,11 +39,13 @@ def forward(
     pass_options: PassOptions = PLAIN,
     *,
     lean: bool = False,
+    rows: Rows | None = None,
 ) -> Iterator[Pass]:
     """Run a shadow of the model once, and keep what its attention layers were given and gave.
 
     Args:
         lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
+        rows: the only rows whose logits are read; None for all.
     """
     check_pairs(model, inputs)
     check_length(model, inputs)
@@ -49,7 +55,8 @@ def forward(
     if lean and structure.refusal is not None:  # nothing but layers will be read
         raise SeamError(structure.refusal)
     # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
-    cut = bool(wanted.gradients | wanted.states) or pass_options.level is not None or not body.blocks
+    states = wanted.states if pass_options.graph else frozenset()
+    cut = bool(wanted.gradients | states) or pass_options.level is not None or not body.blocks
     if cut:
         check_differentiable(model)
     with autograd(gradients=cut), _own_precision(inputs, pass_options), ExitStack() as stack:
@@ -59,9 +66,14 @@ def forward(
         def make_capture(*, lean: bool) -> Capture:
             keep = wanted.states | wanted.gradients
             capture = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
+            capture.rows = rows
+            if walked and cut:
+                capture.recomputed = recomputed(len(body.blocks), structure.together, settings.memory, inputs)
+                capture.again = partial(_run_again, model, capture)
             stack.callback(capture.release)
             return capture
 
+        walked = lean  # nothing but layers is read, and so each block can be run again when its layer is
         capture, inputs, output = _forward(model, inputs, make_capture, lean=lean)
         capture.check(model)
         if wanted.gradients or pass_options.level is not None:
@@ -122,8 +134,33 @@ def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[I
         capturing(model, capture),
         nullcontext() if pass_options.within is None else pass_options.within(model, capture),
     ):
-        answer = run_in(model, inputs, pass_options.dtype)
-        return inputs, read_output(answer, span=capture.body.anatomy.span, broken=True)
+        given = without_own_cache(model, inputs) if capture.recomputed.memory != "full" else inputs
+        with keeping(model, given, capture.rows) as given:
+            answer = run_in(model, given, pass_options.dtype)
+    output = read_output(answer, span=capture.body.anatomy.span, broken=True)
+    cut = capture.rows is not None and output.logits.ndim == 3 and output.logits.shape[1] == len(capture.rows)
+    return inputs, replace(output, rows=capture.rows if cut else None)
+
+
+def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, Tensor]:
+    """Run one block once more, captured and with a graph: the stream it is given, a leaf, and the stream it gives."""
+    again = capture.recomputed
+    args, kwargs = again.arguments[index]
+    leaves: list[Tensor] = []
+
+    def leaf(stream: Tensor) -> Tensor:
+        leaves.append(stream.detach().requires_grad_())
+        return leaves[0]
+
+    args, kwargs = replaced_stream(args, without_caches(kwargs), leaf)
+    again.replay = index
+    try:
+        with torch.enable_grad(), uncompiled(), capturing(model, capture, only=index):
+            out = first_tensor(capture.body.blocks[index].module(*args, **kwargs))
+    finally:
+        again.replay = None
+    check_same(index, out.detach(), again.stream_after(index, stream_of))
+    return leaves[0], out
 
 
 def check_differentiable(model: nn.Module) -> None:

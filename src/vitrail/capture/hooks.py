@@ -15,6 +15,7 @@ from vitrail.capture.layers import passing_layer
 from vitrail.capture.outputs import named_logits
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recording import Early, own_dtypes
+from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import hooks
@@ -47,7 +48,9 @@ class Capture:
         lean: bool = False,
         early: tuple[Early, ...] = (),
         passing: frozenset[str] = frozenset(),
+        recomputed: Recomputed | None = None,
     ) -> None:
+        self.recomputed = recomputed or Recomputed("full", len(body.blocks), border=0)
         self.body, self.keep, self.cut, self.pass_options, self.lean = body, keep, cut, pass_options, lean
         self.early, self.passing = early, passing
         self.blocks = [BlockCapture() for _ in body.blocks]
@@ -57,6 +60,9 @@ class Capture:
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
+        self.dropping = False  # whether the block that runs is run again later, and nothing of it is kept now
+        self.again: Callable[[int], tuple[Tensor, Tensor]] | None = None  # runs a block once more: its input and result
+        self.rows: Tensor | None = None  # the only rows whose logits are read; None for all
         self.safe = False  # whether rows of attention that may see nothing are zero instead of NaN
         self.outside = saving_hooks()
         self.checkpointed = False  # whether the model has checkpointed regions
@@ -114,6 +120,19 @@ class Capture:
             return None
         return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep)
 
+    def dropped(self, index: int, stream: Tensor) -> Tensor:
+        """Free what a block has left that is run again later; its stream, from which the next one goes on."""
+        captured, self.dropping = self.blocks[index], False
+        captured.calls[:] = map(light, captured.calls)
+        captured.states.clear()
+        captured.adding = None
+        if index == self.recomputed.count - 1:  # the graph begins here
+            self.roots[:] = [stream]
+            if index == len(self.blocks) - 1:
+                captured.states["leaving"] = stream
+            return stream.clone()  # models may write into what a block gave
+        return stream
+
     def root(self, x: Tensor) -> Tensor:
         """End the gradient at this tensor, or at what the circumstances make of it."""
         x = x.detach()
@@ -129,6 +148,8 @@ class Capture:
             captured.early.clear()
             captured.returned = captured.adding = None
         self.roots.clear()
+        self.recomputed.arguments.clear()
+        self.recomputed.leaf = self.again = None
         self.notes.clear()
         self.answer = None
         self.on_map = lambda block, relevance, rows: None
@@ -139,10 +160,14 @@ class Capture:
         if not self.checkpointed and saving_hooks() != self.outside:
             self.checkpointed = True
 
+    def filing(self, captured: BlockCapture) -> bool:
+        """Whether this block runs and is kept."""
+        return self.here is captured and not self.dropping
+
     def add_call(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it, where modules are named."""
         self.watch()
-        if self.cut and self.undone is None and not torch.is_grad_enabled():
+        if self.cut and self.undone is None and not torch.is_grad_enabled() and not self.dropping:
             self.undone = why_no_gradient()
         if not self.running and call.softmax_input is None:
             self.here.calls.append(call)
@@ -172,6 +197,8 @@ class Capture:
         if self.pass_options.within is not None and self.undone is None:
             return
         for index, captured in enumerate(self.layers):
+            if index < self.recomputed.count:
+                continue
             (call,) = captured.calls
             attention = call.weights if call.weights is not None else call.output
             if attention is not None and not attention.requires_grad:
@@ -225,29 +252,42 @@ def _after(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
 
 
 @contextmanager
-def capturing(model: nn.Module, capture: Capture) -> Iterator[None]:
-    """Capture attention calls and states while the model runs inside the block."""
+def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) -> Iterator[None]:
+    """Capture attention calls and states while the model runs inside the block.
+
+    Args:
+        only: the index of the one block that runs, None for the whole model.
+    """
     handles: list[RemovableHandle] = []
     with hooks(handles):
         if not capture.lean:
             for name, module in model.named_modules():
                 if capture.pass_options.within is not None or _may_attend(module):  # rules name every module
                     handles += _name_hooks(capture, name, module)
-        for index in range(len(capture.blocks)):
+        for index in range(len(capture.blocks)) if only is None else (only,):
             handles += _block_hooks(capture, index)
-        if capture.body.pool is not None:
-            handles += _place_hooks(capture, capture.body.pool, capture.pool)
-        if capture.body.head is not None:
-            handles.append(_after(capture.body.head, lambda module, args, out: setattr(capture, "answer", out)))
-        if capture.cut:
-            handles += LEVEL_HOOKS[capture.level](capture, model)
-        only_in, safe = capture.attending, capture.safe
+        if only is None:
+            handles += _hooks_around(model, capture)
+        known, safe = capture.attending, capture.safe
+        only_in = known if only is None or not known else known[only : only + 1]
         calls = attention_calls(
             capture.add_call, capture.pass_options.override, lambda: capture.block, only_in=only_in, safe=safe
         )
         with calls as follower:
             capture.same = follower.same
             yield
+
+
+def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
+    """Hooks on what comes before and after the blocks."""
+    handles = []
+    if capture.body.pool is not None:
+        handles += _place_hooks(capture, capture.body.pool, capture.pool)
+    if capture.body.head is not None:
+        handles.append(_after(capture.body.head, lambda module, args, out: setattr(capture, "answer", out)))
+    if capture.cut:
+        handles += LEVEL_HOOKS[capture.level](capture, model)
+    return handles
 
 
 def _may_attend(module: nn.Module) -> bool:
@@ -281,7 +321,7 @@ def _block_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
         captured.adding = Adding(capture.body.blocks[index])
     return [
         _before(module, partial(_enter, capture, index)),
-        *(() if captured.adding is None else hooks_for(captured.adding, lambda: capture.here is captured)),
+        *(() if captured.adding is None else hooks_for(captured.adding, lambda: capture.filing(captured))),
         _after(module, partial(_leave, capture, index)),
         *_state_hooks(capture, index),
     ]
@@ -291,8 +331,12 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
     """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
     capture.watch()
     capture.here = capture.blocks[index]
-    keeps, changes = capture.keeps("entering", index), index == 0 or capture.pass_options.per_block
-    if not keeps and not changes:
+    capture.recomputed.enter(index, args, kwargs)
+    capture.dropping = capture.recomputed.drops(index)
+    replayed = capture.recomputed.replay is not None
+    keeps = capture.keeps("entering", index)
+    changes = (index == 0 and not replayed) or capture.pass_options.per_block
+    if capture.dropping or (not keeps and not changes):
         return None
     old = stream_of(args, kwargs)
     new = _entering(capture, old, index) if changes else old
@@ -314,6 +358,10 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
         capture.read_early(index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
+    by_hand = any(call.weights is not None for call in capture.blocks[index].calls)
+    fresh = capture.recomputed.leave(index, first_tensor(out), by_hand=by_hand)
+    if fresh is not None:
+        return with_stream_of(out, capture.dropped(index, fresh))
     if capture.keeps("leaving", index):
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
     capture.read_early(index)
@@ -376,7 +424,7 @@ class _Kept:
         self._keep(first_tensor(out))
 
     def _keep(self, x: Tensor) -> None:
-        if self.capture.here is self.captured:
+        if self.capture.filing(self.captured):
             if self.turn is None or self.calls <= self.turn:
                 self.captured.states.update(dict.fromkeys(self.names, x))
             self.calls += 1

@@ -25,6 +25,7 @@ from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
+from vitrail.capture.recompute import check_borders
 from vitrail.capture.refusals import no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
@@ -47,6 +48,8 @@ CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
 """Arguments that change from input to input and set no order of tokens."""
 MOST_FORMS = 256
 """How many forms of input are remembered for one model."""
+LONGEST, PART = 2048, 512
+"""Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
 SAMPLES = 2
 """How many samples are looked at: enough to see that samples are kept separate."""
 
@@ -59,6 +62,7 @@ class Structure:
     refusal: str | None = None
     assumed: tuple[str, ...] = ()
     used: int = 0  # how many of the blocks the answer depends on; those after them take no part
+    together: str | None = "the blocks are not known"  # why blocks cannot be differentiated one by one; None if they can
 
 
 @dataclass
@@ -89,6 +93,11 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     Args:
         model: a shadow.
     """
+    part = _part_of(inputs, body)
+    if part is not None:
+        found = _for_length(structure_of(model, part, body), part.shown.shape[1], inputs.shown.shape[1])
+        if found is not None:
+            return found
     kept = _known.setdefault(model, {})
     key = _form(inputs, body)
     if key not in kept:
@@ -96,6 +105,43 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
             kept.clear()
         kept[key] = _measured(model, inputs.usable(), body)
     return kept[key]
+
+
+def _part_of(inputs: Inputs, body: Body) -> Inputs | None:
+    """Some tokens of a long text for a causal model; None where the whole input is measured.
+
+    All tokens at once would take more memory than the explanation: their logits, and the graph of every block.
+    """
+    length = 0 if inputs.ids is None or inputs.ids.ndim != 2 else inputs.ids.shape[1]
+    if length <= LONGEST or not body.anatomy.causal or not body.blocks:
+        return None
+    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
+    if any(x.ndim != 2 or x.shape[1] != length for x in tensors):
+        return None
+    mask = inputs.attention_mask
+    cut = slice(None, PART) if mask is not None and not bool(mask[:, -PART:].all()) else slice(-PART, None)
+    if mask is not None and not bool(mask[:, cut].all()):
+        return None
+
+    def part(x: Any) -> Any:  # noqa: ANN401
+        return x[:, cut] if isinstance(x, Tensor) else x
+
+    kwargs = {name: part(x) for name, x in inputs.kwargs.items()}
+    args = tuple(map(part, inputs.args))
+    return replace(inputs, args=args, kwargs=kwargs, ids=part(inputs.ids), attention_mask=part(mask), tokens=None)
+
+
+def _for_length(structure: Structure, part: int, length: int) -> Structure | None:
+    """What was measured on a part of a text, for the whole; None if the tokens around the text are not in order."""
+    origin = structure.origin
+    if not isinstance(origin, Origin):
+        return structure
+    before = origin.index[0]
+    if origin.index != tuple(range(before, before + part)):
+        return None
+    whole = replace(origin, tokens=origin.tokens - part + length, index=tuple(range(before, before + length)))
+    said = f"the structure was measured on {part} of the {length} tokens"
+    return replace(structure, origin=whole, assumed=(*structure.assumed, said))
 
 
 def used_body(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Body, Structure]:
@@ -254,6 +300,8 @@ def _enter(seen: _Seen, index: int) -> Callable[..., Any]:
                 if seen.shallow:
                     raise _Enough
             seen.blocks[index].arriving = stream
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x is not stream]
+            seen.blocks[index].beside = [x for x in given if x.is_floating_point()]
             leaf = stream.detach().requires_grad_()
             seen.blocks[index].entering = leaf
             seen.cuts.append(leaf)
@@ -306,16 +354,23 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
         return Structure(origin, None if body.blocks else check_chain(seen.outside, inputs.batch), (unknown,))
     assumed: list[str] = []
-    refusal, used = None, 0
+    refusal, used, together = None, 0, "the blocks have no gradient"
     if _attached(seen):
         read = _read_places(body, seen)
         used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
         refusal = _outside(body, seen) or _check_sequence(inputs, body, seen, read[1:]) or _check_read(read[: used + 1])
+        together = _together(seen.blocks[: used or None], before=any(bool(rows.any()) for rows in read[:used]))
     for check in (check_operands, check_results):
         refusal = refusal or check(seen.blocks, inputs.batch, body, assumed)
     seen.muted = True
     refusal = refusal or check_beside(seen.blocks, body)
-    return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used)
+    return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together)
+
+
+def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:
+    """Why the blocks cannot be differentiated one by one; None if they can."""
+    leaving, arriving = [block.leaving for block in blocks], [block.arriving for block in blocks]
+    return check_borders(leaving, arriving, [block.beside for block in blocks], before=before)
 
 
 def _attached(seen: _Seen) -> bool:

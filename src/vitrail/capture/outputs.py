@@ -19,7 +19,8 @@ class Output:
     """Logits `[b, c]`, logits at every position `[b, t, c]`, or start and end logits `[b, t, 2]`.
 
     `wide` are the same logits in at least single precision; targets are functions of these. `sound` says that all of
-    them are finite, and `mended` that the model's own are NaN because padding attends to nothing.
+    them are finite, and `mended` that the model's own are NaN because padding attends to nothing. `rows` are the
+    positions of these logits where they are not those of all tokens.
     """
 
     logits: Tensor
@@ -27,6 +28,7 @@ class Output:
     span: bool = False
     sound: bool = True
     mended: bool = False
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)

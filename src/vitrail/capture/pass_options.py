@@ -22,6 +22,8 @@ KEEPS = frozenset({*STATES, *GRADIENTS})
 """What a recording can keep beside the operands of every attention call: states of a block, and gradients."""
 BACKENDS = ("auto", "dense", "chunked", "fused")
 """What computes sums over attention maps; `vitrail.relevance.backends` has the code."""
+MEMORY = ("auto", "full", "low")
+"""What the blocks keep for the backward pass: all of them, none (each is run again), or as many as a GPU has room for."""
 LEVELS = ("embedding_output", "inputs_embeds", "pixels")
 """Where the gradient can end: at the first block's input, at the word embeddings, at the picture."""
 
@@ -38,6 +40,7 @@ class PassOptions:
         at_root: what becomes of the tensor at which the gradient ends, whatever the level, just before it ends there.
         per_block: end the gradient where it enters each block, so that a block only sees gradients of its own output.
         within: a context entered just before the model runs, closest to it.
+        graph: keep the graph of the blocks where their states are kept; False for methods that read states alone.
     """
 
     level: str | None = None
@@ -47,6 +50,7 @@ class PassOptions:
     per_block: bool = False
     at_root: Callable[[Tensor], Tensor] | None = None
     within: "Callable[[nn.Module, Capture], AbstractContextManager[None]] | None" = None
+    graph: bool = True
 
 
 PLAIN = PassOptions()
@@ -54,15 +58,18 @@ PLAIN = PassOptions()
 
 @dataclass(frozen=True)
 class Settings:
-    """How sums over attention maps are computed: by which backend, in blocks of how many rows."""
+    """How sums over attention maps are computed: by which backend, in blocks of how many rows; and what is kept for it."""
 
     backend: str = "auto"
     chunk_rows: int | None = None
+    memory: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse unknown settings before the model runs."""
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}. {suggest(self.backend, BACKENDS)}")
+        if self.memory not in MEMORY:
+            raise OptionError(f"unknown memory={self.memory!r}. {suggest(self.memory, MEMORY)}")
         rows = self.chunk_rows
         if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
             raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")

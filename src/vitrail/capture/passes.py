@@ -26,6 +26,7 @@ from vitrail.capture.layers import (
 from vitrail.capture.measure import Structure, check_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import Settings, Wanted
+from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import AnatomyError, SeamError, TargetError
@@ -124,13 +125,56 @@ class Pass:
         self.shared = shared
         # A caller's autocast is for the model, not for the relevance algebra.
         with own_dtypes(self.valid.device.type):
-            gradients, scale = self._gradients(part, wanted, again=again)
+            gradients, arriving, scale = self._gradients(part, wanted, again=again)
             self.measured = self._readout(part, gradients)
             for index in reversed(range(self.depth)):
+                dropped = index < self.recomputed
+                if dropped:
+                    gradients[index], arriving = self._again(index, arriving, wanted, again=again)
                 yield self._layer(index, gradients[index], scale)
                 gradients[index].clear()
-                if not again:
+                if dropped:
+                    self._drop(index)
+                elif not again:
                     self.captured[index].calls.clear()  # not read again
+
+    @property
+    def recomputed(self) -> int:
+        """How many blocks are run again for the gradients of their attention."""
+        return self.capture.recomputed.count
+
+    def _again(
+        self, index: int, arriving: Tensor | None, wanted: Wanted, *, again: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradients of a block that is run once more, and that of the stream which enters it.
+
+        Args:
+            arriving: the gradient of what the block gives.
+        """
+        assert self.capture.again is not None
+        assert arriving is not None
+        self.captured[index].calls.clear()
+        entering, leaving = self.capture.again(index)
+        places = self._places(index, wanted)
+        tensors = [*places.values(), entering]
+        found = torch.autograd.grad(leaving, tensors, arriving, allow_unused=True)
+        grads = {
+            name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(places.items(), found, strict=False)
+        }
+        if not again:
+            self.capture.recomputed.arguments.pop(index + 1, None)
+        return grads, torch.zeros_like(entering) if found[-1] is None else found[-1]
+
+    def _drop(self, index: int) -> None:
+        """Free what was captured of a block that is run again."""
+        captured = self.captured[index]
+        captured.calls[:] = [light(call) for call in captured.calls]
+        captured.states.clear()
+        captured.early.clear()
+        captured.adding = captured.returned = None
+        if index == len(self.capture.blocks) - 1:  # another scalar measures its readout by it
+            assert self.capture.recomputed.leaf is not None
+            captured.states["leaving"] = self.capture.recomputed.leaf
 
     def at_roots(self, part: Scalar) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient ends, with the gradient of the scalar there; the graph is kept."""
@@ -157,25 +201,30 @@ class Pass:
         (root,) = self.capture.roots
         return torch.autograd.grad(self.output.logits, root, seed, retain_graph=True)[0]
 
-    def _gradients(self, part: Scalar, wanted: Wanted, *, again: bool) -> tuple[list[dict[str, Tensor]], Tensor | None]:
-        """The gradients each layer is asked for, from one backward pass, and what they were divided by."""
+    def _gradients(
+        self, part: Scalar, wanted: Wanted, *, again: bool
+    ) -> tuple[list[dict[str, Tensor]], Tensor | None, Tensor | None]:
+        """The gradients each layer is asked for, that of the stream where the graph begins, and what divided them."""
         if not part.scalar.requires_grad:
             raise TargetError(UNMOVED)
         places = [
-            (index, name, tensor) for index in range(self.depth) for name, tensor in self._places(index, wanted).items()
+            (index, name, tensor)
+            for index in range(min(self.recomputed, self.depth - 1), self.depth)
+            for name, tensor in self._places(index, wanted).items()
         ]
         found: list[dict[str, Tensor]] = [{} for _ in range(self.depth)]
-        if not places:
-            return found, None
-        seed, outputs, scale = self._seed(part, places[0][2])
-        tensors = [tensor for _, _, tensor in places]
+        leaf = self.capture.recomputed.leaf
+        if not places and leaf is None:
+            return found, None, None
+        tensors = [*(tensor for _, _, tensor in places), *(() if leaf is None else (leaf,))]
+        seed, outputs, scale = self._seed(part, tensors[0])
         gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
         if all(gradient is None for gradient in gradients):
             raise TargetError(UNMOVED)
-        for (index, name, tensor), gradient in zip(places, gradients, strict=True):
+        for (index, name, tensor), gradient in zip(places, gradients, strict=False):
             # A layer that the scalar does not depend on takes no part.
             found[index][name] = torch.zeros_like(tensor) if gradient is None else gradient
-        return found, scale
+        return found, None if leaf is None else gradients[-1], scale
 
     def _places(self, index: int, wanted: Wanted) -> dict[str, Tensor]:
         """The tensors of one layer whose gradients are asked for, by the gradient's name."""

@@ -24,6 +24,7 @@ class MeasuredBlock:
     arriving: Tensor | None = None  # with the graph that leads to what other blocks gave
     entering: Tensor | None = None  # the same, with no graph below it
     leaving: Tensor | None = None
+    beside: list[Tensor] = field(default_factory=list)  # other tensors of real numbers that the block was given
     calls: list[AttentionCall] = field(default_factory=list)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.errors import OptionError, TargetError
-from vitrail.methods.ifr import NEEDS, ROWS, check_streams, flow, recorded
+from vitrail.methods.ifr import NEEDS, NO_GRAPH, ROWS, check_streams, flow, recorded
 from vitrail.methods.options import check_choice
 from vitrail.models.readouts import last_position
 from vitrail.relevance import Result
@@ -89,7 +89,7 @@ def build(
         found = trace(layers, span, passed, hops)
         return Result(torch.stack(found).sum(dim=0), layers=torch.stack(found, dim=1), parts=_names(hops))
 
-    return RerunMethod(explain, needs=NEEDS, check=check_streams("flashtrace"))
+    return RerunMethod(explain, NO_GRAPH, needs=NEEDS, check=check_streams("flashtrace"))
 
 
 def _names(hops: int) -> tuple[str, ...]:

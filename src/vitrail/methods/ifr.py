@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import MethodError, TargetError
 from vitrail.methods.options import check_choice
@@ -21,8 +22,13 @@ from vitrail.relevance import Result, attention, pull
 from vitrail.relevance.runner import RerunMethod, Runner
 
 NEEDS = frozenset({"entering", "ffn_entering", "output_weight"})
+NO_GRAPH = PassOptions(graph=False)
 ELEMENTS = 2**25
 """How many numbers of the contributions are held at a time."""
+MOST_ENTRIES = 2**28
+"""Up to how many entries the rows of an answer are computed as a map."""
+LOOKED_AT = 256
+"""In about how many tokens it is looked at what attention adds."""
 Weights = Float[Tensor, "b t"]
 
 
@@ -36,7 +42,7 @@ def _contributions(
 ) -> Iterator[tuple[slice, Float[Tensor, "b h k d"]]]:
     """`T_{j,h} = (sum_i w_i A_h[i, j]) V_j^h W_O^h` for some tokens j at a time."""
     rows = weights if layer.output_rows is None else weights * layer.output_rows.to(weights.dtype)
-    read = pull(layer, rows, attention).to(dtype)
+    read = _read(layer, rows).to(dtype)
     output = widen(layer.get("output_weight")).to(dtype)
     if layer.attention_scale is not None:
         output = layer.attention_scale.to(dtype)[:, None] * output
@@ -50,17 +56,36 @@ def _contributions(
         yield cut, (some * read[:, :, cut, None]) @ slices
 
 
-def check_added(layer: Layer, change: Float[Tensor, "b t d"]) -> None:
-    """Refuse a layer whose stream does not change by what attention gives, but for a bias that all tokens share."""
-    output = widen(layer.get("output")).to(change.dtype)
-    given = output.transpose(1, 2).flatten(2) @ widen(layer.get("output_weight")).to(change.dtype).T
-    given = given if layer.attention_scale is None else given * layer.attention_scale.to(change.dtype)
-    given = given if layer.output_rows is None else given * layer.output_rows.to(change.dtype)[..., None]
-    rest = (change - given)[layer.valid]
-    size = float(given[layer.valid].abs().amax())
+def _read(layer: Layer, rows: Weights) -> Float[Tensor, "b h k"]:
+    """`sum_i w_i A_h[i, j]`: of a short answer, from the map of its rows alone."""
+    places = (rows != 0).any(dim=0).nonzero()[:, 0]
+    first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 1)
+    keys, heads = layer.valid.numel(), layer.get("output").shape[1]
+    if layer.weights is not None or (last - first) * keys * heads > MOST_ENTRIES:
+        return pull(layer, rows, attention)
+    return pull(layer.rows(first, last), rows[:, first:last], attention)
+
+
+def check_added(layer: Layer) -> None:
+    """Refuse a layer whose stream does not change by what attention gives, but for a bias that all tokens share.
+
+    Looked at in some tokens of each sample.
+    """
+    tokens = torch.arange(0, layer.valid.shape[1], max(1, layer.valid.shape[1] // LOOKED_AT), device=layer.valid.device)
+    entering, after, output = (
+        widen(x[:, tokens])
+        for x in (layer.stream.entering, layer.stream.ffn_entering, layer.get("output").transpose(1, 2))
+        if x is not None
+    )
+    given = output.flatten(2) @ widen(layer.get("output_weight")).to(output.dtype).T
+    given = given if layer.attention_scale is None else given * layer.attention_scale.to(given.dtype)
+    given = given if layer.output_rows is None else given * layer.output_rows[:, tokens].to(given.dtype)[..., None]
+    valid = layer.valid[:, tokens]
+    rest = (after - entering - given)[valid]
+    size = float(given[valid].abs().amax())
     slack = 1e-3 * size
     if layer.get("output").dtype.itemsize < 4:  # half precision rounds the stream, which may be larger than the change
-        slack = 0.05 * max(size, float(layer.state("entering").abs().amax()))
+        slack = 0.05 * max(size, float(entering.abs().amax()))
     if float((rest - rest[:1]).abs().amax()) > slack:
         raise MethodError(
             f"ifr and flashtrace compare the stream after attention with what attention adds, but in layer "
@@ -72,7 +97,7 @@ def check_added(layer: Layer, change: Float[Tensor, "b t d"]) -> None:
 def layer_share(layer: Layer, weights: Weights) -> Weights:
     """The share of each token in what attention leaves at the span; what the skip connection carries is the rest."""
     entering, after = layer.state("entering"), layer.state("ffn_entering")
-    check_added(layer, after - entering)
+    check_added(layer)
     whole, own = ((weights.to(x.dtype)[:, None] @ x).squeeze(1) for x in (after, entering))
     found = torch.cat(
         [proximity(part, whole[:, None, None]).sum(dim=1) for _, part in _contributions(layer, weights, whole.dtype)],
@@ -137,4 +162,4 @@ def build(*, rows: str = "predicting") -> RerunMethod:
     def explain(runner: Runner) -> Result:
         return Result(flow(recorded(runner), choose(runner)))
 
-    return RerunMethod(explain, needs=NEEDS, check=check_streams("ifr"))
+    return RerunMethod(explain, NO_GRAPH, needs=NEEDS, check=check_streams("ifr"))

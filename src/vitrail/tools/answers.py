@@ -69,6 +69,7 @@ def answer(  # noqa: PLR0913  (the public signature)
     sink: str = "keep",
     hops: int = 0,
     reasoning: Span | None = None,
+    memory: str = "auto",
     **options: Any,  # noqa: ANN401
 ) -> Answer:
     """Which columns of the input each part of an answer rests on: one forward pass, one backward pass for each part.
@@ -85,8 +86,10 @@ def answer(  # noqa: PLR0913  (the public signature)
         sink: `keep` the scores of the first real token, or `drop` them. Its share is in `Answer.sink` either way.
         hops: how often relevance on the reasoning is passed on to what the reasoning rests on.
         reasoning: the columns of what was generated before the answer; needed for hops.
+        memory: `low` runs each block again for the backward pass instead of keeping it, as for `explain`.
         **options: the method's own options.
     """
+    options = {**options, "memory": memory}
     if unit not in UNITS:
         raise OptionError(f"unit={unit!r} is not a choice. {suggest(unit, UNITS)}")
     if sink not in SINKS:
