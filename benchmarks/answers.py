@@ -118,7 +118,7 @@ def package(asked: Asked, *, recompute: bool) -> object:
         asked.model.set_attn_implementation("sdpa")
 
 
-def tokenizer(size: int) -> Any:  # noqa: ANN401
+def tokenizer(size: int) -> Any:
     """One word for each id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -165,7 +165,7 @@ def measure(run: Callable[[], object], repeats: int, device: str) -> dict[str, A
         }  # fmt: skip
     except torch.OutOfMemoryError:
         return {"failed": "out of memory"}
-    except Exception as error:  # noqa: BLE001  (the next row is still worth its time)
+    except Exception as error:
         return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
         if cuda:

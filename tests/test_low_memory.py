@@ -185,7 +185,9 @@ def test_what_the_first_block_keeps_decides_how_many_are_run_again(monkeypatch):
 def test_logits_are_those_of_the_rows_that_are_read(name, monkeypatch):
     model, inputs, shapes = tiny(name), MODELS[name].inputs(), []
     read = passes.read_output
-    monkeypatch.setattr(passes, "read_output", lambda *a, **k: shapes.append(read(*a, **k).logits.shape) or read(*a, **k))
+    monkeypatch.setattr(
+        passes, "read_output", lambda *a, **k: shapes.append(read(*a, **k).logits.shape) or read(*a, **k)
+    )
     wanted = targets.continuation((4, 6), (6, 7))
     found = vitrail.explain(model, inputs, "gae", wanted).scores
     assert shapes[-1][:2] == (2, 3)

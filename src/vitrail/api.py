@@ -275,7 +275,7 @@ def _content(x: Any, run: Pass) -> Tensor:  # noqa: ANN401
     return run.patches(x * run.valid.view(x.shape[0], *[1] * (x.ndim - 2), -1))
 
 
-def explain(
+def explain(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
     inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
     method: str = DEFAULT_METHOD,

@@ -20,8 +20,8 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import check_implementation, check_weights
-from vitrail.capture.torch_private import uncompiled
 from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
+from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
@@ -67,7 +67,7 @@ def forward(
             keep = wanted.states | wanted.gradients
             capture = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
             capture.rows = rows
-            if walked and cut:
+            if walked and cut and settings.memory != "full":
                 capture.recomputed = recomputed(len(body.blocks), structure.together, settings.memory, inputs)
                 capture.again = partial(_run_again, model, capture)
             stack.callback(capture.release)
@@ -134,8 +134,8 @@ def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[I
         capturing(model, capture),
         nullcontext() if pass_options.within is None else pass_options.within(model, capture),
     ):
-        given = without_own_cache(model, inputs) if capture.recomputed.memory != "full" else inputs
-        with keeping(model, given, capture.rows) as given:
+        given = inputs if capture.recomputed is None else without_own_cache(model, inputs)
+        with nullcontext(given) if capture.rows is None else keeping(model, given, capture.rows) as given:
             answer = run_in(model, given, pass_options.dtype)
     output = read_output(answer, span=capture.body.anatomy.span, broken=True)
     cut = capture.rows is not None and output.logits.ndim == 3 and output.logits.shape[1] == len(capture.rows)
@@ -145,6 +145,7 @@ def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[I
 def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, Tensor]:
     """Run one block once more, captured and with a graph: the stream it is given, a leaf, and the stream it gives."""
     again = capture.recomputed
+    assert again is not None
     args, kwargs = again.arguments[index]
     leaves: list[Tensor] = []
 

@@ -14,8 +14,8 @@ from vitrail.capture.additions import Added, Adding, hooks_for, measured
 from vitrail.capture.layers import passing_layer
 from vitrail.capture.outputs import named_logits
 from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.recording import Early, own_dtypes
 from vitrail.capture.recompute import Recomputed, light
+from vitrail.capture.recording import Early, own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import hooks
@@ -48,9 +48,8 @@ class Capture:
         lean: bool = False,
         early: tuple[Early, ...] = (),
         passing: frozenset[str] = frozenset(),
-        recomputed: Recomputed | None = None,
     ) -> None:
-        self.recomputed = recomputed or Recomputed("full", len(body.blocks), border=0)
+        self.recomputed: Recomputed | None = None  # the blocks that keep no graph; None where all keep theirs
         self.body, self.keep, self.cut, self.pass_options, self.lean = body, keep, cut, pass_options, lean
         self.early, self.passing = early, passing
         self.blocks = [BlockCapture() for _ in body.blocks]
@@ -120,13 +119,17 @@ class Capture:
             return None
         return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep)
 
-    def dropped(self, index: int, stream: Tensor) -> Tensor:
-        """Free what a block has left that is run again later; its stream, from which the next one goes on."""
+    def dropped(self, index: int, stream: Tensor, *, last: bool) -> Tensor:
+        """Free what a block has left that is run again later; its stream, from which the next one goes on.
+
+        Args:
+            last: whether the blocks after it keep theirs.
+        """
         captured, self.dropping = self.blocks[index], False
         captured.calls[:] = map(light, captured.calls)
         captured.states.clear()
         captured.adding = None
-        if index == self.recomputed.count - 1:  # the graph begins here
+        if last:  # the graph begins here
             self.roots[:] = [stream]
             if index == len(self.blocks) - 1:
                 captured.states["leaving"] = stream
@@ -148,8 +151,7 @@ class Capture:
             captured.early.clear()
             captured.returned = captured.adding = None
         self.roots.clear()
-        self.recomputed.arguments.clear()
-        self.recomputed.leaf = self.again = None
+        self.recomputed = self.again = None
         self.notes.clear()
         self.answer = None
         self.on_map = lambda block, relevance, rows: None
@@ -197,7 +199,7 @@ class Capture:
         if self.pass_options.within is not None and self.undone is None:
             return
         for index, captured in enumerate(self.layers):
-            if index < self.recomputed.count:
+            if self.recomputed is not None and index < self.recomputed.count:
                 continue
             (call,) = captured.calls
             attention = call.weights if call.weights is not None else call.output
@@ -331,9 +333,10 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
     """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
     capture.watch()
     capture.here = capture.blocks[index]
-    capture.recomputed.enter(index, args, kwargs)
-    capture.dropping = capture.recomputed.drops(index)
-    replayed = capture.recomputed.replay is not None
+    replayed = False
+    if capture.recomputed is not None:
+        capture.recomputed.enter(index, args, kwargs)
+        capture.dropping, replayed = capture.recomputed.drops(index), capture.recomputed.replay is not None
     keeps = capture.keeps("entering", index)
     changes = (index == 0 and not replayed) or capture.pass_options.per_block
     if capture.dropping or (not keeps and not changes):
@@ -358,10 +361,11 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
         capture.read_early(index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
-    by_hand = any(call.weights is not None for call in capture.blocks[index].calls)
-    fresh = capture.recomputed.leave(index, first_tensor(out), by_hand=by_hand)
-    if fresh is not None:
-        return with_stream_of(out, capture.dropped(index, fresh))
+    if capture.recomputed is not None:
+        by_hand = any(call.weights is not None for call in capture.blocks[index].calls)
+        fresh = capture.recomputed.leave(index, first_tensor(out), by_hand=by_hand)
+        if fresh is not None:
+            return with_stream_of(out, capture.dropped(index, fresh, last=index == capture.recomputed.count - 1))
     if capture.keeps("leaving", index):
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
     capture.read_early(index)

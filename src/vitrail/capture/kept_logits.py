@@ -35,14 +35,12 @@ def rows_read(targets: Sequence[AnyTarget], inputs: Inputs) -> Rows | None:
 
 
 @contextmanager
-def keeping(model: nn.Module, inputs: Inputs, rows: Rows | None) -> Iterator[Inputs]:
+def keeping(model: nn.Module, inputs: Inputs, rows: Rows) -> Iterator[Inputs]:
     """The inputs of a call in which the model's head is applied to these rows alone, where that can be arranged.
 
     Models of transformers take the rows as an argument. Elsewhere the head is given these rows of what it reads.
     """
-    if rows is None:
-        yield inputs
-    elif KEYWORD in inspect.signature(model.forward).parameters:
+    if KEYWORD in inspect.signature(model.forward).parameters:
         yield replace(inputs, kwargs={**inputs.kwargs, KEYWORD: rows})
     else:
         length = inputs.shown.shape[1]

@@ -62,7 +62,9 @@ class Structure:
     refusal: str | None = None
     assumed: tuple[str, ...] = ()
     used: int = 0  # how many of the blocks the answer depends on; those after them take no part
-    together: str | None = "the blocks are not known"  # why blocks cannot be differentiated one by one; None if they can
+    together: str | None = (
+        "the blocks are not known"  # why blocks cannot be differentiated one by one; None if they can
+    )
 
 
 @dataclass

@@ -23,7 +23,7 @@ KEEPS = frozenset({*STATES, *GRADIENTS})
 BACKENDS = ("auto", "dense", "chunked", "fused")
 """What computes sums over attention maps; `vitrail.relevance.backends` has the code."""
 MEMORY = ("auto", "full", "low")
-"""What the blocks keep for the backward pass: all of them, none (each is run again), or as many as a GPU has room for."""
+"""What the blocks keep for the backward pass: all of them, none (each is run again), or as many as fit into a GPU."""
 LEVELS = ("embedding_output", "inputs_embeds", "pixels")
 """Where the gradient can end: at the first block's input, at the word embeddings, at the picture."""
 
@@ -58,7 +58,7 @@ PLAIN = PassOptions()
 
 @dataclass(frozen=True)
 class Settings:
-    """How sums over attention maps are computed: by which backend, in blocks of how many rows; and what is kept for it."""
+    """How sums over attention maps are computed, by which backend and in how many rows, and what is kept for them."""
 
     backend: str = "auto"
     chunk_rows: int | None = None

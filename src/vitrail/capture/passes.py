@@ -141,7 +141,7 @@ class Pass:
     @property
     def recomputed(self) -> int:
         """How many blocks are run again for the gradients of their attention."""
-        return self.capture.recomputed.count
+        return 0 if self.capture.recomputed is None else self.capture.recomputed.count
 
     def _again(
         self, index: int, arriving: Tensor | None, wanted: Wanted, *, again: bool
@@ -152,6 +152,7 @@ class Pass:
             arriving: the gradient of what the block gives.
         """
         assert self.capture.again is not None
+        assert self.capture.recomputed is not None
         assert arriving is not None
         self.captured[index].calls.clear()
         entering, leaving = self.capture.again(index)
@@ -173,6 +174,7 @@ class Pass:
         captured.early.clear()
         captured.adding = captured.returned = None
         if index == len(self.capture.blocks) - 1:  # another scalar measures its readout by it
+            assert self.capture.recomputed is not None
             assert self.capture.recomputed.leaf is not None
             captured.states["leaving"] = self.capture.recomputed.leaf
 
@@ -213,7 +215,7 @@ class Pass:
             for name, tensor in self._places(index, wanted).items()
         ]
         found: list[dict[str, Tensor]] = [{} for _ in range(self.depth)]
-        leaf = self.capture.recomputed.leaf
+        leaf = None if self.capture.recomputed is None else self.capture.recomputed.leaf
         if not places and leaf is None:
             return found, None, None
         tensors = [*(tensor for _, _, tensor in places), *(() if leaf is None else (leaf,))]

@@ -101,8 +101,8 @@ class Recomputed:
         return stream_of(*self.arguments[index + 1]) if index + 1 in self.arguments else None
 
 
-def recomputed(depth: int, together: str | None, memory: str, inputs: Inputs) -> Recomputed:
-    """Which blocks of a pass are run again, by the memory that is asked for.
+def recomputed(depth: int, together: str | None, memory: str, inputs: Inputs) -> Recomputed | None:
+    """Which blocks of a pass are run again, by the memory that is asked for; None where all keep their graph.
 
     Args:
         together: why the blocks cannot be differentiated one by one, if they cannot.
@@ -113,9 +113,7 @@ def recomputed(depth: int, together: str | None, memory: str, inputs: Inputs) ->
             "memory='full'."
         )
     long = inputs.ids is not None and inputs.ids.is_cuda and inputs.ids.numel() >= LONG
-    if memory == "full" or (memory == "auto" and (together is not None or not long)):
-        return Recomputed("full", depth, border=0)
-    return Recomputed(memory, depth)
+    return None if memory == "auto" and (together is not None or not long) else Recomputed(memory, depth)
 
 
 def without_own_cache(model: nn.Module, inputs: Inputs) -> Inputs:
