@@ -115,8 +115,8 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
 
     def read(logits: Tensor, rows: Tensor) -> Tensor:
         samples, places = columns[rows].nonzero(as_tuple=True)
-        every = kept is None or logits.shape[1] == ids.shape[1]  # another pass may have the logits of all rows
-        at = places - 1 if every else torch.searchsorted(kept, places - 1)
+        # Another pass may have the logits of all rows.
+        at = places - 1 if kept is None or logits.shape[1] == ids.shape[1] else torch.searchsorted(kept, places - 1)
         return log_probabilities(logits[samples, at], ids[rows][samples, places], samples, len(rows))
 
     scalar = read(output.wide, torch.arange(len(ids), device=ids.device))
