@@ -1,4 +1,4 @@
-"""The demo on the embedded models: three files, and models that are sure of what they see."""
+"""The demo on the embedded models: its files, and models that are sure of what they see."""
 
 import re
 
@@ -13,15 +13,16 @@ def made(tmp_path_factory):
     return demo.run(tmp_path_factory.mktemp("demo") / "new" / "folder")
 
 
-def test_two_sheets_and_one_page_are_written(made):
-    assert [path.name for path in made.paths] == ["pictures.png", "sentences.png", "index.html"]
+def test_two_sheets_the_photographs_and_one_page_are_written(made):
+    names = ["pictures.png", "sentences.png", "golf_ball.jpg", "temple.jpg", "index.html"]
+    assert [path.name for path in made.paths] == names
     assert all(path.stat().st_size > 10_000 for path in made.paths)
 
 
 def test_the_models_are_sure_of_the_pictures(made):
     names, probabilities = zip(*(one.title.split(", ") for one in made.pictures), strict=True)
     assert names == ("golf ball", "church")
-    assert all(int(p.rstrip("%")) > 80 for p in probabilities)
+    assert all(float(p.rstrip("%")) > 80 for p in probabilities)
 
 
 def test_the_sentences_are_told_apart(made):

@@ -1,9 +1,13 @@
 """Every python example of the README and the docs runs, page by page, in order."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from vitrail.apps.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -12,6 +16,7 @@ PAGES = [
     *sorted((ROOT / "src/vitrail/models/zoo/cards").glob("*.md")),
 ]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -23,6 +28,21 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         line = page.read_text()[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
     assert len(namespace) > 2
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run_in_an_empty_folder_as_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [one.close() for one in sockets])  # it would not end
+    lines = [line for block in COMMANDS.findall((ROOT / "README.md").read_text()) for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("vitrail ")]
+    assert len(commands) >= 9
+    for command in commands:
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, (command, result.output, result.exception)
+        assert "error" not in result.stderr
+        if "-o" in command:
+            assert Path(command[command.index("-o") + 1]).stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

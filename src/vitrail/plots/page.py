@@ -134,10 +134,22 @@ def _own_sample(attribution: Attribution, image: Any, index: int, *, merge: bool
     if attribution.kind == "text":
         found = pieces(attribution, index, merge=merge)
         words = "".join(("" if i == 0 or piece.glued else " ") + _token(piece) for i, piece in enumerate(found))
-        return f'<p style="{SMALL}">{target}</p>\n<p style="line-height:1.9;margin:.2em 0">{words}</p>'
+        return f'<p style="{SMALL}">{target}</p>\n<p style="line-height:1.9;margin:.2em 0">{words}</p>\n{_scale(found)}'
     data = rendered(overlay(attribution, image, index=index, title=""))
     alt = f"Map of {attribution.label} for {attribution.title(index)}, sample {index}"
     return f'<p style="{SMALL}">{target}</p>\n{embedded(data, alt, look="width:24em;max-width:100%")}'
+
+
+def _scale(found: Sequence[Piece]) -> str:
+    """What the darkest shades stand for."""
+    largest = max((abs(piece.value) for piece in found if not piece.left_out), default=0.0)
+    signed = any(piece.signed for piece in found)
+    ends = ((-1.0, "against"), (1.0, "for")) if signed else ((1.0, "most"),)
+    shades = [(shade(end, signed=signed), f"{word} {end * largest:.2g}") for end, word in ends]
+    marks = " ".join(
+        f'<span style="background:{colour};color:{ink(colour)};{TOKEN}">{text}</span>' for colour, text in shades
+    )
+    return f'<p style="{SMALL}">{marks}</p>'
 
 
 def _token(piece: Piece) -> str:

@@ -264,8 +264,17 @@ def sentence_figure(groups: Sequence[Group]) -> "Figure":
     for number, signed in enumerate(scales):
         cmap = through(RED, WHITE, GREEN) if signed else through(WHITE, VIOLET)
         axes = panel(figure, left + 1.8 * number, top, 1.5, 0.09)
-        colour_bar(axes, cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+        colour_bar(axes, cmap, ticks=_ticks(every, signed=signed))
     return figure
+
+
+def _ticks(rows: Sequence[SentenceRow], *, signed: bool) -> tuple[tuple[float, str], ...]:
+    """The words below a colour bar; where one sentence has it alone, with the scores that its ends stand for."""
+    ticks = SIGNED_TICKS if signed else UNSIGNED_TICKS
+    if len(rows) != 1:
+        return ticks
+    largest = max((abs(piece.value) for piece in rows[0].pieces if not piece.left_out), default=0.0)
+    return tuple((place, f"{word} {place * largest:.2g}" if place else word) for place, word in ticks)
 
 
 def _height(group: Group) -> float:

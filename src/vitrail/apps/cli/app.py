@@ -25,7 +25,7 @@ from vitrail.apps.cli import (
     serve,
     transfer,
 )
-from vitrail.apps.cli.screen import note
+from vitrail.apps.cli.screen import close_output, note
 
 MANUAL = """See what a Transformer looked at, in an image or a text.
 
@@ -101,11 +101,19 @@ class Group(TyperGroup):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
+            close_output()
             sys.exit(1)
+        except (typer.Abort, KeyboardInterrupt):
+            note("stopped")
+            sys.exit(INTERRUPTED)
         except Exception as error:
             if not hasattr(error, "format_message"):  # not a usage error of the command line
                 raise
             sys.exit(_show_usage_error(error))
+
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
 
 
 def _show_usage_error(error: Any) -> int:  # noqa: ANN401

@@ -10,8 +10,10 @@ from vitrail.apps.cli.screen import busy, note, out, reported, show_line
 
 HELP = """Explain two pictures and three sentences with the embedded models.
 
-It needs no network. The page and the two sheets go into a folder.
+It needs no network. The page, the two sheets and the photographs go into
+a folder; try the other commands on vitrail-demo/photos.
 """
+COLOURS = "  (green speaks for the class, red against it)"
 FOLDER = Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")]
 
 
@@ -19,7 +21,7 @@ FOLDER = Annotated[Path, typer.Option("--output", "-o", help="The folder to writ
 def command(output: FOLDER = Path("vitrail-demo"), debug: options.Debug = False) -> None:  # noqa: FBT002
     """Run the demo, show what the models said, and name the files."""
     with busy("importing torch"):
-        from vitrail.apps.demo import SHOWN, run
+        from vitrail.apps.demo import SHOWN, numbered, run
         from vitrail.plots import terminal
     with busy("explaining two pictures and three sentences"):
         made = run(output)
@@ -27,7 +29,7 @@ def command(output: FOLDER = Path("vitrail-demo"), debug: options.Debug = False)
         show_line(("picture   ", "bold"), one.title)
     for one in made.sentences:
         (shown,) = (a for a in one.attributions if a.method == SHOWN)
-        show_line(("sentence  ", "bold"), one.title, "  (green speaks for the class, red against it)")
-        out().print(terminal(shown, merge=True))
+        show_line(("sentence  ", "bold"), one.title, COLOURS if out().is_terminal else "")
+        out().print(terminal(shown, merge=True) if out().is_terminal else numbered(shown), soft_wrap=True)
     for path in made.paths:
         note(f"wrote {path}")

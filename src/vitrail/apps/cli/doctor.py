@@ -35,7 +35,7 @@ def command(
     with busy("comparing every layer with what the model computes"):
         report = examine(loaded.model, inputs)
         found = structure(loaded.model, inputs)
-    out().print(str(found), markup=False, highlight=False)
+    out().print(str(found), markup=False, highlight=False, soft_wrap=True)
     show_report(report)
     if not report.passed:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ holds warnings, errors and the names of written files only.
 """
 
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -96,11 +97,15 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             note(f"error: {error}")
             raise typer.Exit(1) from error
         except BrokenPipeError as error:
-            # Whoever read the output has seen enough. What is still in the buffer must not fail again at exit.
-            sys.stdout = open("/dev/null", "w") if sys.platform != "win32" else open("nul", "w")  # noqa: SIM115
+            close_output()
             raise typer.Exit(1) from error
 
     return run
+
+
+def close_output() -> None:
+    """Drop what is still to be printed: whoever read it has seen enough, and it must not fail again at exit."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _check_readable(given: dict[str, Any]) -> None:

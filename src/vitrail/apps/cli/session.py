@@ -179,6 +179,12 @@ class ExplainedTarget:
     title: str
     attributions: list[Attribution]
 
+    @property
+    def heading(self) -> str:
+        """The title with the probability of the class, where there is one."""
+        likely = self.attributions[0].provenance.get("probability")
+        return f"{self.title}, {likely[0]:.1%}" if likely else self.title
+
 
 def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
     """Raise if a method cannot be built for this kind of input, before the model runs."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CLASSES = 5
 PATCHES = 5
+PAGE_STYLE = "main{font-family:system-ui,sans-serif;max-width:60em;margin:1em auto}h2{margin:.4em .7em}"
 UNSURE = 0.7
 """Below this probability a demonstration model says which classes it knows."""
 
@@ -115,8 +116,8 @@ def draw(rows: list[ExplainedTarget], sample: Sample) -> "Figure":
     if len(rows) == 1 and len(rows[0].attributions) == 1:
         (only,) = rows[0].attributions
         separator = " · " if sample.picture is None else "\n"
-        return plot_attribution(only, sample.picture, title=f"{only.label}{separator}{rows[0].title}")
-    titles = [row.title for row in rows]
+        return plot_attribution(only, sample.picture, title=f"{only.label}{separator}{rows[0].heading}")
+    titles = [row.heading for row in rows]
     return comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
 
 
@@ -129,10 +130,10 @@ def _page(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]
     """One page with every picture or sentence under the name of its target."""
     body: list[str] = []
     for row in rows:
-        body.append(f"<h2>{escape(row.title)}</h2>")
+        body.append(f"<h2>{escape(row.heading)}</h2>")
         body += [to_html(attribution, sample.picture, index=0) for attribution in row.attributions]
     title = ", ".join(row.title for row in rows)
-    return [write_bytes(path, document(title, "\n".join(body)).encode())]
+    return [write_bytes(path, document(title, f"<main>{''.join(body)}</main>", style=PAGE_STYLE).encode())]
 
 
 def _data(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:

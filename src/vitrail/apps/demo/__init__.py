@@ -14,6 +14,7 @@ from vitrail.errors import OutputError
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import document, embedded, to_html
+from vitrail.plots.tokens import pieces
 from vitrail.storage import write_bytes
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class Made:
 
 
 def run(folder: Path) -> Made:
-    """Explain the pictures and the sentences, and write two sheets and one page."""
+    """Explain the pictures and the sentences, and write two sheets, the photographs and one page."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "photos").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder} cannot be made: {error.strerror}. Choose another folder with -o.") from error
     images, pictures = _pictures()
@@ -80,8 +81,9 @@ def run(folder: Path) -> Made:
         "sentences.png": rendered(_sheet(sentences, None)),
     }
     page = _page(sheets, pictures, sentences).encode()
-    written = [write_bytes(folder / name, data) for name, data in {**sheets, "index.html": page}.items()]
-    return Made(pictures, sentences, tuple(written))
+    photos = {f"photos/{name}": zoo.example(Path(name).stem).read_bytes() for name in PICTURES}
+    files = {**sheets, **photos, "index.html": page}
+    return Made(pictures, sentences, tuple(write_bytes(folder / name, data) for name, data in files.items()))
 
 
 def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
@@ -111,7 +113,12 @@ def _answer(loaded: zoo.Embedded, inputs: object) -> str:
     with torch.no_grad():
         logits = (loaded.model(inputs) if isinstance(inputs, torch.Tensor) else loaded.model(**inputs)).logits  # pyright: ignore[reportCallIssue]
     probability, index = logits[0].softmax(dim=0).max(dim=0)
-    return f"{loaded.class_names[int(index)]}, {float(probability):.0%}"
+    return f"{loaded.class_names[int(index)]}, {float(probability):.1%}"
+
+
+def numbered(attribution: Attribution) -> str:
+    """The words of the first sentence, each with its score, for where there are no colours."""
+    return " ".join(f"{piece.text} {piece.value:+.2f}" for piece in pieces(attribution, merge=True))
 
 
 def _sheet(explained: list[Explained], images: list[torch.Tensor] | None) -> "Figure":

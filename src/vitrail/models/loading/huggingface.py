@@ -1,9 +1,7 @@
 """Hugging Face models from a folder, the cache or the hub: safetensors only, and never code from a repository."""
 
-import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,38 +155,3 @@ def _picture(pixels: torch.Tensor, processor: Any) -> Any:  # noqa: ANN401
     if getattr(processor, "do_rescale", False):
         values = values / processor.rescale_factor
     return Image.fromarray(values.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
-
-
-NOISY = ("transformers", "huggingface_hub", "timm", "httpx", "torch.utils._pytree")
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Keep the libraries' own log lines and progress bars off the screen."""
-    with _no_progress_bars():  # first, since importing transformers sets its logger's level
-        loggers = [logging.getLogger(name) for name in NOISY]
-        levels = [logger.level for logger in loggers]
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Without transformers' bar over the weights; nothing to do where it is not installed."""
-    try:
-        from transformers.utils import logging as bars
-    except ImportError:
-        yield
-        return
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()

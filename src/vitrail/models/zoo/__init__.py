@@ -5,8 +5,7 @@ from complaint. Both are plain Hugging Face models. Their cards lie in `vitrail/
 `example("golf_ball")` is the path of a picture to try them on.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
+from vitrail.models.silence import silent
 from vitrail.models.zoo.files import read_checked, read_json
 from vitrail.models.zoo.int8 import dequantise
 from vitrail.models.zoo.sentiment import make_tokeniser
@@ -58,7 +58,8 @@ def load(name: str) -> Embedded:
     if name not in LOADERS:
         raise ModelError(f"there is no embedded model {name!r}. {suggest(name, LOADERS)}")
     try:
-        return LOADERS[name]()
+        with silent():
+            return LOADERS[name]()
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"the embedded models need {error.name}, which is not installed. Run: pip install 'vitrail[all]'"
@@ -90,11 +91,10 @@ def _build(name: str, model_class: Any, config_class: Any) -> Any:  # noqa: ANN4
 
     config = config_class.from_dict(read_json(f"{name}/config.json"))
     weights = dequantise(parse(read_checked(f"{name}/model.safetensors")))
-    with _no_progress_bar():
-        # Not load_state_dict: from_pretrained also translates the names of a checkpoint into those of this version.
-        model, info = model_class.from_pretrained(
-            None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
-        )
+    # Not load_state_dict: from_pretrained also translates the names of a checkpoint into those of this version.
+    model, info = model_class.from_pretrained(
+        None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+    )
     if info["missing_keys"] or info["unexpected_keys"]:
         raise ModelError(
             f"the weights of {name!r} do not fit this version of transformers: missing {sorted(info['missing_keys'])}, "
@@ -106,20 +106,6 @@ def _build(name: str, model_class: Any, config_class: Any) -> Any:  # noqa: ANN4
 
 def _class_names(model: Any) -> tuple[str, ...]:  # noqa: ANN401 - a Hugging Face model
     return tuple(model.config.id2label[number] for number in range(model.config.num_labels))
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers from drawing a bar while it loads, and leave its setting as it was."""
-    from transformers.utils import logging
-
-    drawn = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            logging.enable_progress_bar()
 
 
 LOADERS: dict[str, Callable[[], Embedded]] = {"photo": load_photo, "sentiment": load_sentiment}

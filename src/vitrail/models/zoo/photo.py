@@ -1,5 +1,7 @@
 """Photographs for the photo model: any picture Pillow opens, as the tensor the model was trained on."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -8,13 +10,18 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.models.loading.images import BROKEN, check_size, to_rgb, upright
+from vitrail.models.taking import as_image
 
 SIZE = 160
 
 
-def preprocess(image: Image.Image) -> Float[Tensor, "1 3 y x"]:
-    """A picture of any size and mode as the model's input: what `crop` returns, its values from -1 to 1."""
-    return to_input(crop(image))
+def preprocess(image: Any) -> Float[Tensor, "1 3 y x"]:  # noqa: ANN401
+    """A picture of any size and mode as the model's input: what `crop` returns, its values from -1 to 1.
+
+    Args:
+        image: a picture, the name of its file, or an array `[h, w, 3]`.
+    """
+    return to_input(crop(image if isinstance(image, Image.Image) else as_image(image)))
 
 
 def to_input(seen: Image.Image) -> Float[Tensor, "1 3 y x"]:
