@@ -1,4 +1,4 @@
-"""A notebook without magic commands shows pictures: executed by a kernel, turned into a page, looked at in a browser."""
+"""A notebook without magic shows pictures: a kernel executes it, and a browser shows the page made of it."""
 
 import io
 import os

@@ -99,21 +99,20 @@ class Group(TyperGroup):
         try:
             sys.exit(super().main(*args, **more, standalone_mode=False) or 0)
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if error.filename is not None or error.errno not in UNWRITABLE:
                 raise
             close_output()
+            if error.errno != errno.EPIPE:  # whoever read the output has seen enough
+                note(f"error: stdout cannot be written: {error.strerror}.")
             sys.exit(1)
-        except (typer.Abort, KeyboardInterrupt):
-            note("stopped")
-            sys.exit(INTERRUPTED)
         except Exception as error:
             if not hasattr(error, "format_message"):  # not a usage error of the command line
                 raise
             sys.exit(_show_usage_error(error))
 
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as shells have it."""
+UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG}
+"""What the system says where stdout takes no more."""
 
 
 def _show_usage_error(error: Any) -> int:  # noqa: ANN401

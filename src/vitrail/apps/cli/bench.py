@@ -10,7 +10,7 @@ import typer
 
 from vitrail.apps.cli import options
 from vitrail.apps.cli.checks import check_apart, check_file
-from vitrail.apps.cli.screen import note, reported
+from vitrail.apps.cli.screen import INTERRUPTED, note, reported
 from vitrail.errors import OptionError
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         note("stopped. What was computed is kept; the same command goes on from there")
-        raise typer.Exit(130) from error
+        raise typer.Exit(INTERRUPTED) from error
 
 
 @contextmanager

@@ -22,6 +22,8 @@ import vitrail
 from vitrail.errors import OptionError, VitrailError
 
 P = ParamSpec("P")
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
 OWN = str(Path(vitrail.__file__).parent)
 
 
@@ -96,9 +98,9 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             note(f"error: {error}")
             raise typer.Exit(1) from error
-        except BrokenPipeError as error:
-            close_output()
-            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            note("stopped")
+            raise typer.Exit(INTERRUPTED) from error
 
     return run
 
