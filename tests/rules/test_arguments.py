@@ -1,56 +1,29 @@
 """Operands however a model writes them: by keyword, with `alpha`, in place. Expected: the rule, written slowly."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
+from rule_passes import B, D, T, X, Y, random, relevance
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.hooks import Capture
 from vitrail.capture.seams.call import positional
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
-from vitrail.models.anatomy.parts import Anatomy, Body
-from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.absolute import _ABSOLUTE
 from vitrail.relevance.lrp.conservative import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 from vitrail.relevance.lrp.mode import RuleSet
 
-B, T, D = 2, 3, 4
 TINY = 1e-9
 ABSOLUTE = RuleSet("absolute", _ABSOLUTE)
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-@contextmanager
-def roots(table, *inputs):
-    owner = nn.Module()
-    capture = Capture(Body(Anatomy(), (), None, owner, None), keep=frozenset(), cut=True)
-    made = [capture.root(x) for x in inputs]
-    with propagating(table, owner, capture):
-        yield made
-
-
-def relevance(table, function, *inputs, seed=9):
-    """The value of a function, and what its inputs get of the relevance of its result."""
-    with roots(table, *inputs) as given:
-        out = function(*given)
-    r = random(*out.shape, seed=seed)
-    return out.detach(), torch.autograd.grad(out, given, r, materialize_grads=True), r
 
 
 def divide(a, b):
     return torch.where(b == 0, torch.zeros_like(b), a / (b + TINY))
 
 
-X, Y = random(B, T, D, seed=1), random(B, T, D, seed=2)
 SUMS = {
     "add": (lambda x, y: torch.add(x, y, alpha=3), 1, 3),
     "add by keyword": (lambda x, y: torch.add(input=x, other=y, alpha=3), 1, 3),

@@ -4,6 +4,7 @@ Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for 
 arXiv:2402.05602. The relevance is gradient times input on a graph in which
 
 * a product of two activations gives each of them half (uniform rule);
+* one number for each token, such as the weight a router gives to an expert, is a constant: experts share by their gate;
 * the softmax is differentiated as it is (Taylor decomposition without bias);
 * an elementwise function f is differentiated as `f(x) / x` (identity rule);
 * the deviation of a norm is a constant.
@@ -13,22 +14,32 @@ q and k one half each. So fused attention is differentiated by its own kernel, w
 and of v times 1/2: no map is computed, and the pass runs in the model's precision.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from vitrail.methods.conservative_lrp import gradient_times_input
 from vitrail.relevance.lrp import Operation, RuleSet
-from vitrail.relevance.lrp.conservative import GRADIENT, NORMS, attention, identity_gradient
+from vitrail.relevance.lrp.conservative import GRADIENT, NORMS, attention, identity_gradient, router_constant
 from vitrail.relevance.runner import RerunMethod
 
 SHARES = (0.25, 0.25, 0.5)
 
 
-def halves(operation: Operation) -> Tensor:
-    """A product of two activations shares relevance evenly between them."""
-    factors = [operation.shared(x, 0.5) for x in operation.args[:2]]
-    for old, new in zip(operation.args[:2], factors, strict=True):
-        operation.same(old, new)
-    return operation.function(*factors, *operation.args[2:], **operation.kwargs)
+def evenly(operation: Operation) -> Tensor:
+    """A product of activations shares relevance evenly between them."""
+    share = 1 / len(operation.active)
+    factors = {id(x): operation.shared(x, share) for x in operation.active}
+    for old in operation.active:
+        operation.same(old, factors[id(old)])
+    return operation.again(factors)
+
+
+def gate(operation: Operation) -> Tensor:
+    """An entrywise product: one function of each entry, such as `x sigmoid(x)` written out, or two activations."""
+    if operation.source is None:
+        return evenly(operation)
+    return identity_gradient(replace(operation, active=(operation.source,)))
 
 
 ATTN = RuleSet(
@@ -37,8 +48,9 @@ ATTN = RuleSet(
         **GRADIENT,
         **NORMS,
         "attention": attention(SHARES),
-        "product": halves,
-        "gate": halves,
+        "product": evenly,
+        "einsum": evenly,
+        "gate": router_constant(gate),
         "activation": identity_gradient,
     },
 )

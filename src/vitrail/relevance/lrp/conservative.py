@@ -10,12 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.recording import widen
 from vitrail.errors import RuleError
+from vitrail.relevance.lrp.kinds import POWERS, ROOTS
 from vitrail.relevance.lrp.mode import RuleSet
+from vitrail.relevance.lrp.operation import NORMS as NORM_PARTS
 from vitrail.relevance.lrp.operation import Operation, Rule, gradient, norm_parts
 
 TINY = 1e-10
@@ -60,7 +63,7 @@ class _ConstantScale(TorchFunctionMode):
     """Inside a norm written out by hand, what the input is divided by is a constant."""
 
     ROOTS = frozenset({torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.norm, Tensor.norm})
-    POWERS = frozenset({torch.pow, Tensor.pow, Tensor.__pow__})
+    WHOLE = frozenset({F.rms_norm, torch.rms_norm})
 
     def __init__(self, constant: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -70,9 +73,14 @@ class _ConstantScale(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
+        if func in self.WHOLE:
+            self.found += 1
+            x, weight, eps, axes = NORM_PARTS["rms_norm"](*args, **(kwargs or {}))
+            x = x * self.constant((x.square().mean(dim=axes, keepdim=True) + eps).rsqrt())
+            return x if weight is None else x * weight
         out = func(*args, **(kwargs or {}))
-        power = args[1] if func in self.POWERS and len(args) > 1 and isinstance(args[1], (int, float)) else 1
-        if func not in self.ROOTS and power not in (0.5, -0.5, -1):
+        power = args[1] if func in POWERS and len(args) > 1 and isinstance(args[1], (int, float)) else 1
+        if func not in self.ROOTS and power not in ROOTS:
             return out
         self.found += 1
         return self.constant(out)
@@ -85,6 +93,25 @@ def rms_norm_module(operation: Operation) -> Any:  # noqa: ANN401
     if not scale.found:
         raise RuleError(f"the norm {operation.where!r} takes no root that could be held constant; no rule covers it.")
     return out
+
+
+def normalize(operation: Operation) -> Tensor:
+    """A vector divided by its length, which is constant."""
+    (x,) = operation.active
+    out = operation.run()
+    lengths = divisor(*operation.args, **operation.kwargs).detach()
+    return operation.passing(out, lambda g, x: ((widen(g) / lengths).to(x.dtype),), x)
+
+
+def divisor(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    """What `F.normalize` divides by."""
+    return widen(input).norm(p, dim, keepdim=True).clamp(min=eps)
+
+
+def over_constant(operation: Operation) -> Tensor:
+    """A quotient whose denominator is constant, as that of a norm is."""
+    numerator, denominator, *more = operation.args
+    return operation.function(numerator, operation.constant(denominator), *more, **operation.kwargs)
 
 
 def attention(shares: tuple[float, float, float]) -> Rule:
@@ -116,6 +143,22 @@ def identity_gradient(operation: Operation) -> Tensor:
     return operation.passing(out, pullback, operation.active[0])
 
 
+def router_constant(rule: Rule) -> Rule:
+    """A rule for entrywise products in which one number for each token is a constant, as routers give to experts."""
+
+    def with_constant(operation: Operation) -> Tensor:
+        narrow, wide = sorted(operation.active, key=_channels)[:: len(operation.active) - 1]
+        if _channels(narrow) == 1 < _channels(wide):
+            return operation.again({id(narrow): operation.constant(narrow)})
+        return rule(operation)
+
+    return with_constant
+
+
+def _channels(x: Tensor) -> int:
+    return x.shape[-1] if x.ndim else 1
+
+
 def _constant_gate(operation: Operation) -> Tensor:
     """A gated product whose gate, the factor that went through an activation, is a constant."""
     factors = (operation.constant(x) if x is operation.gate else x for x in operation.args[:2])
@@ -125,7 +168,8 @@ def _constant_gate(operation: Operation) -> Tensor:
 GRADIENT: dict[str, Rule] = dict.fromkeys(
     (
         "route", "linear", "addmm", "linear_product", "convolution", "product", "sum", "mean", "select", "gate",
-        "softmax", "activation", "right_product", "dropout", "scale", "residual", "shift", "attention",
+        "softmax", "activation", "right_product", "dropout", "scale", "residual", "shift", "attention", "einsum",
+        "linear_map", "write",
     ),
     gradient,
 )  # fmt: skip
@@ -135,17 +179,25 @@ NORMS: dict[str, Rule] = {
     "rms_norm": rms_norm,
     "rms_norm_module": rms_norm_module,
     "deviation": constant,
+    "normalize": normalize,
+    "over_constant": over_constant,
 }
 CONSERVATIVE = RuleSet(
     "conservative",
-    {**GRADIENT, **NORMS, "attention": attention((0.0, 0.0, 1.0)), "softmax": constant},
+    {
+        **GRADIENT,
+        **NORMS,
+        "attention": attention((0.0, 0.0, 1.0)),
+        "softmax": constant,
+        "gate": router_constant(gradient),
+    },
     otherwise=gradient,
 )
-"""Everything but attention and norms is left to the chain rule, as the paper says."""
+"""Everything but attention and norms is left to the chain rule, as the paper says; a router gives constants."""
 CONSERVATIVE_MEAN = replace(
     CONSERVATIVE, rules={**CONSERVATIVE.rules, "layer_norm": layer_norm(norm_gradient_mean_constant)}
 )
 CONSERVATIVE_LXT = RuleSet(
     "conservative, as in LXT",
-    {**CONSERVATIVE.rules, "activation": identity_gradient, "gate": _constant_gate},
+    {**CONSERVATIVE.rules, "activation": identity_gradient, "gate": router_constant(_constant_gate)},
 )

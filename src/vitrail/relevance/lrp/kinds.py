@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.capture.seams.eager import PRODUCTS, SOFTMAX
+from vitrail.capture.seams.intercept import transparent_multihead
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 SUBTRACTIONS = {torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__}
@@ -16,6 +17,9 @@ MULTIPLICATIONS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tenso
 DIVISIONS = {
     torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide, Tensor.__truediv__
 }  # fmt: skip
+POWERS = {torch.pow, Tensor.pow, Tensor.__pow__}
+ROOTS = (0.5, -0.5, -1)
+"""Exponents of a deviation, or of one over it; other powers are functions of single entries."""
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__iadd__: Tensor.add,
     Tensor.add_: Tensor.add,
@@ -28,6 +32,9 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.div_: Tensor.div,
 }
 """`x += y` binds its result to x again, so a new tensor does as well, and what a rule has saved stays as it was."""
+
+STATEMENTS = {Tensor.add_, Tensor.mul_, Tensor.div_}
+"""Methods whose result is seldom bound to a name: the tensor itself is read again."""
 
 KINDS: dict[Callable[..., Any], str] = {
     F.linear: "linear",
@@ -53,9 +60,38 @@ KINDS: dict[Callable[..., Any], str] = {
     ),
     **dict.fromkeys((F.dropout, torch.dropout), "dropout"),
     **dict.fromkeys(
-        (torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.std, Tensor.std, torch.var, Tensor.var), "deviation"
+        (
+            *POWERS, torch.erf, Tensor.erf, torch.exp, Tensor.exp, torch.square, Tensor.square, torch.clamp,
+            Tensor.clamp, torch.clip, Tensor.clip, torch.abs, Tensor.abs, torch.log, Tensor.log, torch.log1p,
+            Tensor.log1p, F.softplus, F.logsigmoid, F.hardtanh, F.selu, F.celu, F.hardsigmoid,
+        ),
+        "activation",
     ),
-    Tensor.__setitem__: "write",
+    **dict.fromkeys(
+        (
+            torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.std, Tensor.std, torch.var, Tensor.var,
+            torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm,
+        ),
+        "deviation",
+    ),
+    F.normalize: "normalize",
+    **dict.fromkeys((torch.einsum, torch.functional.einsum), "einsum"),
+    **dict.fromkeys((F.conv1d, torch.conv1d), "linear_map"),
+    **dict.fromkeys(
+        (
+            torch.cumsum, Tensor.cumsum, torch.index_add, Tensor.index_add, torch.scatter_add, Tensor.scatter_add,
+            F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.batch_norm, torch.batch_norm,
+            torch.trace, torch.diagonal, Tensor.diagonal,
+        ),
+        "linear_map",
+    ),
+    **dict.fromkeys(
+        (
+            Tensor.__setitem__, Tensor.index_add_, Tensor.index_copy_, Tensor.index_put_, Tensor.scatter_,
+            Tensor.scatter_add_, Tensor.copy_, Tensor.masked_fill_, Tensor.masked_scatter_,
+        ),
+        "write",
+    ),
     **dict.fromkeys((torch.neg, Tensor.neg, Tensor.__neg__), "scale"),
 }  # fmt: skip
 
@@ -70,9 +106,32 @@ ROUTING: set[Callable[..., Any]] = {
     torch.unsqueeze, Tensor.__getitem__, Tensor.masked_fill, torch.where, Tensor.narrow, Tensor.select,
     torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, torch.roll, Tensor.repeat_interleave,
     torch.repeat_interleave, Tensor.detach, Tensor.requires_grad_, Tensor.register_hook, Tensor.swapaxes,
-    Tensor.movedim, torch.movedim, Tensor.view_as, Tensor.type,
+    Tensor.movedim, torch.movedim, Tensor.view_as, Tensor.type, torch.topk, Tensor.topk, torch.max, Tensor.max,
+    torch.amax, Tensor.amax, torch.min, Tensor.min, torch.amin, Tensor.amin, torch.sort, Tensor.sort, torch.scatter,
+    Tensor.scatter, torch.index_copy, Tensor.index_copy, torch.index_put, Tensor.index_put, torch.masked_fill,
+    torch.masked_scatter, Tensor.masked_scatter, torch.masked_select, Tensor.masked_select, torch.broadcast_to,
+    Tensor.broadcast_to, torch.tile, Tensor.tile, torch.flip, Tensor.flip, Tensor.roll, Tensor.reshape_as, torch.narrow,
+    torch.select, torch.take_along_dim, Tensor.take_along_dim, torch.swapaxes, torch.hstack, torch.vstack,
+    torch.view_as_complex, torch.view_as_real, Tensor.unfold, Tensor.swapdims, torch.swapdims, torch.moveaxis,
+    Tensor.moveaxis, torch.t, Tensor.t, Tensor.bfloat16, Tensor.half, Tensor.where, Tensor.cpu, Tensor.cuda, F.pad,
 }  # fmt: skip
 """Functions that move entries about and change none: relevance goes where the entries came from."""
+
+
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: int | float = 1, alpha: int | float = 1) -> Tensor:
+    """A batch of products and what is added to them, as two operations."""
+    product = torch.bmm(batch1, batch2)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (input if beta == 1 else input * beta)
+
+
+WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.multi_head_attention_forward: transparent_multihead,
+    torch.baddbmm: baddbmm,
+    Tensor.baddbmm: baddbmm,
+    Tensor.baddbmm_: baddbmm,
+}
+"""Functions that do several operations at once, each of which has a rule of its own."""
 
 
 def is_activation(module: nn.Module) -> bool:

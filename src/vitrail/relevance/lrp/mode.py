@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -21,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional
-from vitrail.capture.seams.intercept import on_top_of, transparent_multihead
+from vitrail.capture.seams.intercept import on_top_of
 from vitrail.capture.shadow import hooks
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.kinds import (
@@ -31,11 +30,18 @@ from vitrail.relevance.lrp.kinds import (
     KINDS,
     MODULES,
     MULTIPLICATIONS,
+    POWERS,
     REVERSED_SUBTRACTIONS,
+    ROOTS,
     ROUTING,
+    STATEMENTS,
     SUBTRACTIONS,
+    WRITTEN_OUT,
 )
-from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry
+from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient
+
+ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
+"""Operations that work entry by entry, where their operands have one shape."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class _Propagate(TorchFunctionMode):
         self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -77,9 +84,9 @@ class _Propagate(TorchFunctionMode):
         args, kwargs = positional(func, args, kwargs or {})
         if self.paused:
             return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
+        if func in WRITTEN_OUT:
             with self:  # the mode is off while a torch function runs
-                return transparent_multihead(*args, **kwargs)
+                return WRITTEN_OUT[func](*args, **kwargs)
         active = self.active_among(args, kwargs)
         if not active:
             return self._constant(func(*args, **kwargs))
@@ -88,6 +95,8 @@ class _Propagate(TorchFunctionMode):
             self.stale[args[0]] = True
         function = IN_PLACE.get(func, func)
         changed = args[0] if function is not func else None
+        if func in STATEMENTS and self._chained(function, args, active):
+            return self.follow("write", func, args, kwargs, active)
         if function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS:
             out = self._sum(function, args, kwargs, active)
         else:
@@ -95,6 +104,10 @@ class _Propagate(TorchFunctionMode):
         if changed is not None:
             self.stale[changed] = True
         return out
+
+    def _chained(self, function: Callable[..., Any], args: tuple, active: tuple[Tensor, ...]) -> bool:
+        """Whether an operation is left to the chain rule, which knows tensors that change."""
+        return self.table.rules.get(kind_of(function, args, active, self.stream_shape())) is gradient
 
     def _sum(self, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """A sum or a difference by its rule: `x + alpha y` is the sum of x and of y scaled first."""
@@ -144,6 +157,7 @@ class _Propagate(TorchFunctionMode):
             gate=next((x for x in active if x in self.activated), None),
             batch_axis=0 if block is None or self.capture.body.blocks[block].batch_first else 1,
             flow=self.flow,
+            source=self._source(active),
         )  # fmt: skip
         rule = self.table.rules.get(kind)
         if rule is None and kind == "unknown":
@@ -153,11 +167,28 @@ class _Propagate(TorchFunctionMode):
         out = self.mark(rule(operation))
         if made and isinstance(out, Tensor) and isinstance(made[-1], Tensor):
             self.capture.same(made[-1], out)
+        self._remember(kind, operation, out)
+        return self._forked(kind, block, out)
+
+    def _remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
+        """Keep what later operations are told of this one."""
         if kind == "activation":
             self.activated[out] = True
         if kind == "scale":
-            self.scaled[out] = active[0]
-        return self._forked(kind, block, out)
+            self.scaled[out] = operation.active[0]
+        if kind == "write":  # the tensor that was written into holds what is explained from now on
+            changed = operation.args[0]
+            self.mark([changed, changed._base])
+        if kind in ENTRYWISE and isinstance(out, Tensor) and operation.source is not None:
+            self.sources[out] = operation.source
+
+    def _source(self, active: Sequence[Tensor]) -> Tensor | None:
+        """The tensor that all of these are functions of, entry by entry; None where there is no such tensor."""
+        found = [self.sources.get(x) for x in active]
+        found = [x if source is None else source for x, source in zip(active, found, strict=True)]
+        first = found[0]
+        same = all(x is first for x in found) and all(x.shape == first.shape for x in active)
+        return first if same else None
 
     def _skips(self, one: Tensor, other: Tensor) -> bool:
         """Whether one summand, scaled or not, is what the other was computed from: a skip connection."""
@@ -179,7 +210,7 @@ class _Propagate(TorchFunctionMode):
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
         for x in tensors(out):
-            if x.is_floating_point() and x.requires_grad:  # a rule may have made it a constant
+            if x.requires_grad:  # a rule may have made it a constant
                 self.depends[x] = self.count
                 self.count += 1
         return out
@@ -270,9 +301,12 @@ def kind_of(
     if func in MULTIPLICATIONS:
         return "gate" if both else "scale"
     if func in DIVISIONS:
-        return "scale" if not both and any(x is active[0] for x in args[:1]) else "quotient"
+        over = any(x is active[0] for x in args[:1])
+        return "quotient" if not over else "over_constant" if both else "scale"
     if KINDS.get(func) == "product":
         return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
+    if func in POWERS and len(args) > 1 and args[1] in ROOTS:
+        return "deviation"
     if func is Tensor.__getitem__ and _picks_a_token(args):
         return "select"
     return KINDS.get(func) or ("route" if func in ROUTING else "unknown")

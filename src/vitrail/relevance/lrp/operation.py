@@ -42,6 +42,7 @@ class Operation:
         before: whether no block has run yet.
         batch_axis: the axis of the samples.
         flow: what each backward pass computes, where several are made of one forward pass; None for relevance alone.
+        source: the tensor that all active operands are functions of, entry by entry; None where there is none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Operation:
     before: bool = False
     batch_axis: int = 0
     flow: Flow | None = None
+    source: Tensor | None = None
 
     def run(self) -> Any:  # noqa: ANN401
         """What the model computes."""
