@@ -19,8 +19,17 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.capture.torch_private import transformed
-from vitrail.errors import InputError, MethodError, OptionError, RuleError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, PREFERRED, READABLE, Method
+from vitrail.errors import (
+    InputError,
+    MethodError,
+    OptionError,
+    RuleError,
+    SeamError,
+    TargetError,
+    VitrailError,
+    suggest,
+)
+from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, LAST_RESORT, METHODS, PREFERRED, READABLE, Method
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs, read_inputs
@@ -29,7 +38,8 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
-from vitrail.stream_explaining import explain_streams, has_streams
+from vitrail.stream_explaining import explain_at_inputs, explain_streams, has_streams
+from vitrail.stream_gradients import is_gradient
 from vitrail.targets import AnyTarget, Target, as_target, with_scalar
 
 MethodSpec = str | tuple[str, Mapping[str, Any]]
@@ -146,15 +156,20 @@ def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Ca
     if name != DEFAULT_METHOD:
         return read_request(spec, preset, inputs, target)
     if isinstance(target, Target) and target.name in DEFAULT_OF:
-        return read_request((DEFAULT_OF[target.name], given), preset, inputs, target)
+        return _or_gradients(read_request((DEFAULT_OF[target.name], given), preset, inputs, target), inputs, target)
     (best, second), asked = PREFERRED, given.get("preset", preset)
     known = {name: asked in {"recommended", *METHODS[name].presets} for name in PREFERRED}
     if known[second] and not known[best]:
         return _told(read_request((second, given), preset, inputs, target), f"{best} has no preset {asked!r}.")
     # Options are those of the best method: where they are given, no other can stand in.
     alone = bool(set(given) - {"preset"}) or not known[second]
-    otherwise = None if alone else read_request((second, given), preset, inputs, target)
+    otherwise = None if alone else _or_gradients(read_request((second, given), preset, inputs, target), inputs, target)
     return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise)
+
+
+def _or_gradients(request: Request, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
+    """A request of the default, with the gradient method that stands in where attention cannot be followed."""
+    return replace(request, otherwise=read_request(LAST_RESORT, "recommended", inputs, target))
 
 
 def settled(request: Request, model: nn.Module, body: Body) -> Request:
@@ -173,6 +188,16 @@ def instead(request: Request, error: VitrailError) -> Request:
     if request.otherwise is None:
         raise error
     return _told(request.otherwise, str(error))
+
+
+def at_inputs_instead(request: Request, error: SeamError) -> Request:
+    """What stands in for a request where attention cannot be followed: itself or a gradient method, or the error."""
+    found = request
+    while not is_gradient(found.entry.name):
+        if found.otherwise is None:
+            raise error
+        found = found.otherwise
+    return found if found is request else _told(found, str(error))
 
 
 def _told(request: Request, reason: str) -> Request:
@@ -442,11 +467,14 @@ def _compared(
     with shadow(model) as own:
         for request in requests:
             check_target(own, request.target)
-        if has_streams(own, read, anatomy):
-            check_memory(settings, "a model with several streams")
-            identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
-        else:
-            identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
+        try:
+            if has_streams(own, read, anatomy):
+                check_memory(settings, "a model with several streams")
+                identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
+            else:
+                identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
+        except SeamError as error:
+            identity, made = explain_at_inputs(own, [at_inputs_instead(request, error) for request in requests])
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)

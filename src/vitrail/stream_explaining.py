@@ -16,7 +16,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
 from vitrail.capture.stream_checks import check_values, sample_of
 from vitrail.capture.stream_origins import ShownStream, reported
-from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
+from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition, watched
 from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.methods import METHODS
@@ -26,7 +26,7 @@ from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.streams import Relevance, walk_events
 from vitrail.relevance.walk import STARTS
-from vitrail.stream_gradients import explain_inputs, is_gradient
+from vitrail.stream_gradients import explain_inputs, is_gradient, measured_streams
 
 if TYPE_CHECKING:
     from vitrail.api import Request
@@ -121,15 +121,10 @@ def explain_streams(
         instead: what stands in for a request that cannot be done, or the reason as an error.
     """
     begun = time.perf_counter()
-    every: dict[int, Attribution] = {}
-    for i, request in enumerate(requests):
-        if is_gradient(request.entry.name):
-            start = time.perf_counter()
-            one = explain_inputs(model, request)
-            every[i] = replace(one, provenance={**one.provenance, "seconds": time.perf_counter() - start})
-    walking = [i for i in range(len(requests)) if i not in every]
+    walking = [i for i, request in enumerate(requests) if not is_gradient(request.entry.name)]
     if not walking:
-        return fingerprint(model), every
+        return explain_at_inputs(model, requests)
+    every = requests
     requests = [requests[i] for i in walking]
     inputs = requests[0].inputs
     with watched(model, inputs) as (seen, streams):
@@ -139,7 +134,7 @@ def explain_streams(
         _check_pictures(inputs, shown)
         refused = {request: _refusal(request, shown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
-        answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls])
+        answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls], generates=generates(model))
         groups = by_target(requests)
         starts = [
             [
@@ -157,11 +152,33 @@ def explain_streams(
             for request in group:
                 made[request] = _attribution(request, found[request], run, shown, rows)
         identity = fingerprint(model)
-    seconds = time.perf_counter() - begun
-    for i, request in zip(walking, requests, strict=True):
-        one = made[request]
-        every[i] = replace(one, provenance={**one.provenance, "seconds": seconds / len(requests)})
-    return identity, every
+    seconds = (time.perf_counter() - begun) / len(requests)
+    walked = {i: _timed(made[request], seconds) for i, request in zip(walking, requests, strict=True)}
+    rest = [i for i in range(len(every)) if i not in walked]
+    _, found = explain_at_inputs(model, [every[i] for i in rest], shown)
+    return identity, walked | {i: found[place] for place, i in enumerate(rest)}
+
+
+def explain_at_inputs(
+    model: nn.Module, requests: "list[Request]", shown: Sequence[ShownStream] | None = None
+) -> tuple[str, dict[int, Attribution]]:
+    """Every request of a gradient method answered at the inputs of the model, whatever is inside it.
+
+    Args:
+        shown: the streams where they have been measured already.
+    """
+    found = {}
+    for i, request in enumerate(requests):
+        begun = time.perf_counter()
+        shown = measured_streams(model, request.inputs) if shown is None else shown
+        one = explain_inputs(model, request, shown)
+        found[i] = _timed(one, time.perf_counter() - begun)
+    return fingerprint(model), found
+
+
+def _timed(one: Attribution, seconds: float) -> Attribution:
+    """The result with the seconds that were spent on it."""
+    return replace(one, provenance={**one.provenance, "seconds": seconds})
 
 
 Found = list[tuple[Scalar, Relevance]]

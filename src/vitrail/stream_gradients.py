@@ -1,14 +1,19 @@
 """Gradient methods on models with several streams: one attribution for each of the model's inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from vitrail.attribution import Attribution
-from vitrail.capture.input_gradients import Attributed, input_x_gradient, integrated_gradients
+from vitrail.capture.input_gradients import InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
+from vitrail.capture.stream_checks import sample_of
+from vitrail.capture.stream_origins import ShownStream, reported
+from vitrail.capture.streams import watched
+from vitrail.errors import SeamError
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs
 
@@ -18,13 +23,22 @@ if TYPE_CHECKING:
 SQUARE = 16
 ASSUMED = f"pixels are summed over squares of at most {SQUARE} pixels: which of them make a token was not measured"
 
-METHODS: dict[str, Callable[..., tuple[Scalar, Attributed, Tensor | None]]] = {
-    "input_x_gradient": lambda model, inputs, target, options: input_x_gradient(model, inputs, target),
-    "integrated_gradients": lambda model, inputs, target, options: integrated_gradients(
-        model, inputs, target, steps=options["steps"]
-    ),
+
+def _by_rules(model: nn.Module, request: "Request") -> InputAttribution:
+    return input_x_gradient(model, request.inputs, request.target, request.plan.pass_options)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _integrated(model: nn.Module, request: "Request") -> InputAttribution:
+    return integrated_gradients(model, request.inputs, request.target, steps=request.options["steps"])
+
+
+METHODS: dict[str, Callable[[nn.Module, "Request"], InputAttribution]] = {
+    "input_x_gradient": _by_rules,
+    "integrated_gradients": _integrated,
+    "conservative_lrp": _by_rules,
+    "attn_lrp": _by_rules,
 }
-"""Methods that read gradients at the inputs alone."""
+"""Methods that read gradients at the inputs alone, some of them by rules of their own."""
 NAMES = {
     "input_ids": "text",
     "inputs_embeds": "text",
@@ -42,22 +56,44 @@ NAMES = {
 """What the stream of an input is called."""
 
 
-def explain_inputs(model: nn.Module, request: "Request") -> Attribution:
-    """One gradient method: the attribution of the input that is looked at, with those of all inputs."""
+def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownStream]) -> Attribution:
+    """One gradient method: the attribution of the input that is looked at, with those of all inputs.
+
+    Args:
+        shown: the streams that were measured; none where they cannot be.
+    """
     inputs = request.inputs
-    part, found, residual = METHODS[request.entry.name](model, inputs, request.target, request.options)
+    made = METHODS[request.entry.name](model, request)
+    pictures = {i: one for i, one in enumerate(one for one in shown if one.kind == "image" and one.given)}
     streams: dict[str, Attribution] = {}
-    for given, values in found.items():
+    for given, values in made.found.items():
         name = NAMES.get(given, given)
-        for i, one in enumerate(_pictures(values) if given == "pixel_values" else [values]):
-            summed = one.sum(dim=_channels(model, given, one))
-            streams[name if i == 0 else f"{name}_{i + 1}"] = _one(request, part, given, summed, residual)
+        packed = [one for one in pictures.values() if one.parts is not None and given == "pixel_values"]
+        parts = _packed(values, packed) if packed else _pictures(values) if given == "pixel_values" else [values]
+        for i, one in enumerate(parts):
+            summed = one if packed else one.sum(dim=_channels(model, given, one))
+            picture = pictures.get(i) if name == "image" else None
+            streams[name if i == 0 else f"{name}_{i + 1}"] = _one(request, made, given, summed, picture)
     if "decoder" in streams:
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
     order = ("image", "text") if hasattr(model, "logit_scale") else ("text", "image")  # two towers, or one text
     main = next(name for name in ("encoder", *order, *streams) if name in streams)
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
+
+
+def measured_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
+    """The streams of a model, or none where its attention cannot be followed."""
+    with suppress(SeamError), watched(model, inputs) as (_, streams):
+        return reported(streams, inputs, sample_of(streams, inputs.batch))
+    return []
+
+
+def _packed(values: Tensor, pictures: Sequence[ShownStream]) -> list[Tensor]:
+    """The scores `[b, n]` of each picture, for patches of all pictures that stand in one row."""
+    summed = values.sum(dim=-1)
+    places = [(one.parts.clamp(min=0), one.parts >= 0) for one in pictures if one.parts is not None]
+    return [summed[index.to(summed.device)] * real.to(summed.device) for index, real in places]
 
 
 def _channels(model: nn.Module, given: str, values: Tensor) -> int:
@@ -72,8 +108,11 @@ def _pictures(x: Tensor) -> list[Tensor]:
     return list(x.unbind(dim=1)) if x.ndim == 5 else [x]
 
 
-def _one(request: "Request", part: Scalar, given: str, values: Tensor, residual: Tensor | None) -> Attribution:
+def _one(
+    request: "Request", made: InputAttribution, given: str, values: Tensor, picture: ShownStream | None
+) -> Attribution:
     """The attribution of one input."""
+    part: Scalar = made.part
     common: dict[str, Any] = {
         "method": request.entry.name,
         "target": part.target,
@@ -82,25 +121,29 @@ def _one(request: "Request", part: Scalar, given: str, values: Tensor, residual:
         "options": dict(request.options),
     }
     known: dict[str, Any] = {"backend": "none", "level": "inputs"}
-    known |= {} if residual is None else {"residual": residual.tolist()}
+    known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
     if given == "pixel_values" and values.ndim == 3:
-        pixels = values
-        height, width = pixels.shape[1:]
-        tall, wide = (next(n for n in range(SQUARE, 0, -1) if side % n == 0) for side in (height, width))
-        grid = (height // tall, width // wide)
-        return Attribution(
-            patch_sums(pixels, grid, (tall, wide)),
-            kind="image",
-            grid=grid,
-            size=(height, width),
-            pixels=pixels,
-            provenance={**known, "assumed": [ASSUMED]},
-            **common,
-        )
-    scores = values if values.ndim == 2 else values.reshape(1, -1)  # patches in one row belong to one sample
+        grid, assumed = _grid(values, picture)
+        size = (values.shape[1], values.shape[2])
+        patch = (size[0] // grid[0], size[1] // grid[1])
+        known |= {"assumed": [ASSUMED]} if assumed else {}
+        summed = patch_sums(values, grid, patch)
+        return Attribution(summed, kind="image", grid=grid, size=size, pixels=values, provenance=known, **common)
+    scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
+    if picture is not None and picture.grid is not None and picture.grid[0] * picture.grid[1] == scores.shape[1]:
+        return Attribution(scores, kind="image", grid=picture.grid, provenance=known, **common)
     tokens, valid = _labels(request.inputs, given, scores)
     return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
+
+
+def _grid(pixels: Tensor, picture: ShownStream | None) -> tuple[tuple[int, int], bool]:
+    """Rows and columns of patches as they were measured, or squares, and whether these are assumed."""
+    height, width = pixels.shape[1:]
+    if picture is not None and picture.grid is not None and not (height % picture.grid[0] or width % picture.grid[1]):
+        return picture.grid, False
+    tall, wide = (next(n for n in range(SQUARE, 0, -1) if side % n == 0) for side in (height, width))
+    return (height // tall, width // wide), True
 
 
 def _labels(inputs: Inputs, given: str, scores: Tensor) -> tuple[tuple[tuple[str, ...], ...] | None, Tensor | None]:

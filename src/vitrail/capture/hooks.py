@@ -292,6 +292,13 @@ def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
     return handles
 
 
+@contextmanager
+def naming(model: nn.Module, capture: Capture) -> Iterator[None]:
+    """Keep the names of the modules that run, and nothing else, while the model runs inside the block."""
+    with hooks([handle for name, module in model.named_modules() for handle in _name_hooks(capture, name, module)]):
+        yield
+
+
 def _may_attend(module: nn.Module) -> bool:
     """Whether an attention call may come from this module itself: torch's own layers without parts make none."""
     return bool(module._modules) or not type(module).__module__.startswith("torch.nn.modules.")

@@ -4,20 +4,24 @@ Nothing has to be known of the blocks, so this works for models with several str
 cannot be read.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.forward import check_differentiable
-from vitrail.capture.outputs import Scalar, read_output
+from vitrail.capture.hooks import Capture, naming
+from vitrail.capture.outputs import Scalar, run_model
+from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import UNMOVED
-from vitrail.capture.shadow import autograd, hooks
-from vitrail.capture.stream_passes import StreamAnswer
+from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.capture.stream_passes import StreamAnswer, generates, read_answer
 from vitrail.errors import TargetError
+from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs
 
 Edit = Callable[[Tensor], Tensor]
@@ -42,34 +46,51 @@ class AtInputs:
         return {name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}
 
 
-def at_inputs(model: nn.Module, inputs: Inputs, edit: Edit = lambda x: x) -> AtInputs:
+def at_inputs(
+    model: nn.Module, inputs: Inputs, edit: Edit = lambda x: x, pass_options: PassOptions = PLAIN
+) -> AtInputs:
     """Run a shadow once with leaves in the place of its inputs.
 
     Args:
         edit: what becomes of every input before the gradient ends there.
+        pass_options: the precision of the pass, and the context that the model runs in.
     """
     check_differentiable(model)
+    dtype = pass_options.dtype
     roots: dict[str, Tensor] = {}
-    with autograd(gradients=True):
-        usable = inputs.usable()
+    with autograd(gradients=True), in_precision(model, dtype), _rules(model, pass_options) as capture:
+        usable = (inputs if dtype is None else inputs.cast(dtype)).usable()
+
+        def root(name: str, x: Tensor) -> Tensor:
+            roots[name] = edit(x.detach().clone()).requires_grad_()
+            capture.roots.append(roots[name])
+            return roots[name]
 
         def leaf(name: str, x: Any) -> Any:  # noqa: ANN401
-            if not isinstance(x, Tensor) or not x.is_floating_point() or "mask" in name:
-                return x
-            roots[name] = edit(x.detach().clone()).requires_grad_()
-            return roots[name]
+            real = isinstance(x, Tensor) and x.is_floating_point() and "mask" not in name
+            return root(name, x) if real else x
 
         args = tuple(leaf("pixel_values" if i == 0 else str(i), x) for i, x in enumerate(usable.args))
         some = replace(usable, args=args, kwargs={name: leaf(name, x) for name, x in usable.kwargs.items()})
         table = _table(model)
         handles = [
-            module.register_forward_hook(_words(roots, some, edit, first=module is table))
+            module.register_forward_hook(_words(roots, some, root, first=module is table))
             for module in model.modules()
             if isinstance(module, nn.Embedding)
         ]
         with hooks(handles):
-            output = read_output(model(*some.args, **some.kwargs))
-    return AtInputs(roots, _answer(model, output, inputs))
+            answer = run_model(model, some)
+        return AtInputs(roots, read_answer(answer, some, [], generates=generates(model)))
+
+
+@contextmanager
+def _rules(model: nn.Module, pass_options: PassOptions) -> Iterator[Capture]:
+    """The context that a pass asks for, told where the gradient ends and which module runs; no block is known."""
+    body = Body(Anatomy(), (), pool=None, owner=model, head=None)
+    capture = Capture(body, keep=frozenset(), cut=True, pass_options=pass_options)
+    within = pass_options.within
+    with naming(model, capture) if within else nullcontext(), within(model, capture) if within else nullcontext():
+        yield capture
 
 
 def _table(model: nn.Module) -> object:
@@ -79,10 +100,12 @@ def _table(model: nn.Module) -> object:
         return found() if callable(found) else None
 
 
-def _words(roots: dict[str, Tensor], inputs: Inputs, edit: Edit, *, first: bool) -> Callable[..., Tensor | None]:
+def _words(
+    roots: dict[str, Tensor], inputs: Inputs, root: Callable[[str, Tensor], Tensor], *, first: bool
+) -> Callable[..., Tensor | None]:
     """A hook that lets the gradient end where the token ids of an input become vectors."""
     texts = {name: x for name, x in inputs.kwargs.items() if isinstance(x, Tensor) and name.endswith("input_ids")}
-    if inputs.args and not inputs.args[0].is_floating_point():
+    if inputs.args and isinstance(inputs.args[0], Tensor) and not inputs.args[0].is_floating_point():
         texts["input_ids"] = inputs.args[0]
 
     def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
@@ -91,48 +114,65 @@ def _words(roots: dict[str, Tensor], inputs: Inputs, edit: Edit, *, first: bool)
             if name in roots or asked is None or asked.shape != ids.shape:
                 continue
             if first or bool((asked == ids).all()):
-                roots[name] = edit(out.detach().clone()).requires_grad_()
-                return roots[name].clone()
+                return root(name, out).clone()
         return None
 
     return hook
-
-
-def _answer(model: nn.Module, output: Any, inputs: Inputs) -> StreamAnswer:  # noqa: ANN401
-    batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
-    masks = (inputs.kwargs.get(name) for name in ("decoder_attention_mask", "attention_mask"))
-    fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
-    valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
-    return StreamAnswer(output, inputs, valid, hasattr(model, "prepare_inputs_for_generation"), [])
 
 
 Attributed = dict[str, Tensor]
 """By the name of the input, what each of its entries is worth."""
 
 
-def input_x_gradient(model: nn.Module, inputs: Inputs, target: object) -> tuple[Scalar, Attributed, Tensor | None]:
-    """Every input times the gradient of the target there."""
-    run = at_inputs(model, inputs)
-    (part,) = run.answer.scalars(target)
-    return part, {name: run.roots[name].detach() * g for name, g in run.gradients(part.scalar).items()}, None
+@dataclass(frozen=True, eq=False)
+class InputAttribution:
+    """What every entry of every input is worth for a target.
+
+    Args:
+        residual: what the sum lacks of the change of the target, where the method promises completeness.
+    """
+
+    part: Scalar
+    found: Attributed
+    residual: Tensor | None = None
 
 
-def integrated_gradients(
-    model: nn.Module, inputs: Inputs, target: object, *, steps: int
-) -> tuple[Scalar, Attributed, Tensor | None]:
-    """Every input times the mean gradient on the path from zero, and what the sum lacks of the change of the target."""
+def input_x_gradient(
+    model: nn.Module, inputs: Inputs, target: object, pass_options: PassOptions = PLAIN
+) -> InputAttribution:
+    """Every input times the gradient of the target there, by the rules that the pass is run with."""
+    run = at_inputs(model, inputs, pass_options=pass_options)
+    parts = run.answer.scalars(target)
+    each = [{name: run.roots[name].detach() * g for name, g in run.gradients(part.scalar).items()} for part in parts]
+    return InputAttribution(parts[0], _added(parts[0], each))
+
+
+def integrated_gradients(model: nn.Module, inputs: Inputs, target: object, *, steps: int) -> InputAttribution:
+    """Every input times the mean gradient on the path from zero to it."""
     whole = at_inputs(model, inputs)
-    (part,) = whole.answer.scalars(target)
-    rows = torch.arange(len(part.scalar), device=part.scalar.device)
-    total: Attributed = {}
+    parts = whole.answer.scalars(target)
+    every = torch.arange(len(parts[0].scalar), device=parts[0].scalar.device)
+    totals: list[Attributed] = [{name: torch.zeros_like(x) for name, x in whole.roots.items()} for _ in parts]
     for step in range(steps):
-        share = (step + 0.5) / steps
-        run = at_inputs(model, inputs, lambda x, share=share: x * share)
-        gradients = run.gradients(part.read(run.answer.output.wide, rows))
-        total = {name: g + total[name] if name in total else g for name, g in gradients.items()}
-    found = {name: whole.roots[name].detach() * g / steps for name, g in total.items()}
-    zero = part.read(at_inputs(model, inputs, torch.zeros_like).answer.output.wide, rows).detach()
-    sums = [x.reshape(len(rows), -1).sum(dim=1) for x in found.values() if x.shape[0] == len(rows)]
-    if len(sums) < len(found):  # packed inputs have no axis of samples
-        return part, found, None
-    return part, found, part.scalar.detach() - zero - torch.stack(sums).sum(dim=0)
+        run = at_inputs(model, inputs, lambda x, share=(step + 0.5) / steps: x * share)
+        for part, total in zip(parts, totals, strict=True):
+            for name, gradient in run.gradients(part.read(run.answer.output.wide, every)).items():
+                total[name] += whole.roots[name].detach() * gradient / steps
+    start = at_inputs(model, inputs, torch.zeros_like).answer.output.wide
+    lacking = [_residual(part, total, part.read(start, every)) for part, total in zip(parts, totals, strict=True)]
+    known = [x for x in lacking if x is not None]
+    return InputAttribution(parts[0], _added(parts[0], totals), reduce(torch.add, known) if known else None)
+
+
+def _residual(part: Scalar, found: Attributed, at_zero: Tensor) -> Tensor | None:
+    """Completeness: `F(x) - F(0)` without the sum of all scores; None where inputs have no axis of samples."""
+    batch = len(part.scalar)
+    if any(x.shape[0] != batch for x in found.values()):
+        return None
+    return part.scalar.detach() - at_zero.detach() - sum(x.reshape(batch, -1).sum(dim=1) for x in found.values())
+
+
+def _added(part: Scalar, each: list[Attributed]) -> Attributed:
+    """The scores of all scalars of a target, added as the target says."""
+    signed = [{name: x.abs() for name, x in one.items()} if part.target.absolute else one for one in each]
+    return {name: reduce(torch.add, [one[name] for one in signed]) for name in signed[0]}

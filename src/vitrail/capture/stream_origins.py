@@ -29,6 +29,7 @@ class ShownStream:
         grid: rows and columns of patches.
         given: the name of the input they come from, None for learned tokens.
         mask: which tokens are real, by the mask of the input.
+        parts: where the patches of all pictures stand in one row, the place `[b, n]` of each patch there, -1 for none.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ShownStream:
     grid: tuple[int, int] | None = None
     given: str | None = None
     mask: Tensor | None = None
+    parts: Tensor | None = None
 
 
 def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
@@ -204,11 +206,14 @@ def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Sho
     side = _merged(streams, tokens)
     found, start = [], 0
     for high, wide in sizes[:, 1:].tolist():
-        blocks = tokens[start : start + high * wide].view(high // side, wide // side, side, side)
-        row = blocks.permute(0, 2, 1, 3).reshape(-1)
+        blocks = torch.arange(start, start + high * wide).view(high // side, wide // side, side, side)
+        places = blocks.permute(0, 2, 1, 3).reshape(-1)
         every = torch.full((int(samples.max()) + 1, high * wide), -1)
-        every[int(samples[row[0]])] = row
-        found.append(ShownStream("image", "image", every, min(done), grid=(high, wide), given="pixel_values"))
+        parts = every.clone()
+        sample = int(samples[tokens[places[0]]])
+        every[sample], parts[sample] = tokens[places], places
+        shown = ShownStream("image", "image", every, min(done), grid=(high, wide), given="pixel_values", parts=parts)
+        found.append(shown)
         start += high * wide
     return _together(found), done
 
@@ -226,7 +231,8 @@ def _together(found: list[ShownStream]) -> list[ShownStream]:
         for place, other in enumerate(made):
             free = (other.tokens >= 0).any(dim=1) & (one.tokens >= 0).any(dim=1)
             if other.grid == one.grid and not bool(free.any()):
-                made[place] = replace(other, tokens=torch.maximum(other.tokens, one.tokens))
+                parts = None if one.parts is None or other.parts is None else torch.maximum(other.parts, one.parts)
+                made[place] = replace(other, tokens=torch.maximum(other.tokens, one.tokens), parts=parts)
                 break
         else:
             made.append(one)

@@ -50,8 +50,20 @@ class StreamAnswer:
         return parts(self.output, chosen, self.valid, causal=self.causal)
 
 
-def read_answer(model_output: object, inputs: Inputs, calls: list[AttentionCall]) -> StreamAnswer:
-    """The answer of a pass."""
+def generates(model: nn.Module) -> bool:
+    """Whether a model says that it writes texts: then it predicts the next token, whatever its masks show."""
+    says = getattr(model, "can_generate", None)
+    return bool(says()) if callable(says) else False
+
+
+def read_answer(
+    model_output: object, inputs: Inputs, calls: list[AttentionCall], *, generates: bool = False
+) -> StreamAnswer:
+    """The answer of a pass.
+
+    Args:
+        generates: whether the model is known to predict the next token; else its attention shows it.
+    """
     output = read_output(model_output)
     batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
     names = ("decoder_attention_mask", "attention_mask")
@@ -59,7 +71,7 @@ def read_answer(model_output: object, inputs: Inputs, calls: list[AttentionCall]
     fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
     valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
     own = [call for call in calls if _asks_itself(call, tokens)]
-    return StreamAnswer(output, inputs, valid, any(_causal(call, tokens) for call in own), own)
+    return StreamAnswer(output, inputs, valid, generates or any(_causal(call, tokens) for call in own), own)
 
 
 def _asks_itself(call: AttentionCall, tokens: int) -> bool:
@@ -218,7 +230,7 @@ def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterat
                 f"the model made {len(streams.seen.calls)} attention calls when it was measured and {len(calls)} now: "
                 "what it runs depends on chance or on earlier calls, so its attention cannot be followed."
             )
-        yield StreamPass(inputs, streams, calls, read_answer(answer, inputs, calls))
+        yield StreamPass(inputs, streams, calls, read_answer(answer, inputs, calls, generates=generates(model)))
 
 
 def _start(module: nn.Module, args: tuple, out: object) -> None:

@@ -14,6 +14,8 @@ READABLE = {
     "text": (DEFAULT_METHOD, "gae", "attn_lrp", "attcat", "integrated_gradients", "rollout"),
 }
 """What `compare` shows where no method is named: the default first, then one method of each family."""
+LAST_RESORT = "integrated_gradients"
+"""What the default is where attention cannot be followed."""
 DEFAULT_OF = {"continuation": "gae"}
 """The default where the target is of a kind for which `consensus` does not run on long texts."""
 
@@ -205,4 +207,4 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
-__all__ = ["DEFAULT_METHOD", "METHODS", "PREFERRED", "READABLE", "ByKind", "Method", "Preset"]
+__all__ = ["DEFAULT_METHOD", "LAST_RESORT", "METHODS", "PREFERRED", "READABLE", "ByKind", "Method", "Preset"]

@@ -1,0 +1,147 @@
+"""Gradient methods and propagation rules on models with several streams, against plain autograd in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from stream_models import TABLE, WORDS, ids, prepared
+from torch import nn
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import targets
+from vitrail.errors import SeamError
+
+
+def embeddings(model, inputs):
+    table = model.get_input_embeddings()
+    return {name: table(inputs[name]).detach() for name in ("input_ids", "decoder_input_ids")}
+
+
+def gradients(model, embedded, mask, share):
+    """The gradient of logit 7 at position 4, at both embeddings times a share."""
+    points = [(x * share).requires_grad_() for x in embedded.values()]
+    out = model(inputs_embeds=points[0], decoder_inputs_embeds=points[1], attention_mask=mask)
+    scalar = out.logits[:, 4, 7]
+    return scalar.detach(), torch.autograd.grad(scalar.sum(), points)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_integrated_gradients_are_a_plain_loop_over_both_embeddings(name):
+    model, inputs = prepared(TABLE[name])
+    steps, words = 4, embeddings(model, inputs)
+    found = vitrail.explain(model, inputs, "integrated_gradients", targets.logit(7, position=4), steps=steps)
+    totals = [0.0, 0.0]
+    for step in range(steps):
+        _, grads = gradients(model, words, inputs["attention_mask"], (step + 0.5) / steps)
+        totals = [total + x * g / steps for total, x, g in zip(totals, words.values(), grads, strict=True)]
+    sums = [total.sum(dim=-1) for total in totals]
+    assert_close(found.streams["encoder"].scores, sums[0])
+    assert_close(found.streams["decoder"].scores, sums[1])
+    (value, _), (zero, _) = (gradients(model, words, inputs["attention_mask"], share) for share in (1.0, 0.0))
+    residual = torch.tensor(found.provenance["residual"], dtype=torch.float64)
+    assert_close(residual, value - zero - sums[0].sum(dim=1) - sums[1].sum(dim=1))
+
+
+def test_input_times_gradient_of_a_picture_is_summed_over_the_patches_of_the_tower():
+    model, inputs = prepared(TABLE["llava"])
+    found = vitrail.explain(model, inputs, "input_x_gradient", targets.next_token(7))
+    pixels = inputs["pixel_values"].clone().requires_grad_()
+    logit = model(**{**inputs, "pixel_values": pixels}).logits[:, -1, 7]
+    (gradient,) = torch.autograd.grad(logit.sum(), pixels)
+    expected = (pixels.detach() * gradient).sum(dim=1).view(2, 4, 6, 4, 6).sum(dim=(2, 4)).flatten(1)
+    assert found.streams["image"].grid == (4, 4)
+    assert "assumed" not in found.streams["image"].provenance
+    assert_close(found.streams["image"].scores, expected)
+
+
+def test_patches_that_are_packed_in_one_row_come_back_as_pictures():
+    model, inputs = prepared(TABLE["qwen2_vl_two"])
+    found = vitrail.explain(model, inputs, "input_x_gradient", targets.next_token(7))
+    assert {name: one.grid for name, one in found.streams.items()} == {"image": (4, 6), "image_2": (4, 4), "text": None}
+    pixels = inputs["pixel_values"].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(**{**inputs, "pixel_values": pixels}).logits[:, -1, 7].sum(), pixels)
+    each = (pixels.detach() * gradient).sum(dim=1).split([24, 16, 24, 16])  # by sample, then by picture
+    rows = torch.arange(24).view(2, 3, 2, 2).permute(0, 2, 1, 3).reshape(-1)  # two by two patches stand together
+    assert_close(found.streams["image"].scores, torch.stack([each[0][rows], each[2][rows]]))
+    assert_close(found.streams["image_2"].scores.sum(dim=1), torch.stack([each[1].sum(), each[3].sum()]))
+
+
+class Reader(nn.Module):
+    """A pre-norm encoder layer and a decoder layer that reads it; `rules` runs it with the rules of AttnLRP."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, 12), nn.Linear(12, WORDS)
+        self.norms = nn.ModuleList(nn.LayerNorm(12) for _ in range(5))
+        self.projections = nn.ModuleList(nn.ModuleList(nn.Linear(12, 12) for _ in range(4)) for _ in range(3))
+        self.feed = nn.ModuleList([nn.Linear(12, 20), nn.Linear(20, 12)])
+
+    def forward(self, input_ids, decoder_input_ids):
+        source, answer = self.embed(input_ids), self.embed(decoder_input_ids)
+        return self.run(source, answer, plain_attention, lambda norm, x: norm(x), F.gelu)
+
+    def run(self, source, answer, attend, normed, activation):
+        def part(index, queries, keys, *, causal=False):
+            q, k, v, out = self.projections[index]
+            heads = [f(x).unflatten(-1, (2, 6)).transpose(1, 2) for f, x in ((q, queries), (k, keys), (v, keys))]
+            return out(attend(*heads, causal).transpose(1, 2).flatten(2))
+
+        x = normed(self.norms[0], source)
+        source = source + part(0, x, x)
+        source = normed(self.norms[1], source)
+        x = normed(self.norms[2], answer)
+        answer = answer + part(1, x, x, causal=True)
+        answer = answer + part(2, normed(self.norms[3], answer), source)
+        answer = answer + self.feed[1](activation(self.feed[0](normed(self.norms[4], answer))))
+        return self.head(answer)
+
+
+def plain_attention(q, k, v, causal):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def half(x):
+    return 0.5 * x + 0.5 * x.detach()
+
+
+def ruled_attention(q, k, v, causal):
+    """Products share evenly; the softmax is differentiated as it is."""
+    scores = half(q) @ half(k).transpose(-1, -2) / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+    return half(scores.softmax(dim=-1)) @ half(v)
+
+
+def ruled_norm(norm, x):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    deviation = (x.var(dim=-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
+    return centred / deviation * norm.weight + norm.bias
+
+
+def ruled_gelu(x):
+    return x * (F.gelu(x) / x).detach()
+
+
+def test_attn_lrp_follows_its_rules_through_cross_attention():
+    torch.manual_seed(0)
+    model = Reader().double().eval()
+    inputs = {"input_ids": ids(2, 7), "decoder_input_ids": ids(2, 5, 9)}
+    source, answer = (model.embed(x).detach().requires_grad_() for x in inputs.values())
+    logit = model.run(source, answer, ruled_attention, ruled_norm, ruled_gelu)[:, 4, 3]
+    assert_close(logit, model(**inputs)[:, 4, 3])
+    expected = [x.detach() * g for x, g in zip((source, answer), torch.autograd.grad(logit.sum(), (source, answer)), strict=True)]  # fmt: skip  # noqa: E501
+    found = vitrail.explain(model, inputs, "attn_lrp", targets.logit(3, position=4))
+    assert_close(found.streams["encoder"].scores, expected[0].sum(dim=-1))
+    assert_close(found.streams["decoder"].scores, expected[1].sum(dim=-1))
+
+
+def test_the_default_takes_gradients_where_attention_cannot_be_followed():
+    model, inputs = prepared(TABLE["segformer"])
+    with pytest.raises(SeamError, match="feed more than one row"):
+        vitrail.explain(model, inputs, "gae", 3)
+    found = vitrail.explain(model, inputs, target=3)
+    named = vitrail.explain(model, inputs, "integrated_gradients", 3)
+    assert found.method == "integrated_gradients"
+    assert "feed more than one row" in found.provenance["default"]
+    assert_close(found.scores, named.scores)
+    assert "default" not in named.provenance
