@@ -1,4 +1,4 @@
-"""Tiny unmodified models with several streams of tokens, or whose tokens change between blocks, with inputs for each."""
+"""Tiny unmodified models with several streams of tokens, or whose tokens change between blocks, and their inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

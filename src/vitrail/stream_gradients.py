@@ -62,7 +62,6 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     Args:
         shown: the streams that were measured; none where they cannot be.
     """
-    inputs = request.inputs
     made = METHODS[request.entry.name](model, request)
     pictures = {i: one for i, one in enumerate(one for one in shown if one.kind == "image" and one.given)}
     streams: dict[str, Attribution] = {}
