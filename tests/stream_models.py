@@ -190,7 +190,7 @@ ENCODER_DECODERS = {
         lambda batch: source_and_answer(batch, 16),
         "encoder-decoder",
         NEXT,
-        refused=".",
+        refused="asks for the tokens of input_ids",
     ),
     "switch": seq2seq(
         "SwitchTransformersForConditionalGeneration",
@@ -366,9 +366,9 @@ DETECTORS = {
         picture(64),
         "detection",
         QUERY,
-        refused=".",
+        refused="cannot be told",
     ),
-    "rt_detr": Case(rt_detr, picture(64), "detection", QUERY, refused="."),
+    "rt_detr": Case(rt_detr, picture(64), "detection", QUERY, refused="feed more than one row"),
     "yolos": Case(
         hf("YolosForObjectDetection", **{**VISION, "image_size": [24, 24]}, num_detection_tokens=5, num_labels=4),
         picture(24),
@@ -889,7 +889,7 @@ HIERARCHIES = {
         picture(32),
         "hierarchies",
         3,
-        refused=".",
+        refused="feed more than one row",
     ),
     "pvt": Case(
         hf(
@@ -923,13 +923,13 @@ HIERARCHIES = {
         ),
         picture(32),
         "hierarchies",
-        refused=".",
+        refused="feed more than one row",
     ),
     "timm_pvt_v2": Case(
         timm("pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 16, 16, 16), num_heads=(1, 2, 2, 2)),
         pixels(64),
         "hierarchies",
-        refused=".",
+        refused="feed more than one row",
     ),
     "twins_svt": Case(
         timm(
@@ -943,7 +943,7 @@ HIERARCHIES = {
         ),
         pixels(64),
         "hierarchies",
-        refused=".",
+        refused="feed more than one row",
     ),
     "twins_pcpvt": Case(
         timm(
@@ -951,7 +951,7 @@ HIERARCHIES = {
         ),
         pixels(64),
         "hierarchies",
-        refused=".",
+        refused="feed more than one row",
     ),
     "levit": Case(
         timm("levit_128s", img_size=64, embed_dim=(16, 16, 16), depth=(1, 1, 1), num_heads=(2, 2, 2), key_dim=8),
@@ -973,25 +973,30 @@ HIERARCHIES = {
         picture(64),
         "hierarchies",
     ),
-    "maxvit": Case(torchvision_maxvit, pixels(64), "hierarchies", refused="."),
-    "timm_maxvit": Case(timm("maxvit_rmlp_pico_rw_256", img_size=64), pixels(64), "hierarchies", refused="."),
+    "maxvit": Case(torchvision_maxvit, pixels(64), "hierarchies", refused="queries and keys cannot be told"),
+    "timm_maxvit": Case(
+        timm("maxvit_rmlp_pico_rw_256", img_size=64), pixels(64), "hierarchies", refused="feed more than one row"
+    ),
     "xcit": Case(
         timm("xcit_nano_12_p8_224", img_size=32, embed_dim=24, depth=2, num_heads=3),
         pixels(32),
         "hierarchies",
-        refused=".",
+        refused="feed more than one row",
     ),
     "cait": Case(
-        timm("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3), pixels(32), "hierarchies"
+        timm("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3),
+        pixels(32),
+        "hierarchies",
+        refused="changed after its softmax",
     ),
     "convit": Case(
         timm("convit_tiny", img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=3, local_up_to_layer=2),
         pixels(32),
         "hierarchies",
-        refused=".",
+        refused="changed after its softmax",
     ),
-    "mvit_v2": Case(mvit_v2, pixels(32), "hierarchies", refused="."),
-    "coat": Case(timm("coat_tiny", img_size=64), pixels(64), "hierarchies", refused="."),
+    "mvit_v2": Case(mvit_v2, pixels(32), "hierarchies", refused="queries and keys cannot be told"),
+    "coat": Case(timm("coat_tiny", img_size=64), pixels(64), "hierarchies", refused="no attention was seen"),
     "hiera": Case(
         hf(
             "HieraForImageClassification",
@@ -1028,7 +1033,7 @@ HIERARCHIES = {
         timm("crossvit_tiny_240", img_size=120, embed_dim=(16, 24), num_heads=(2, 2)),
         pixels(120),
         "hierarchies",
-        refused=".",
+        streams=(("image", (10, 10)), ("image_2", (7, 7))),
     ),
     "tnt": Case(
         timm(
@@ -1044,12 +1049,12 @@ HIERARCHIES = {
         pixels(32),
         "hierarchies",
     ),
-    "nest": Case(nest, pixels(32), "hierarchies", refused="."),
+    "nest": Case(nest, pixels(32), "hierarchies", refused="feed more than one row"),
     "davit": Case(
         timm("davit_tiny", embed_dims=(16, 16, 16, 16), num_heads=(2, 2, 2, 2), depths=(1, 1, 1, 1), window_size=2),
         pixels(64),
         "hierarchies",
-        refused=".",
+        refused="feed more than one row",
     ),
 }
 TABLE = {**ENCODER_DECODERS, **DETECTORS, **LANGUAGE_MODELS, **TOWERS, **HIERARCHIES}

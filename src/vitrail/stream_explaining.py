@@ -15,7 +15,7 @@ from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
 from vitrail.capture.stream_checks import check_values, sample_of
-from vitrail.capture.stream_origins import ShownStream, reported
+from vitrail.capture.stream_origins import WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition, watched
 from vitrail.errors import MethodError, SeamError, VitrailError
@@ -131,7 +131,7 @@ def explain_streams(
         check_values(streams)
         samples = sample_of(streams, inputs.batch)
         shown = reported(streams, inputs, samples)
-        _check_pictures(inputs, shown)
+        _check_inputs(inputs, shown)
         refused = {request: _refusal(request, shown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
         answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls], generates=generates(model))
@@ -247,8 +247,8 @@ def _attribution(
     return replace(each[main_stream(run.streams, shown)], streams=each if len(each) > 1 else {})
 
 
-def _check_pictures(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
-    """Refuse a picture none of whose parts is a token of a stream that was seen."""
+def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
+    """Refuse a picture or a text none of whose parts is a token of a stream that was seen."""
     pictures = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and _is_picture(x)]
     if pictures and not any(one.kind == "image" for one in shown):
         raise SeamError(
@@ -256,6 +256,13 @@ def _check_pictures(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
             "it cannot be told: it is read in another way than by attention over patches (deformable attention samples "
             "it), or mixed before the first attention. Use a gradient method, such as integrated_gradients."
         )
+    for name in WORDS:
+        if isinstance(inputs.kwargs.get(name), Tensor) and not any(one.given == name for one in shown):
+            raise SeamError(
+                f"no attention that was intercepted asks for the tokens of {name}: they are read by attention in "
+                "another form (within sliding chunks, for example), or mixed before the first attention. A walk would "
+                "leave them out. Use a gradient method, such as integrated_gradients."
+            )
 
 
 def _is_picture(x: Tensor) -> bool:

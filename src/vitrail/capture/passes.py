@@ -309,7 +309,8 @@ class Pass:
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
         """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""
         anatomy = self.capture.body.anatomy
-        if part.position is not None and part.position.max() < self.valid.shape[1]:
+        answers = self.output.logits.shape[1] if self.output.logits.ndim == 3 else 0  # else queries of their own answer
+        if part.position is not None and answers == self.valid.shape[1]:
             return position(self.valid, part.position), f"position {part.position.tolist()}"
         if part.rows is not None and part.rows.shape == self.valid.shape:
             return part.rows, "the target"

@@ -109,15 +109,34 @@ def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor)
     pixels = next((x for x in _floats(streams) if x.ndim >= 4), None)
     if pixels is None:
         return []
-    maps = [x for x in streams.seen.cells if x.ndim == 4]
-    for place, channels in [(pixels, 1), *((x, axis) for x in reversed(maps) for axis in (1, -1))]:
+    # Feature maps of whole pictures before those of pieces that were cut out of them.
+    maps = sorted(reversed(streams.seen.cells), key=lambda x: x.shape[0] != pixels.shape[0])
+    for place, channels in [(pixels, 1), *((x, axis) for x in maps for axis in (1, -1))]:
         if place.ndim != 4:
             continue
         (fed,) = sources(_rows(sequence), [place], channels=channels)
         grids = None if fed is None else _grids(fed.cpu(), sequence, pixels=place is pixels)
         if grids is not None:
-            return _by_picture(index, sequence, grids, samples)
+            return _by_picture(index, sequence, _whole_pictures(sequence, grids, pixels), samples)
     return []
+
+
+def _whole_pictures(sequence: Sequence, grids: Tensor, pixels: Tensor) -> Tensor:
+    """Feature maps of pieces that were cut out of pictures `[pieces, y, x]`, put together where the pieces were."""
+    if pixels.ndim != 4 or len(grids) == len(pixels) or len(grids) % len(pixels):
+        return grids
+    piece = torch.zeros(sequence.count, dtype=torch.long)
+    piece[grids.flatten()] = torch.arange(len(grids)).repeat_interleave(grids[0].numel())
+    ((operand, numbers),) = _rows(sequence)
+    (fed,) = sources([(operand, piece.to(numbers.device)[numbers])], [pixels], channels=1)
+    found = []
+    for picture in () if fed is None or bool((fed == MIXED).any()) else fed.cpu():
+        box = boxes(picture[None], len(grids))
+        if box is None or box.grid is None:
+            return grids
+        tiles = grids[list(box.index)].unflatten(0, box.grid)
+        found.append(tiles.permute(0, 2, 1, 3).flatten(2).flatten(0, 1))
+    return torch.stack(found) if found else grids
 
 
 def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStream]:

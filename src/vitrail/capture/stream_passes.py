@@ -108,15 +108,23 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
     tensors = [place.tensor for place in places]
     gradients = torch.autograd.grad(scalar.sum(), tensors, retain_graph=True, allow_unused=True)
     weights = torch.zeros(streams.count, dtype=torch.float64)
+    at_last = torch.ones(streams.count, dtype=torch.bool)  # whether a token is read where attention last gave to it
     for place, gradient in zip(places, gradients, strict=True):
         if gradient is not None:
             norms = gradient.double().norm(dim=place.channels).cpu()
             here = torch.zeros_like(weights).index_add(0, place.tokens.flatten(), norms.flatten() ** 2).sqrt()
             weights = torch.where(here > 0, here, weights)
+            at_last[place.named] = here[place.named] > 0
     read = weights > 0
     below = streams.known_until(frozenset(streams.sequence_of[read].tolist()))
     direct = read & ~torch.isin(streams.sequence_of, torch.tensor(list(below), dtype=torch.long))
     read = direct if bool(direct.any()) else read
+    if bool((early := read & ~at_last).any()):
+        raise SeamError(
+            f"the answer reads {int(early.sum())} of {streams.count} tokens by a connection that leaves out later "
+            "attention calls on them, so a walk that starts at the last of these would be wrong. Use a gradient "
+            "method, such as integrated_gradients."
+        )
     if not bool(read.any()):
         raise TargetError(UNMOVED)
     groups = streams.sequence_of * (int(samples.max()) + 1) + samples

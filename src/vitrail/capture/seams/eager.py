@@ -127,7 +127,7 @@ class Follower:
     def _read_matmul(self, args: tuple, *, added: bool) -> Reading:
         first = 1 if added else 0
         left, right = args[first : first + 2]
-        if not left.ndim == right.ndim in (3, 4):
+        if not left.ndim == right.ndim in (3, 4, 5):
             return Reading(args, Product((left, right), keyed=left.ndim < right.ndim, activations=False))
         plain = tuple(range(left.ndim))
         swapped = (*plain[:-2], plain[-1], plain[-2])
@@ -241,7 +241,7 @@ class Follower:
 def is_attention(func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> bool:  # noqa: ANN401
     """Whether a function was a softmax over keys."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return func in SOFTMAX and out.ndim in (3, 4) and dim in (-1, out.ndim - 1)
+    return func in SOFTMAX and out.ndim in (3, 4, 5) and dim in (-1, out.ndim - 1)
 
 
 def with_values(reading: Reading, change: Callable[[Tensor], Tensor]) -> Reading:
@@ -278,7 +278,7 @@ def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: 
     if not known.changed and args and args[0] is old:
         if func in SAME_ENTRIES and new.shape == old.shape:
             return known
-        if func in SAME_ENTRIES and plain and new.ndim in (3, 4) and new.shape[-2:] == old.shape[-2:]:
+        if func in SAME_ENTRIES and plain and new.ndim in (3, 4, 5) and new.shape[-2:] == old.shape[-2:]:
             return replace(known, shape=new.shape, order=tuple(range(new.ndim)))
         if func in FILLS and len(args) == 3 and isinstance(args[2], (int, float)) and args[2] == 0:
             return known
