@@ -73,7 +73,8 @@ def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> S
         name = next((n for n in WORDS if _same(ids, inputs.kwargs.get(n))), None)
         first = inputs.args[0] if inputs.args else None
         name = "input_ids" if name is None and _same(ids, first) else name
-        if name is None and (ids.ndim != 2 or ids.shape[0] != inputs.batch or _counts(ids)):
+        unknown = ids.ndim != 2 or ids.is_floating_point() or ids.shape[0] != inputs.batch or _counts(ids)
+        if name is None and unknown:
             continue
         (fed,) = sources(_rows(sequence), [vectors], channels=-1)
         if fed is None or bool((fed == MIXED).any()) or fed.shape != ids.shape or not bool((fed >= 0).any()):
