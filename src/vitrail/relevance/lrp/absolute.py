@@ -19,7 +19,7 @@ from vitrail.capture.seams.intercept import softmax
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.conservative import CONSERVATIVE_MEAN
 from vitrail.relevance.lrp.mode import RuleSet
-from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, linear_parts, norm_parts
+from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, gradient, linear_parts, norm_parts
 
 TINY = 1e-9
 
@@ -267,7 +267,7 @@ def absolute_rules(notes: list[tuple[Tensor, Tensor]]) -> RuleSet:
 
 
 _ABSOLUTE: dict[str, Rule] = {
-    "route": lambda operation: operation.run(),
+    "route": gradient,
     **dict.fromkeys(("linear", "linear_product"), absolute(_linear)),
     "convolution": absolute(_convolution),
     "layer_norm": single(_norm),

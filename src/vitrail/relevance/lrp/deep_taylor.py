@@ -18,7 +18,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.seams.call import AttentionCall, read_sdpa
 from vitrail.capture.seams.intercept import softmax
 from vitrail.relevance.lrp.mode import RuleSet
-from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, linear_parts
+from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, gradient, linear_parts
 
 TINY = 1e-9
 ROW_BUDGET = 2**26
@@ -277,7 +277,7 @@ def attention(form: SumRule) -> Rule:
 
 
 _SHARED: dict[str, Rule] = {
-    "route": lambda operation: operation.run(),
+    "route": gradient,
     "convolution": convolution,
     "product": in_proportion(0.5),
     "sum": in_proportion(1.0),

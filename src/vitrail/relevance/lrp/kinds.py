@@ -135,6 +135,20 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions that do several operations at once, each of which has a rule of its own."""
 
 
+QUERIES: set[Callable[..., Any]] = {
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "grad_fn", "is_cuda",
+                     "is_cpu", "is_meta", "is_mps", "is_sparse", "is_quantized", "is_nested", "itemsize", "nbytes")
+    ),
+    Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.storage_offset,
+    Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, Tensor.is_contiguous,
+    Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.data_ptr, Tensor.is_conj, Tensor.is_neg,
+    Tensor.is_inference, Tensor.is_signed, torch.numel,
+}  # fmt: skip
+"""Functions that ask what a tensor is, and none of its entries."""
+
+
 def is_activation(module: nn.Module) -> bool:
     """Whether a module is an elementwise function that is written out in smaller functions."""
     library = type(module).__module__

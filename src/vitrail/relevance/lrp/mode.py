@@ -4,6 +4,7 @@ Every torch function that reads something the explanation depends on is looked u
 result is given the way back that the rule says. The values are the model's own. Nothing survives the context.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from vitrail.relevance.lrp.kinds import (
     MODULES,
     MULTIPLICATIONS,
     POWERS,
+    QUERIES,
     REVERSED_SUBTRACTIONS,
     ROOTS,
     ROUTING,
@@ -60,19 +62,53 @@ class RuleSet:
     fork: Callable[[Tensor], Tensor] | None = None
 
 
+class Marks:
+    """A number for each tensor that was marked, as long as it lives; asked about thousands of times in a pass."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def __setitem__(self, x: Tensor, value: int) -> None:
+        self._marks[id(x)] = (weakref.ref(x), value)
+
+    def __contains__(self, x: Tensor) -> bool:
+        found = self._marks.get(id(x))
+        return found is not None and found[0]() is x  # another tensor may have taken the place of one that is gone
+
+    def get(self, x: Tensor, otherwise: int) -> int:
+        """The number of a tensor, or this one."""
+        return self._marks[id(x)][1] if x in self else otherwise
+
+
+def plain_functions(table: RuleSet) -> tuple[frozenset[Callable[..., Any]], frozenset[Callable[..., Any]]]:
+    """The functions that a rule set leaves to the chain rule: always, and where one argument is explained at most.
+
+    Most functions of a pass are such. They run at once, and their results are marked. Of the latter, which work entry
+    by entry, it is kept what their result is a function of.
+    """
+    left = {kind for kind, rule in table.rules.items() if rule is gradient}
+    known = left - ENTRYWISE - {"product", "write"}
+    always = {func for func, kind in KINDS.items() if kind in known} | (ROUTING if "route" in left else set())
+    always -= set() if "select" in left else {Tensor.__getitem__}
+    alone = MULTIPLICATIONS if "scale" in left else set()
+    alone = alone | ADDITIONS if "shift" in left else alone
+    changing = IN_PLACE.keys() | STATEMENTS | {f for f, kind in KINDS.items() if kind == "write"}
+    return frozenset(always - changing), frozenset(alone - changing)
+
+
 class _Propagate(TorchFunctionMode):
     """Look every function up in the rule set."""
 
     def __init__(self, table: RuleSet, capture: Capture, flow: Flow | None) -> None:
         super().__init__()
         self.table, self.capture, self.flow = table, capture, flow
-        self.depends: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.depends, self.constants = Marks(), Marks()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.constants: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.plain, self.entrywise = plain_functions(table)
         self.residuals: Counter[int | None] = Counter()
         self.paused = False
         self.count = 0
@@ -81,9 +117,39 @@ class _Propagate(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         """Run one function by its rule."""
-        args, kwargs = positional(func, args, kwargs or {})
-        if self.paused:
-            return func(*args, **kwargs)
+        if self.paused or func in QUERIES:
+            return func(*args, **(kwargs or {}))
+        if not self.stale and (func in self.plain or func in self.entrywise) and (not kwargs or _says_how(kwargs)):
+            active = self._read_by(args)
+            if active is not None and (func in self.plain or len(active) < 2):
+                out = func(*args, **(kwargs or {}))
+                return self._at_once(out, active, source=func in self.entrywise)
+        return self._by_rule(func, args, kwargs or {})
+
+    def _read_by(self, args: tuple) -> list[Tensor] | None:
+        """The arguments that depend on what is explained; None where that needs a closer look."""
+        found: list[Tensor] = []
+        for x in args:
+            if not isinstance(x, Tensor):
+                if isinstance(x, (list, dict)) or (isinstance(x, tuple) and tensors(x)):
+                    return None
+            elif x in self.depends:
+                found.append(x)
+            elif x.requires_grad and x not in self.constants and (not x.is_leaf or self._is_root(x)):
+                return None
+        return [*found, found[0]] if len(found) == 1 and len(args) > 1 and args[0] is args[1] else found
+
+    def _at_once(self, out: Any, active: list[Tensor], *, source: bool) -> Any:  # noqa: ANN401
+        """The result of a function that is left to the chain rule."""
+        if not active:
+            return self._constant(out)
+        if source and isinstance(out, Tensor) and out.shape == active[0].shape:
+            self.sources[out] = self.sources.get(active[0], active[0])
+        return self.mark(out)
+
+    def _by_rule(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
+        """Run a function that may have a rule of its own."""
+        args, kwargs = positional(func, args, kwargs)
         if func in WRITTEN_OUT:
             with self:  # the mode is off while a torch function runs
                 return WRITTEN_OUT[func](*args, **kwargs)
@@ -135,7 +201,7 @@ class _Propagate(TorchFunctionMode):
             return self._constant(x * factor)
         new = self.follow("scale", torch.mul, (x, factor), {}, active)
         if x in self.depends and new in self.depends:
-            self.depends[new] = self.depends[x]
+            self.depends[new] = self.depends.get(x, -1)
         return new
 
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
@@ -197,8 +263,7 @@ class _Propagate(TorchFunctionMode):
 
     def _age(self, x: Tensor) -> int:
         """When a tensor was made; what is explained was there before all else."""
-        made = self.depends.get(x)
-        return -1 if made is None else made
+        return self.depends.get(x, -1)
 
     def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
         """Count a linear layer among those that read this tensor."""
@@ -209,7 +274,7 @@ class _Propagate(TorchFunctionMode):
 
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
-        for x in tensors(out):
+        for x in (out,) if isinstance(out, Tensor) else tensors(out):
             if x.requires_grad:  # a rule may have made it a constant
                 self.depends[x] = self.count
                 self.count += 1
@@ -246,9 +311,12 @@ class _Propagate(TorchFunctionMode):
             )
         return tuple(x for x in found if self._depends(x))
 
+    def _is_root(self, x: Tensor) -> bool:
+        return any(x is root for root in self.capture.roots)
+
     def _depends(self, x: Tensor) -> bool:
         """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
-        if x in self.depends or any(x is root for root in self.capture.roots):
+        if x in self.depends or self._is_root(x):
             return True
         if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:
             return False
@@ -263,7 +331,8 @@ class _Propagate(TorchFunctionMode):
     def _constant(self, out: Any) -> Any:  # noqa: ANN401
         """The result of a function that reads nothing that is explained."""
         for x in tensors(out):
-            self.constants[x] = True
+            if x.requires_grad and not x.is_leaf:  # no other is ever taken for a tensor that depends on anything
+                self.constants[x] = 1
         return out
 
     def stream_shape(self) -> torch.Size | None:
@@ -342,6 +411,11 @@ def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
         elif isinstance(x, (tuple, list, dict)):
             left.extend(reversed(x.values() if isinstance(x, dict) else x))
     return found
+
+
+def _says_how(kwargs: dict[str, Any]) -> bool:
+    """Whether keywords only say how a function works, and hold no operands."""
+    return not kwargs.get("inplace") and not any(isinstance(x, (Tensor, tuple, list, dict)) for x in kwargs.values())
 
 
 def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
