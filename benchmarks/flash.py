@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -204,11 +204,11 @@ def measure(run: Callable[[], object], repeats: int) -> Measured | None:
         torch.cuda.empty_cache()
 
 
-def compare(name: str, repeats: int) -> dict[str, dict[str, float] | None]:
-    """Seconds and bytes of everything in one case."""
+def compare(name: str, repeats: int, chosen: Sequence[str] | None = None) -> dict[str, dict[str, float] | None]:
+    """Seconds and bytes of everything in one case, or of the floor and of what is chosen."""
     found: dict[str, dict[str, float] | None] = {}
     runs = tasks(CASES[name], "cuda", torch.bfloat16)
-    for what in list(runs):
+    for what in [task for task in runs if not chosen or task in {"floor", *chosen}]:
         measured = measure(runs.pop(what), 1 if what == PRACTICE else repeats)  # a recording keeps its memory: drop it
         found[what] = None if measured is None else vars(measured)
         print(f"{name} | {what} | {measured}", flush=True)
@@ -266,6 +266,7 @@ def main() -> None:
     """Run the cases and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--method", action="append", help="measure this row and the floor only; may be repeated")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path, help="keep the raw numbers here")
     parser.add_argument("--markdown", type=Path, help="write the table here")
@@ -275,7 +276,7 @@ def main() -> None:
         parser.exit(2, "this machine has no CUDA device; for the CPU: python benchmarks/explain.py\n")
     results: dict[str, dict] = {}
     for name in given.case or CASES:
-        results[name] = compare(name, given.repeats)
+        results[name] = compare(name, given.repeats, given.method)
         if given.json:  # after every case, so that a run that is cut short leaves something
             given.json.write_text(json.dumps(results))
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {time.strftime('%d %B %Y')}\n")

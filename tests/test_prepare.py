@@ -4,6 +4,8 @@ Without a CUDA device the recording computes again under the answers that Python
 mode refuses every operation by which the host would wait for the device.
 """
 
+import copy
+
 import pytest
 import torch
 from tiny_models import MODELS, tiny
@@ -59,6 +61,11 @@ def inputs_of(name, seed, batch=None):
     return {n: x[:batch] if "mask" in n else other(x) for n, x in given.items()}
 
 
+def close(found, expected):
+    numbers = isinstance(expected, list) and expected and isinstance(expected[0], float)
+    assert found == (pytest.approx(expected) if numbers else expected)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_replay_on_new_inputs_gives_what_explain_gives(name, method, recorded, monkeypatch):
@@ -75,7 +82,25 @@ def test_a_replay_on_new_inputs_gives_what_explain_gives(name, method, recorded,
         assert found.tokens == ordinary.tokens
         assert found.label == ordinary.label
         assert found.provenance["prepared"] is True
+        assert found.provenance.keys() - {"prepared"} == ordinary.provenance.keys()
+        for name in ("probability", "samples", "disagreement", "parts", "classes"):
+            close(found.provenance.get(name), ordinary.provenance.get(name))
         assert found.provenance["model_hash"] == ordinary.provenance["model_hash"]
+
+
+def test_weights_may_change_where_they_are(recorded):
+    model = copy.deepcopy(tiny("timm_vit_avg"))
+    inputs = inputs_of("timm_vit_avg", 3)
+    prepared = vitrail.prepare(model, inputs, "gae")
+    before = prepared(inputs)
+    next(p for n, p in model.named_parameters() if n.endswith("qkv.weight")).data.mul_(1.5)
+    after, expected = prepared(inputs), vitrail.explain(model, inputs, "gae")
+    assert after.provenance["model_hash"] == expected.provenance["model_hash"] != before.provenance["model_hash"]
+    assert after.provenance["probability"] == pytest.approx(expected.provenance["probability"])
+    assert_close(after.scores, expected.scores)
+    model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())
+    with pytest.raises(InputError, match="prepare it again"):
+        prepared(inputs)
 
 
 def test_classes_are_given_with_each_call(recorded):
@@ -152,8 +177,6 @@ def test_a_different_decision_is_seen_on_the_device_and_a_different_question_is_
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cuda_graph_gives_what_explain_gives(name, dtype):
-    import copy
-
     model = copy.deepcopy(tiny(name)).to("cuda", dtype)
 
     def there(inputs):

@@ -434,7 +434,7 @@ def _compare(
     read = read_inputs(given.inputs)
     requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
     named = _compared(model, read, requests, settings, anatomy, started)
-    return [_shown_over(one, given, read) for one in named]
+    return [shown_over(one, given, read) for one in named]
 
 
 def explain_each(
@@ -481,7 +481,7 @@ def _compared(
     return [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
 
 
-def _shown_over(attribution: Attribution, given: Prepared, read: Inputs) -> Attribution:
+def shown_over(attribution: Attribution, given: Prepared, read: Inputs) -> Attribution:
     """The attribution with the names of its classes, and with the pictures that its maps are drawn over."""
     names = class_titles(attribution.target, given.class_names, len(attribution))
     seen = None

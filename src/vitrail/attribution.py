@@ -36,15 +36,29 @@ def fingerprint(model: nn.Module) -> str:
     proof against someone who alters single weights on purpose. Of weights whose values are not there (offloaded to the
     CPU or a disk) only names, shapes and dtypes count; `unread` says how many they are.
     """
+    return hashed(*sampled_weights(model))
+
+
+def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
+    """What a fingerprint is made of: the names of all weights, and their samples, one tensor for each device and type.
+
+    Nothing waits for a device: a recording of an explanation takes them along.
+    """
     state = _state(model)
-    digest = hashlib.sha256("".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode())
+    header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), torch._C.DisableTorchFunction():
         for _, x in state:
             for plain in _plain_parts(x):
                 samples.setdefault((plain.device, plain.dtype), []).append(_spaced(plain))
-        for some in samples.values():  # one copy from a device, not one for each tensor
-            digest.update(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes())
+        return header, [torch.cat(some) for some in samples.values()]  # one copy from a device, not one for each tensor
+
+
+def hashed(header: bytes, samples: Sequence[Tensor]) -> str:
+    """The fingerprint of names and samples."""
+    digest = hashlib.sha256(header)
+    for some in samples:
+        digest.update(some.cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.api import Request, attribution_of, explain, read_request, wanted_by
-from vitrail.attribution import Attribution
+from vitrail.api import Request, attribution_of, explain, read_request, shown_over, wanted_by
+from vitrail.attribution import Attribution, hashed, sampled_weights
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
 from vitrail.capture.outputs import Scalar
@@ -29,7 +29,8 @@ from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
-from vitrail.models.taking import taken
+from vitrail.models.taking import every_module, taken
+from vitrail.models.taking import prepared as as_given
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -90,19 +91,21 @@ class PreparedExplainer:
         self._replay: Replay[Any] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, inputs: Batch, target: object = None) -> Attribution:
+    def __call__(self, inputs: Any, target: object = None) -> Attribution:  # noqa: ANN401  (see `models.taking`)
         """Explain inputs of the prepared shape.
 
         Args:
+            inputs: as for `explain`: tensors, or what a model that brings its preprocessing takes.
             target: one class, or one for each sample, where the targets are given.
         """
-        self._check(inputs, target)
+        given = as_given(self.model, inputs)
+        self._check(given.inputs, target)
         chosen = self.target if self.target not in TARGETS else target
         if self._replay is not None:
             with self._lock:
-                found = self._replayed(inputs, chosen)
+                found = self._replayed(given.inputs, chosen)
             if found is not None:
-                return found
+                return shown_over(found, given, read_inputs(given.inputs))
             logger.info("a prepared explanation is made in the ordinary way: these inputs lead Python elsewhere.")
         return explain(self.model, inputs, self.method, chosen, **self.options)  # pyright: ignore[reportArgumentType]
 
@@ -131,17 +134,17 @@ class PreparedExplainer:
         device = read_inputs(example).shown.device
         self._static = _changed(_without_full_mask(example), lambda x: x.detach().clone())
         self._read = read_inputs(self._static)
-        self._weights = [x.data_ptr() for x in (*module.parameters(), *module.buffers())]
+        self._weights = _addresses(module)
         self._origin = {n: x for n, x in reference.provenance.items() if n not in PER_CALL}
         classes = torch.zeros(self.batch, dtype=torch.int64, device=device)
         predicted, scalar = self.target == "predicted", self._request(_first_class).plan.scalar
         self._classes = ClassOnDevice(classes, scalar=scalar, predicted=predicted)
-        self._fill(_without_full_mask(example), None if predicted else reference.target.first)
+        self._fill(_without_full_mask(example), None if predicted else reference.target.first, self.batch)
         self._replay = record(lambda: self._compute(anatomy), device.type)
         self._verify(example, reference)
 
-    def _compute(self, anatomy: Anatomy | None) -> tuple[Request, Scalar, Result, Pass, set[str]]:
-        """Everything from the fixed inputs to the scores of all tokens."""
+    def _compute(self, anatomy: Anatomy | None) -> "Computed":
+        """Everything from the fixed inputs to the scores of all tokens, and what the weights are known by."""
         self._classes.start()
         request, settings = self._request(self._classes), Settings(memory="full")
         plan, wanted = request.plan, wanted_by([request])
@@ -154,7 +157,8 @@ class PreparedExplainer:
                     result = plan.explain(Runner(own, run.capture.body, request.inputs, run, part, settings))
                 else:
                     result = _walked(run, part, plan, wanted)
-        return request, part, result, run, used
+            weights = sampled_weights(own)
+        return request, part, result, run, used, weights
 
     def _request(self, target: Callable[[Tensor], Tensor]) -> Request:
         given = {name: value for name, value in self.options.items() if name != "anatomy"}
@@ -162,46 +166,50 @@ class PreparedExplainer:
 
     def _replayed(self, inputs: Batch, target: object) -> Attribution | None:
         """The explanation of these inputs by the recording; None where it does not hold for them."""
-        started = time.perf_counter()
-        module = taken(self.model)
-        if self._weights != [x.data_ptr() for x in (*module.parameters(), *module.buffers())]:
+        started, read = time.perf_counter(), read_inputs(inputs)
+        if self._weights != _addresses(taken(self.model)):
             raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
-        fitting = self._fitting(inputs)
+        fitting = self._fitting(inputs, read.batch)
         if fitting is None:
             return None
-        self._fill(fitting, target)
+        self._fill(fitting, target, read.batch)
         assert self._replay is not None
-        (request, part, result, run, used), agrees = self._replay.run()
+        (request, part, result, run, used, weights), agrees = self._replay.run()
+        whole = read if read.batch == self.batch else read_inputs(_padded(inputs, self.batch))
         if not bool(agrees):
             return None
-        count = read_inputs(inputs).batch
         classes = tuple(self._classes.classes.tolist())
         part = replace(part, target=Target(SCALARS[request.plan.scalar]["logit"], classes))
-        seen, own = copy.copy(run), read_inputs(inputs)
-        seen.inputs = replace(read_inputs(_padded(inputs, self.batch)), tokens=own.tokens)
+        seen = copy.copy(run)
+        seen.inputs = replace(whole, tokens=read.tokens)
         double = run.output.wide.dtype is torch.float64
         dtype = torch.float64 if double else torch.float32
         made = attribution_of(request, [(part, result)], seen, backends=used, dtype=dtype)
-        more = {"samples": count, "seconds": time.perf_counter() - started, "shared_seconds": 0.0, "prepared": True}
-        return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), count)
+        more = {
+            "samples": read.batch,
+            "seconds": time.perf_counter() - started,
+            "shared_seconds": 0.0,
+            "prepared": True,
+            "model_hash": hashed(*weights),  # they may have changed where they are
+        }
+        return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), read.batch)
 
-    def _fitting(self, inputs: Batch) -> Batch | None:
+    def _fitting(self, inputs: Batch, count: int) -> Batch | None:
         """Inputs with a mask exactly where the recording has one; None where the recording has none but needs one."""
         bare = _without_full_mask(inputs)
         if isinstance(bare, Tensor) or isinstance(self._static, Tensor):
             return bare
         if MASK in self._static and MASK not in bare:
             mask = self._static[MASK]
-            return {**bare, MASK: torch.ones_like(mask[: read_inputs(inputs).batch])}
+            return {**bare, MASK: torch.ones_like(mask[:count])}
         return bare if (MASK in bare) == (MASK in self._static) else None
 
-    def _fill(self, inputs: Batch, target: object) -> None:
+    def _fill(self, inputs: Batch, target: object, count: int) -> None:
         """Copy inputs and targets into the fixed memory."""
         for name, x in _tensors(_padded(inputs, self.batch)).items():
             _tensors(self._static)[name].copy_(x)
         if target is not None:
             given = torch.as_tensor(target)
-            count = read_inputs(inputs).batch
             each = given.expand(count) if given.ndim == 0 else given
             if each.shape != (count,):
                 raise TargetError(f"{len(each)} targets were given for a batch of {count}.")
@@ -221,13 +229,15 @@ class PreparedExplainer:
                 raise GraphError(f"a replay differs from the ordinary explanation by {float(apart):.1e} of its maximum")
 
 
-PER_CALL = {"seconds", "shared_seconds", "samples", "residual", "parts", "disagreement"}
+Computed = tuple[Request, Scalar, Result, Pass, set[str], tuple[bytes, list[Tensor]]]
+PER_SAMPLE = ("residual", "disagreement", "probability")
+PER_CALL = {"seconds", "shared_seconds", "samples", "parts", "classes", *PER_SAMPLE}
 """What of the provenance belongs to one call."""
 
 
 def prepare(
     model: object,
-    example: Batch,
+    example: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
     method: str = DEFAULT_METHOD,
     target: object = "predicted",
     *,
@@ -248,6 +258,7 @@ def prepare(
         raise OptionError(f"target={target!r} is not a choice. Known: predicted, given, or the index of a class.")
     first = None if isinstance(target, str) else target
     asked = {} if anatomy is None else {"anatomy": anatomy}
+    example = as_given(model, example).inputs
     reference = explain(model, example, method, first, **asked, **options)  # pyright: ignore[reportArgumentType]
     preset = options.pop("preset", "recommended")
     chosen = {**options, **asked, "preset": preset}
@@ -263,6 +274,12 @@ def prepare(
         where = logger.isEnabledFor(logging.DEBUG)
         logger.info("%s is explained in the ordinary way: %s", type(taken(model)).__name__, error, exc_info=where)
     return prepared
+
+
+def _addresses(module: nn.Module) -> list[int]:
+    """Where the weights are, and what else the modules hold as buffers."""
+    tables = (table for one in every_module(module) for table in (one._parameters, one._buffers) if table)
+    return [x.data_ptr() for table in tables for x in table.values() if x is not None]
 
 
 def _first_class(logits: Tensor) -> Tensor:
@@ -291,7 +308,11 @@ def _changed(inputs: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 def _padded(inputs: Batch, batch: int) -> Batch:
     """Inputs filled up to a batch by repeating the last sample."""
-    return _changed(inputs, lambda x: torch.cat([x, x[-1:].expand(batch - len(x), *x.shape[1:])]))
+
+    def filled(x: Tensor) -> Tensor:
+        return x if len(x) == batch else torch.cat([x, x[-1:].expand(batch - len(x), *x.shape[1:])])
+
+    return _changed(inputs, filled)
 
 
 def _without_full_mask(inputs: Batch) -> Batch:
@@ -314,5 +335,5 @@ def _first(attribution: Attribution, count: int) -> Attribution:
     tokens = None if attribution.tokens is None else attribution.tokens[:count]
     classes = attribution.target.first
     target = replace(attribution.target, first=classes[:count] if isinstance(classes, tuple) else classes)
-    lists = {n: x[:count] for n in ("residual", "disagreement") if (x := attribution.provenance.get(n)) is not None}
+    lists = {n: x[:count] for n in PER_SAMPLE if (x := attribution.provenance.get(n)) is not None}
     return replace(attribution, **cut, tokens=tokens, target=target, provenance={**attribution.provenance, **lists})

@@ -1,7 +1,7 @@
 """A model with one input and one scalar, for methods that run it more than once or change its backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -180,9 +180,17 @@ def scalar_from(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Ten
         copies: how often the tokens hold the whole batch, copy after copy. Models whose head also reads other tensors
             of the batch may refuse more than one.
     """
+    if copies > 1:  # what is before the blocks is not needed as often, if the head reads nothing else of the batch
+        with suppress(RuntimeError, ValueError, IndexError):
+            return _scalar_from(runner, tokens, runner.run.inputs, copies)
+    whole = runner.run.inputs if copies == 1 else runner.run.inputs.take(runner.rows.repeat(copies))
+    return _scalar_from(runner, tokens, whole, copies)
+
+
+def _scalar_from(runner: Runner, tokens: Tokens, inputs: Inputs, copies: int) -> Float[Tensor, " b"]:
+    """The scalar of a call with these inputs, whose last block gives these tokens."""
     blocks, given = runner.body.blocks, [captured.returned for captured in runner.run.capture.blocks]
     given[-1] = with_stream_of(given[-1], batch_first(blocks[-1], tokens))
-    inputs = runner.run.inputs if copies == 1 else runner.run.inputs.take(runner.rows.repeat(copies))
     with ExitStack() as stack:
         stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
