@@ -109,6 +109,9 @@ class _Propagate(TorchFunctionMode):
         self.scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.plain, self.entrywise = plain_functions(table)
+        self.sums_are_plain = table.fork is None and all(
+            table.rules.get(kind) is gradient for kind in ("residual", "sum")
+        )
         self.residuals: Counter[int | None] = Counter()
         self.paused = False
         self.count = 0
@@ -121,9 +124,9 @@ class _Propagate(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if not self.stale and (func in self.plain or func in self.entrywise) and (not kwargs or _says_how(kwargs)):
             active = self._read_by(args)
-            if active is not None and (func in self.plain or len(active) < 2):
+            if active is not None and (func in self.plain or len(active) < 2 or self._adds_others(func, active)):
                 out = func(*args, **(kwargs or {}))
-                return self._at_once(out, active, source=func in self.entrywise)
+                return self._at_once(out, active, entrywise=func in self.entrywise)
         return self._by_rule(func, args, kwargs or {})
 
     def _read_by(self, args: tuple) -> list[Tensor] | None:
@@ -139,11 +142,15 @@ class _Propagate(TorchFunctionMode):
                 return None
         return [*found, found[0]] if len(found) == 1 and len(args) > 1 and args[0] is args[1] else found
 
-    def _at_once(self, out: Any, active: list[Tensor], *, source: bool) -> Any:  # noqa: ANN401
+    def _adds_others(self, func: Callable[..., Any], active: list[Tensor]) -> bool:
+        """Whether a function adds tensors of which none is a function of another alone, and no rule is for sums."""
+        return func in ADDITIONS and self.sums_are_plain and self._source(active) is None
+
+    def _at_once(self, out: Any, active: list[Tensor], *, entrywise: bool) -> Any:  # noqa: ANN401
         """The result of a function that is left to the chain rule."""
         if not active:
             return self._constant(out)
-        if source and isinstance(out, Tensor) and out.shape == active[0].shape:
+        if entrywise and len(active) == 1 and isinstance(out, Tensor) and out.shape == active[0].shape:
             self.sources[out] = self.sources.get(active[0], active[0])
         return self.mark(out)
 
