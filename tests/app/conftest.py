@@ -6,7 +6,7 @@ import torch
 from browsing import chromium, visits
 from http_visitor import new_visitor
 from safetensors.torch import load_file
-from saved_models import save_vit
+from saved_models import save_gpt2, save_vit
 from served_page import memory, served, server_process
 
 from vitrail.apps.web import actions
@@ -34,8 +34,17 @@ def pickled(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def models(tiny):
-    return ModelCache([tiny])
+def writer(tmp_path_factory):
+    """A language model with random weights."""
+    torch.manual_seed(1)
+    place = tmp_path_factory.mktemp("app") / "gpt2"
+    save_gpt2(place)
+    return str(place)
+
+
+@pytest.fixture(scope="session")
+def models(tiny, writer):
+    return ModelCache([tiny, writer])
 
 
 @pytest.fixture
@@ -64,9 +73,9 @@ def do(explorer, session):
 
 
 @pytest.fixture(scope="session")
-def page(tiny, pickled):
+def page(tiny, pickled, writer):
     """The address of a page as `vitrail app` serves it, and what it writes to its terminal."""
-    with served("--allow", tiny, "--allow", pickled, "--max-upload", "2") as found:
+    with served("--allow", tiny, "--allow", pickled, "--allow", writer, "--max-upload", "2") as found:
         yield found
 
 

@@ -240,6 +240,114 @@ def test_two_answers_are_compared_side_by_side(opened):
     assert "20%" in view.locator(".over").evaluate("(one) => one.style.clipPath")
 
 
+def test_two_methods_are_compared_without_a_pin(opened):
+    view = panel(opened, "Compare")
+    assert view.locator("figure strong").all_inner_texts() == ["left: gae", "right: complete_gradient"]
+    view.locator("#side-right").select_option("gae")
+    assert view.locator("figure strong").all_inner_texts() == ["left: gae", "right: gae"]
+    opened.locator(CANVAS.format("gae")).hover(position={"x": 100, "y": 60})
+    numbers = view.locator("figure .value").all_inner_texts()
+    assert numbers[0]
+    assert numbers[0] == numbers[1]
+
+
+def test_an_edited_sentence_is_compared_with_the_original(visit):
+    page = settled(visit("#in=text:a clever and moving film&m=sentiment&x=attcat&panel=compare"))
+    page.locator("#pin").click()
+    page.locator("#text").fill("a dull and moving film")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    shows(page, "dull")
+    assert page.locator("#edited del").inner_text() == "clever"
+    assert page.locator("#edited ins").inner_text() == "dull"
+    page.get_by_role("button", name="a clever and moving film").click()  # both stay in the tray
+    shows(page, "clever")
+    assert not page.locator("#edited").count()
+
+
+@pytest.mark.slow
+def test_the_address_restores_what_panels_show(opened, visit):
+    view = panel(opened, "What if")
+    view.locator("canvas").focus()
+    for key in ("ArrowRight", "Space", "ArrowRight", "Space"):
+        opened.keyboard.press(key)
+    view.get_by_label("Removed parts become").select_option("grey")
+    done(opened)
+    panel(opened, "Compare")
+    opened.locator("#pin").click()
+    opened.locator("#swipe").fill("30")
+    opened.get_by_role("button", name="temple").click()
+    shows(opened, "temple")
+    opened.locator("#undo").click()
+    shows(opened, "golf_ball")
+    address = opened.url
+    again = settled(visit(address[address.index("#") :]))
+    again.wait_for_selector("#unpin", timeout=90_000)
+    assert again.locator("#swipe").input_value() == "30"
+    view = panel(again, "What if")
+    assert "2 patches removed" in view.inner_text()
+    assert view.get_by_label("Removed parts become").input_value() == "grey"
+    assert view.locator("tbody").inner_text() == panel(opened, "What if").locator("tbody").inner_text()
+    opened.locator("#undo").click()
+    assert "1 patch removed" in opened.inner_text("[role=tabpanel]")
+
+
+@pytest.mark.parametrize("bad", ["{", "[1]", '{"cells":[-1,99999,"x"],"word":1e999}', '{"cells":{"a":1}}', "null"])
+def test_a_damaged_address_still_opens(visit, bad):
+    page = settled(visit(IMAGE + f"&here={bad}&view={bad}&panel=what-if&pin=in&zoom=x&opacity=NaN"))
+    assert "0 patches removed" in page.inner_text("[role=tabpanel]")
+
+
+@pytest.mark.slow
+def test_fills_are_compared_and_a_misleading_one_is_named(visit):
+    page = settled(visit(IMAGE + '&panel=remove&view={"fills":true}'))
+    script = "() => document.querySelectorAll('#all-fills tbody tr').length === 5"
+    page.wait_for_function(script, timeout=90_000)
+    rows = {row.split()[0]: row for row in page.locator("#all-fills tbody tr").all_inner_texts()}
+    assert "hides too little" in rows["blur"]
+    assert "hides too little" not in rows["noise"]
+
+
+def test_pointing_reads_every_layer(visit):
+    page = settled(visit("#in=example:golf_ball&m=photo&x=gae,attcat&panel=layers"))
+    page.locator("[role=tabpanel] select").select_option("attcat")
+    page.locator(".tiles .tile").first.wait_for()
+    page.locator(CANVAS.format("gae")).hover(position={"x": 100, "y": 60})
+    numbers = page.locator(".named .value").all_inner_texts()
+    assert len(numbers) == 8
+    assert all(number.strip() for number in numbers)
+
+
+def test_any_class_by_search_in_why_not(opened):
+    view = panel(opened, "Why not")
+    view.locator("#search-other").fill("chain")
+    view.get_by_role("button", name="chain saw").click()
+    script = "() => document.querySelector('#contrast')?.innerText.includes('chain saw')"
+    opened.wait_for_function(script, timeout=90_000)
+
+
+def test_a_word_of_an_answer_shows_what_it_rests_on(visit, writer):
+    page = settled(visit(f"#in=text:the quick brown fox&m={writer}&x=gae&panel=answer", size=PHONE))
+    words = page.locator("#answer-words button")
+    words.first.wait_for(timeout=90_000)
+    assert words.count() > 2
+    heading = page.locator("[role=tabpanel] h2")
+    first = heading.inner_text()
+    before = page.locator("#sources").evaluate("(one) => one.outerHTML")
+    words.nth(2).focus()
+    assert words.nth(2).get_attribute("aria-pressed") == "true"
+    assert page.locator("#sources").evaluate("(one) => one.outerHTML") != before
+    assert page.locator("#sources").inner_text().split() == ["the", "quick", "brown", "fox"]
+    words.first.hover()
+    assert heading.inner_text() == first
+    assert page.locator(".cited li").count() >= 1
+    assert sideways(page) <= 0
+    assert axe(page) == []
+
+
+def test_a_model_that_writes_nothing_has_no_answer(opened):
+    assert not opened.locator("#tab-answer").count()
+
+
 def test_why_not_layers_and_attention(opened):
     view = panel(opened, "Why not")
     view.locator("#contrast canvas[role=img]").wait_for()
@@ -458,3 +566,75 @@ def test_forced_colours_and_reduced_motion_and_print(visit):
 
 def test_the_desk_size_is_used(visit):
     assert settled(visit(IMAGE, size=DESK)).locator("aside").bounding_box()["x"] > 900
+
+
+KEYS = "(part) => document.activeElement.matches(part)"
+
+
+def reach(page, part, most=150):
+    """Press Tab until the element has the focus."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate(KEYS, part):
+            return
+    raise AssertionError(f"{part} cannot be reached with the Tab key")
+
+
+def press(page, *keys):
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def tab_to(page, name):
+    """Open a panel with the keys alone."""
+    if not page.evaluate(KEYS, "[role=tab]"):
+        reach(page, "[role=tab]")
+    for _ in range(10):
+        if page.evaluate(KEYS, f"#tab-{name}"):
+            break
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    done(page)
+    assert sideways(page) <= 0, name
+
+
+@pytest.mark.slow
+def test_every_panel_with_keys_alone_on_a_phone(visit):
+    page = settled(visit(IMAGE, size=PHONE))
+    tab_to(page, "what-if")
+    reach(page, "[role=tabpanel] canvas")
+    press(page, "ArrowRight", "Space")
+    page.wait_for_selector("[role=tabpanel] tbody")
+    tab_to(page, "remove")
+    page.wait_for_selector("#removed", timeout=90_000)
+    reach(page, "#removed")
+    before = page.inner_text("#reading")
+    press(page, "ArrowRight")
+    assert page.inner_text("#reading") != before
+    tab_to(page, "trust")
+    page.wait_for_selector("#verdict", timeout=90_000)
+    tab_to(page, "compare")
+    reach(page, "#pin")
+    press(page, "Enter")
+    reach(page, "#swipe")
+    press(page, "ArrowRight")
+    assert page.locator("#swipe").input_value() == "51"
+    tab_to(page, "why-not")
+    reach(page, "[role=tabpanel] select")
+    press(page, "ArrowDown")
+    page.wait_for_selector("#contrast", timeout=90_000)
+    tab_to(page, "attention")
+    page.wait_for_selector("#attention", timeout=90_000)
+    reach(page, "[role=tabpanel] canvas[role=img]")
+    press(page, "ArrowRight")
+    script = "() => document.querySelector('[role=tabpanel]').innerText.includes('Attention from Row')"
+    page.wait_for_function(script, timeout=90_000)
+    tab_to(page, "share")
+    reach(page, "[role=tabpanel] .copy button")
+    press(page, "Enter")
+    reach(page, "#look-opacity")
+    press(page, "ArrowRight")
+    assert page.locator("#look-opacity").input_value() == "0.65"
+    assert "cells" in page.url
+    page.keyboard.press("Control+z")
+    assert "cells" not in page.url

@@ -95,7 +95,7 @@ def test_every_panel_is_one_object_in_one_file_and_in_the_list():
     for name, file in listed:
         text = bundle.read(f"panels/{file}.js")
         assert re.search(
-            rf'export const {name} = \{{id: "[\w-]+", title: "[^"]+", offline: (true|false), View\}};', text
+            rf'export const {name} = \{{id: "[\w-]+", title: "[^"]+", offline: (true|false), View(, fits)?\}};', text
         )
         assert not re.search(r'id: "what|=== "remove"', bundle.read("page.js"))  # the page knows no panel by name
 

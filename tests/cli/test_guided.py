@@ -107,7 +107,7 @@ def test_a_detail_names_its_classes_and_its_form(run, tmp_path):
 def test_details_of_a_text_are_coloured(run):
     result = run("detail", "the dull film .", "-m", "bert", "--form", "difference")
     assert result.exit_code == 0
-    assert "green: " in result.stdout
+    assert "blue: " in result.stdout
     assert "red: " in result.stdout
 
 

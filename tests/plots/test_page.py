@@ -8,7 +8,7 @@ from golden_sets import golden
 
 from vitrail import Attribution, explain, targets
 from vitrail.errors import OptionError
-from vitrail.plots.canvas import GREEN, RED
+from vitrail.plots.canvas import AGAINST, FOR
 from vitrail.plots.page import to_html, to_page
 
 
@@ -60,10 +60,10 @@ def test_method_target_preset_options_and_model_are_told():
         assert words in page
 
 
-def test_green_is_for_and_red_against():
+def test_warm_is_for_and_cool_against():
     styles = [attrs["style"] for tag, attrs in Reader(to_html(text([["a", "b"]], [[1.0, -1.0]]))).tags if tag == "span"]
-    assert f"background:{GREEN}" in styles[0]
-    assert f"background:{RED}" in styles[1]
+    assert f"background:{FOR}" in styles[0]
+    assert f"background:{AGAINST}" in styles[1]
 
 
 def test_all_samples_are_shown_or_the_one_asked_for():

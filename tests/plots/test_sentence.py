@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from vitrail import Attribution, targets
 from vitrail.errors import OptionError
 from vitrail.plots import plot_attribution
-from vitrail.plots.canvas import GREEN, RED, WHITE, ink, rendered, shade
+from vitrail.plots.canvas import AGAINST, FOR, WHITE, ink, rendered, shade
 from vitrail.plots.tokens import Piece, flow, pieces
 
 
@@ -25,26 +25,26 @@ def shades(figure):
     return dict(zip([t.get_text() for t in axes.texts], colours, strict=True))
 
 
-def test_green_is_for_red_against_and_darker_is_more():
+def test_warm_is_for_cool_against_and_darker_is_more():
     found = shades(text(["good", "bad", "so", "the"], [2.0, -1.0, 1.0, 0.0]).plot())
-    assert found == {"good": GREEN, "bad": shade(-0.5), "so": shade(0.5), "the": WHITE}
+    assert found == {"good": FOR, "bad": shade(-0.5), "so": shade(0.5), "the": WHITE}
 
 
 def test_shades_run_evenly_from_white_to_the_end():
-    assert (shade(0.0), shade(1.0), shade(-1.0)) == (WHITE, GREEN, RED)
+    assert (shade(0.0), shade(1.0), shade(-1.0)) == (WHITE, FOR, AGAINST)
     brightness = [sum(bytes.fromhex(shade(amount / 10)[1:])) for amount in range(11)]
     assert brightness == sorted(brightness, reverse=True)
     assert len(set(brightness)) == 11
 
 
 def test_letters_stand_out_from_their_shade():
-    assert (ink(WHITE), ink(GREEN), ink(RED)) == ("#1c1c1c", WHITE, WHITE)
+    assert (ink(WHITE), ink(FOR), ink(AGAINST)) == ("#1c1c1c", WHITE, WHITE)
 
 
 def test_padding_is_not_drawn_and_words_can_be_merged():
     found = text(["un", "##able", "[PAD]"], [1.0, -3.0, 0.0], valid=torch.tensor([[True, True, False]]))
-    assert shades(found.plot()) == {"un": shade(1 / 3), "##able": RED}
-    assert shades(found.plot(merge=True)) == {"unable": RED}
+    assert shades(found.plot()) == {"un": shade(1 / 3), "##able": AGAINST}
+    assert shades(found.plot(merge=True)) == {"unable": AGAINST}
 
 
 def test_dollar_signs_are_text_and_no_formula():

@@ -4,7 +4,7 @@ import torch
 from vitrail import Attribution, targets
 from vitrail.errors import MissingExtraError
 from vitrail.plots import terminal
-from vitrail.plots.canvas import GREEN, RED
+from vitrail.plots.canvas import AGAINST, FOR
 
 
 def text(tokens, scores, **fields):
@@ -19,10 +19,10 @@ def test_the_sentence_reads_as_it_was_written():
     assert terminal(text(["un", "##able", "to"], [1.0, 2.0, 3.0]), merge=True).plain == "unable to"
 
 
-def test_green_is_for_red_against_and_zero_has_no_shade():
+def test_warm_is_for_cool_against_and_zero_has_no_shade():
     found = terminal(text(["good", "bad", "the"], [1.0, -1.0, 0.0]))
     styles = {found.plain[span.start : span.end]: str(span.style) for span in found.spans if str(span.style)}
-    assert styles == {"good": f"#ffffff on {GREEN}", "bad": f"#ffffff on {RED}"}
+    assert styles == {"good": f"#ffffff on {FOR}", "bad": f"#ffffff on {AGAINST}"}
 
 
 def test_square_brackets_are_no_markup():

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 import vitrail
 from vitrail.errors import InputError, MethodError, OptionError, OutputError
 from vitrail.plots import report
-from vitrail.plots.report.markup import SCRIPT
+from vitrail.plots.report import markup
 
 NASTY = "<img src=x onerror=alert(1)>.png"
 
@@ -86,7 +86,7 @@ def test_the_policy_lets_only_our_own_script_run(vit, pictures):
     (policy,) = (a["content"] for a in Reader(page).all("meta") if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; img-src data:;")
     script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1]
-    assert script == SCRIPT
+    assert script == markup.script()
     assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in unescape(policy)
 
 

@@ -29,7 +29,7 @@ SCRIPT = """
   function show(u){
     var row=data.rows[u];
     spans.forEach(function(s){var v=row[+s.dataset.column];
-      s.style.background=v>0?'rgba(0,128,60,'+(0.75*v).toFixed(3)+')':v<0?'rgba(200,30,30,'+(-0.75*v).toFixed(3)+')':'';});
+      s.style.background=v>0?'rgba(178,24,43,'+(0.75*v).toFixed(3)+')':v<0?'rgba(33,102,172,'+(-0.75*v).toFixed(3)+')':'';});
     units.forEach(function(b,i){b.setAttribute('aria-pressed',String(i===u));});
     cited.replaceChildren();
     data.cited[u].forEach(function(c){var li=document.createElement('li');li.textContent=c;cited.appendChild(li);});
@@ -61,7 +61,7 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
         f'<div class="text">{parts}</div>'
         f'<h2>Passages it rests on</h2><ol class="cited" aria-live="polite"></ol>'
         f'<h2>Context</h2><div class="text">{context}</div>'
-        f'<p class="note">{escape(method)}: green speaks for the answer, red against it. The first token holds '
+        f'<p class="note">{escape(method)}: red speaks for the answer, blue against it. The first token holds '
         f"{float(sink.mean()):.0%} of the scores on the context.</p>"
         f'<script type="application/json">{data}</script><script>{SCRIPT}</script></div>'
     )
@@ -97,7 +97,7 @@ def answer_figure(found: Any) -> "Figure":  # noqa: ANN401
     height, width = 1.2 + 0.35 * shares.shape[0], 2.5 + 0.45 * shares.shape[1]
     figure = new_figure(min(width, 16), min(height, 12))
     axes = figure.add_subplot()
-    axes.imshow(shares, aspect="auto", cmap="Greens", vmin=0)
+    axes.imshow(shares, aspect="auto", cmap="Reds", vmin=0)
     axes.set_xticks(range(shares.shape[1]), [_short(one.text) for one in found.context], rotation=60, ha="right")
     axes.set_yticks(range(shares.shape[0]), [_short(one.text) for one in found.units])
     axes.set_xlabel("context")

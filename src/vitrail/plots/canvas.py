@@ -5,7 +5,7 @@ Panels are placed in inches, and text is measured before it is drawn.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -132,8 +132,8 @@ def rendered(figure: "Figure", form: str = "png", *, metadata: Mapping[str, str]
 WHITE = "#ffffff"
 VIOLET = "#5b2a86"
 """The largest impact on text where a method does not say whether it is for or against the target."""
-GREEN, RED = "#00703c", "#b8112a"
-"""The largest impact for and against the target on text, as AttCAT's Fig. 5 colours it."""
+FOR, AGAINST = "#b2182b", "#2166ac"
+"""The largest impact for and against the target on text: warm and cool as in pictures, safe for colour-blind eyes."""
 SIGNED_MAP, UNSIGNED_MAP = "RdBu_r", "inferno"
 DARK = 0.45
 Values = Float[Tensor, " *shape"]
@@ -151,13 +151,30 @@ def stretched(values: Values) -> Values:
     return (values - low) / (high - low) if high > low else values * 0
 
 
-def shade(score: float, *, signed: bool = True) -> str:
-    """The colour of a token with a score from -1 to 1: white to dark green, or white to dark red.
+@dataclass(frozen=True)
+class Ends:
+    """The colours of the largest scores: for the target, against it, and where there is no sign."""
+
+    positive: str = FOR
+    negative: str = AGAINST
+    unsigned: str = VIOLET
+
+
+ENDS = Ends()
+
+
+def shade(score: float, *, signed: bool = True, ends: Ends = ENDS, page: str = WHITE) -> str:
+    """The colour of a token with a score from -1 to 1: white to dark red for the target, white to dark blue against it.
 
     Scores that say how much, but not whether for or against the target, run from white to violet.
+
+    Args:
+        page: the colour of a score of zero, in place of white.
     """
-    end, amount = (VIOLET if not signed else GREEN if score > 0 else RED), min(abs(score), 1.0)
-    return "#" + "".join(f"{round(255 + (part - 255) * amount):02x}" for part in _rgb(end))
+    end = ends.unsigned if not signed else ends.positive if score > 0 else ends.negative
+    amount = min(abs(score), 1.0)
+    mixed = (round(ground + (part - ground) * amount) for ground, part in zip(_rgb(page), _rgb(end), strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def ink(background: str) -> str:

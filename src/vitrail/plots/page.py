@@ -21,7 +21,7 @@ PAGE = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{style}</head>
-<body style="margin:0;background:#fff">
+<body style="margin:0{paper}">
 {body}
 </body>
 </html>
@@ -36,7 +36,7 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
     Args:
         title: plain text; it is escaped here.
         body: HTML, escaped by whoever wrote it.
-        style: a style sheet.
+        style: a style sheet, which says what is behind the body; without one it is white.
         script: the only script that may run; the page names its hash, so that one in the body would be refused.
     """
     allowed = f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" if script else ""
@@ -44,6 +44,7 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
         policy=POLICY + allowed,
         title=escape(title),
         style=f"<style>{style}</style>" if style else "",
+        paper="" if style else ";background:#fff",
         body=f"{body}\n<script>{script}</script>" if script else body,
     )
 

@@ -2,7 +2,8 @@
 
 The tokens of a text as readable pieces: which are shown, what they say, which belong to one word.
 
-Sentences with shaded tokens, as in AttCAT's Fig. 5: green for the target, red against it, darker for more.
+Sentences with shaded tokens, as in AttCAT's Fig. 5 in other colours: red for the target, blue against it, darker for
+more.
 
 Rows of scores x tokens as a heat map, the final scores in a row of their own at the bottom.
 
@@ -24,14 +25,15 @@ from torch import Tensor
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MissingExtraError, OptionError
 from vitrail.plots.canvas import (
+    AGAINST,
+    ENDS,
     FAINT,
-    GREEN,
+    FOR,
     GREY,
     INK,
     POINTS,
-    RED,
-    VIOLET,
     WHITE,
+    Ends,
     check_index,
     colour_bar,
     font,
@@ -68,6 +70,7 @@ class Piece:
         glued: whether it continues the word before it, so that no space stands between.
         left_out: whether the prediction is read here, so that its own score is not shown.
         signed: whether the score says for or against the target.
+        ends: the colours of the largest scores.
     """
 
     text: str
@@ -77,6 +80,7 @@ class Piece:
     glued: bool = False
     left_out: bool = False
     signed: bool = True
+    ends: Ends = ENDS
 
 
 def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> list[Piece]:
@@ -260,9 +264,9 @@ def sentence_figure(groups: Sequence[Group]) -> "Figure":
     for group in groups:
         _draw_group(figure, group, top, left, width)
         top += _height(group) + BETWEEN
-    scales = sorted({piece.signed for row in every for piece in row.pieces}, reverse=True)
-    for number, signed in enumerate(scales):
-        cmap = through(RED, WHITE, GREEN) if signed else through(WHITE, VIOLET)
+    scales = {piece.signed: piece.ends for row in every for piece in row.pieces}
+    for number, (signed, ends) in enumerate(sorted(scales.items(), key=lambda pair: pair[0], reverse=True)):
+        cmap = through(ends.negative, WHITE, ends.positive) if signed else through(WHITE, ends.unsigned)
         axes = panel(figure, left + 1.8 * number, top, 1.5, 0.09)
         colour_bar(axes, cmap, ticks=_ticks(every, signed=signed))
     return figure
@@ -324,7 +328,7 @@ def draw_lines(axes: "Axes", lines: Sequence[Sequence[Placed]]) -> None:
     axes.set(xlim=(0, width), ylim=(height, 0))
     for number, line in enumerate(lines):
         for item in line:
-            colour, top = shade(item.piece.score, signed=item.piece.signed), number * LINE
+            colour, top = shade(item.piece.score, signed=item.piece.signed, ends=item.piece.ends), number * LINE
             box = FancyBboxPatch(
                 (item.left, top),
                 item.width,
@@ -370,7 +374,7 @@ def token_heatmap(
     width = max(left + cell * len(shown), MARGIN + text_width(heading, HEADING, "bold"), left + 1.6) + MARGIN
     figure = new_figure(width, MARGIN + 0.3 + ROW * len(names) + below + 0.45)
     write(figure, heading, MARGIN, MARGIN, fontproperties=font(HEADING, "bold"))
-    cmap = (through(RED, WHITE, GREEN) if signed else through(WHITE, GREEN)).with_extremes(bad=FAINT)
+    cmap = (through(AGAINST, WHITE, FOR) if signed else through(WHITE, FOR)).with_extremes(bad=FAINT)
     axes = panel(figure, left, MARGIN + 0.3, cell * len(shown), ROW * len(names))
     axes.imshow(values, cmap=cmap, vmin=-1 if signed else 0, vmax=1, aspect="auto", interpolation="nearest")
     _label(axes, names, words)
@@ -401,7 +405,7 @@ def _label(axes: "Axes", names: Sequence[str], words: Sequence[str]) -> None:
 
 
 def terminal(attribution: Attribution, *, index: int = 0, merge: bool = False) -> "Text":
-    """The sentence of one sample as rich text, green for the target, red against it, violet where there is no sign.
+    """The sentence of one sample as rich text, red for the target, blue against it, violet where there is no sign.
 
     Args:
         merge: join word pieces into words, see `merge_pieces`.

@@ -13,7 +13,7 @@ HELP = """Explain two pictures and three sentences with the embedded models.
 It needs no network. The page, the two sheets and the photographs go into
 a folder; try the other commands on vitrail-demo/photos.
 """
-COLOURS = "  (green speaks for the class, red against it)"
+COLOURS = "  (red speaks for the class, blue against it)"
 FOLDER = Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")]
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 HELP = """Show which details speak for one class, and which for another.
 
 Without --target and --versus: the first and the second class that the
-model thinks of. Red is evidence for the first, blue for the second; in
-texts green and red.
+model thinks of. Red is evidence for the first, blue for the second.
 
 [bold]Examples[/]
 
@@ -32,7 +31,6 @@ texts green and red.
   vitrail detail snail.png -m vit_tiny_patch16_224 --top 4 -o matrix.png
   vitrail detail "A dull film with a great cast." -m sentiment
 """
-COLOURS = {"image": ("red", "blue"), "text": ("green", "red")}
 TARGET = Annotated[
     str | None,
     typer.Option("--target", "-t", help="The class in red, by name or index.", rich_help_panel=options.AIM),
@@ -117,9 +115,8 @@ def _check(source: Source, target: str | None, versus: str | None, top: int | No
 
 def _contrast(loaded: "Loaded", found: "Attribution") -> str:
     """The two classes, each with its colour."""
-    for_first, for_second = COLOURS[loaded.kind]
     first, second = _classes(loaded, found)
-    return f"{for_first}: {first} · {for_second}: {second}"
+    return f"red: {first} · blue: {second}"
 
 
 def _classes(loaded: "Loaded", found: "Attribution") -> list[str]:
@@ -157,9 +154,9 @@ def _text_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribut
     names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
     groups = [
         (
-            f"green: {own}",
+            f"red: {own}",
             [
-                SentenceRow(f"red: {other}" if other != own else "alone", pieces(cell, 0))
+                SentenceRow(f"blue: {other}" if other != own else "alone", pieces(cell, 0))
                 for other, cell in zip(names, row, strict=True)
             ],
         )

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import vitrail
-from vitrail.apps.web import downloads, explaining, inside, removing, workers
+from vitrail.apps.web import answering, downloads, explaining, inside, removing, workers
 from vitrail.apps.web.explaining import Case, Explorer, Steps, case_of, input_of, map_of, maps_of
 from vitrail.apps.web.passes import running
 from vitrail.apps.web.payload import case_json, class_json, map_json, packed, token_json
 from vitrail.apps.web.reading import read_picture, read_text, thumbnail
 from vitrail.apps.web.schema import (
+    AnswerAsk,
     Ask,
     AttentionAsk,
     ClassesAsk,
@@ -133,6 +134,18 @@ def remove(explorer: Explorer, session: Session, ask: RemoveAsk, job: Job) -> St
     }
 
 
+def fills(explorer: Explorer, session: Session, ask: MethodAsk, job: Job) -> Steps:
+    """The probability while parts are removed in the order of a map, with every fill; text has none."""
+    case, target = yield from _situation(explorer, session, ask, job)
+    if case.kind == "text":
+        raise OptionError("tokens of a text are cut out, so there are no fills to compare.")
+    found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
+    for fill in FILLS:
+        yield workers.SLOW
+        curve = removing.removal(explorer, case, target, found, fill, job).curve
+        yield {"fill": fill, "levels": list(removing.LEVELS), "curve": curve.tolist()}
+
+
 def _background(case: Case, fill: str) -> str:
     """The picture with everything removed."""
     from PIL import Image
@@ -190,6 +203,14 @@ def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job)
     like = yield from _like(explorer, case, target, job)
     yield workers.SLOW
     yield inside.attention_json(inside.attention_of(explorer, case, target, job), ask.token, like)
+
+
+def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> Steps:
+    """What a language model writes after the text, and what each word of it rests on."""
+    case, _ = yield from _situation(explorer, session, ask, job)
+    prompt = input_of(session, ask.input).text
+    yield workers.SLOW
+    yield answering.answer_json(answering.answer_of(explorer, case, prompt, ask.length, job))
 
 
 def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> Steps:
@@ -254,10 +275,12 @@ ACTIONS: dict[str, Action] = {
     for name, action in {
         "explain": explain,
         "remove": remove,
+        "fills": fills,
         "whatif": what_if,
         "contrast": contrast,
         "layers": layers,
         "attention": attention,
+        "answer": answer,
         "compare": compare,
         "classes": classes,
         "download": download,

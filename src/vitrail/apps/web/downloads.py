@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vitrail.apps.web.explaining import Case
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
-from vitrail.plots.canvas import rendered
-from vitrail.plots.figures import comparison_sheet
+from vitrail.plots.canvas import Ends, rendered
 from vitrail.plots.page import origin
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
+from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.storage import WRITERS, json_text
 
 PALETTES = {
@@ -22,13 +23,23 @@ PALETTES = {
 """Matplotlib's names of the page's colours: for maps without and with a sign. Warm always means for the answer."""
 
 
+def _ends(palette: str) -> Ends:
+    """The colours of the strongest words, as the page has them."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    sequential, diverging = (colormaps[name] for name in PALETTES[palette])
+    return Ends(to_hex(diverging(0.93)), to_hex(diverging(0.07)), to_hex(sequential(0.72)))
+
+
 def figure(form: str, case: Case, target: int, found: Sequence[Attribution], palette: str) -> bytes:
     """All maps side by side as PNG, SVG or PDF."""
     if palette not in PALETTES:
         raise OptionError(f"there are no colours {palette!r}. {suggest(palette, PALETTES)}")
     name = case.name(target)
     if case.kind == "text":
-        sheet = comparison_sheet([list(found)], row_titles=[name])
+        rows = [SentenceRow(one.label, [replace(piece, ends=_ends(palette)) for piece in pieces(one)]) for one in found]
+        sheet = sentence_figure([(name, rows)])
     else:
         picture = as_picture(case.sample.picture)
         maps = [

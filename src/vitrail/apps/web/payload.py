@@ -90,6 +90,7 @@ def case_json(case: Case, target: int) -> dict[str, Any]:
     picture = case.sample.picture
     return {
         "kind": case.kind,
+        "task": case.opened.loaded.task,
         "model": case.key[1],
         "target": class_json(case, target),
         "classes": [class_json(case, index) for index in best],

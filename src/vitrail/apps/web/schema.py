@@ -9,7 +9,7 @@ from vitrail.apps.web.refusals import MalformedError
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Number = Annotated[int, Field(ge=0, le=2**31)]
 Preset = Annotated[str, Field(pattern="^(recommended|paper|official)$")]
-MOST_CELLS = 4096
+MOST_CELLS, MOST_TOKENS = 4096, 64
 
 
 class Strict(BaseModel):
@@ -89,6 +89,12 @@ class AttentionAsk(Ask):
     token: Number | None = None
 
 
+class AnswerAsk(Ask):
+    """What a language model writes after the text, and what each word rests on."""
+
+    length: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
+
+
 class ClassesAsk(Ask):
     """Classes whose name holds these words, with their probabilities for the input."""
 
@@ -115,10 +121,12 @@ def parse(schema: type[Strict], body: bytes) -> Strict:
 ASKS: dict[str, type[Ask]] = {
     "explain": ExplainAsk,
     "remove": RemoveAsk,
+    "fills": MethodAsk,
     "whatif": WhatIfAsk,
     "contrast": ContrastAsk,
     "layers": MethodAsk,
     "attention": AttentionAsk,
+    "answer": AnswerAsk,
     "compare": CompareAsk,
     "classes": ClassesAsk,
     "download": DownloadAsk,

@@ -15,7 +15,6 @@ from vitrail.evaluate.bench.plot import PANELS, Panels, panels_of
 from vitrail.evaluate.bench.table import Table, tables
 from vitrail.plots.page import document
 from vitrail.plots.report.markup import (
-    SCRIPT,
     Cell,
     Content,
     Html,
@@ -24,6 +23,7 @@ from vitrail.plots.report.markup import (
     look_of,
     pairs,
     plain,
+    script,
     section,
     style,
     table,
@@ -82,7 +82,7 @@ def to_page(measured: Measured) -> str:
         f"<main><header><h1>{plain(title)}</h1>{pairs(about)}</header>"
         f"{section('summary', 'Summary', first, f'<p class=small>{LEGEND}</p>')}{''.join(parts)}</main>"
     )
-    return document(title, body, style=style(), script=SCRIPT)
+    return document(title, body, style=style(), script=script())
 
 
 def _contents(key: str, one: Table) -> list[Content]:

@@ -6,13 +6,12 @@ from html import escape
 
 import numpy as np
 
-from vitrail.plots.canvas import GREEN, RED, SIGNED_MAP, UNSIGNED_MAP, WHITE
+from vitrail.plots.canvas import AGAINST, FOR, SIGNED_MAP, UNSIGNED_MAP, WHITE
 from vitrail.plots.page import document, embedded
 from vitrail.plots.report.entries import Entry, Map, Report, Row, area_under
 from vitrail.plots.report.explaining import LEVELS, RANDOM
 from vitrail.plots.report.markup import (
     CHANCE,
-    SCRIPT,
     Cell,
     Content,
     Html,
@@ -24,6 +23,7 @@ from vitrail.plots.report.markup import (
     pairs,
     percent,
     plain,
+    script,
     section,
     style,
     table,
@@ -67,7 +67,8 @@ def _target_row(report: Report, entry: Entry, row: Row) -> str:
 
 
 def _figure(data: bytes, alt: str, caption: str) -> str:
-    return f"<figure>{embedded(data, alt)}<figcaption>{plain(caption)}</figcaption></figure>"
+    button = f'<button type="button" class="zoom">{embedded(data, alt)}</button>'
+    return f"<figure>{button}<figcaption>{plain(caption)}</figcaption></figure>"
 
 
 def _sentence(shown: Map) -> str:
@@ -133,8 +134,8 @@ def _stops(name: str) -> list[str]:
 SCALES: dict[tuple[str, bool], tuple[str, Callable[[], Sequence[str]], str, str]] = {
     ("image", True): ("Maps with a sign", partial(_stops, SIGNED_MAP), "against", "for the class"),
     ("image", False): ("Maps without a sign", partial(_stops, UNSIGNED_MAP), "least", "most"),
-    ("text", True): ("Scores with a sign", lambda: (RED, WHITE, GREEN), "against", "for the class"),
-    ("text", False): ("Scores without a sign", lambda: (WHITE, GREEN), "none", "most"),
+    ("text", True): ("Scores with a sign", lambda: (AGAINST, WHITE, FOR), "against", "for the class"),
+    ("text", False): ("Scores without a sign", lambda: (WHITE, FOR), "none", "most"),
 }
 """Kind and sign -> what it is called, its colours, and the words at their ends."""
 
@@ -170,7 +171,7 @@ def to_page(report: Report) -> str:
     inside = "".join(section(name, head, body) for name, (head, body) in parts.items())
     links = contents({name: head for name, (head, _) in parts.items()})
     body = f"<main><header><h1>{plain(title)}</h1>{pairs(about)}{links}</header>{inside}</main>"
-    return document(title, body, style=style(), script=SCRIPT)
+    return document(title, body, style=style(), script=script())
 
 
 def _summary(report: Report) -> Html:

@@ -4,7 +4,9 @@ import uPlot from "./vendor/uplot.js";
 import {useDark} from "./maps.js";
 import {percent} from "./numbers.js";
 
-const COLOURS = {light: ["#b2182b", "#555", "#2166ac", "#777"], dark: ["#f4a582", "#bbb", "#92c5de", "#999"]};
+const COLOURS = {
+  light: ["#b2182b", "#555", "#2166ac", "#8a5a00", "#6a3d9a"], dark: ["#f4a582", "#bbb", "#92c5de", "#e6c35c", "#cab2d6"],
+};
 
 /**
  * Probabilities over a share of removed parts.
@@ -25,7 +27,7 @@ export function Chart({x, series, label, marked}) {
       series: [{label: "removed", value: (_, value) => (value === null ? "" : `${Math.round(value * 100)} %`)},
         ...series.map((one, i) => ({
           label: one.name, width: one.faint ? 1 : 2.5, dash: one.dashed ? [6, 4] : undefined,
-          stroke: COLOURS[dark ? "dark" : "light"][i], value: (_, value) => (value === null ? "" : percent(value)),
+          stroke: COLOURS[dark ? "dark" : "light"][i % 5], value: (_, value) => (value === null ? "" : percent(value)),
         }))],
       hooks: {draw: [(plot) => {
         if (marked === undefined) return;

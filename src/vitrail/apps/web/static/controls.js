@@ -54,6 +54,8 @@ export function InputChoice({store}) {
         aria-pressed=${store.asked.input === `example:${name}`} onClick=${() => show(store, `example:${name}`)}>
         ${kind === "image" ? html`<img src=${`api/examples/${name}.jpg`} alt="" width="64" height="64" />` : null}
         <span>${words}</span></button></li>`)}
+      ${kind === "text" ? store.texts.map((text) => html`<li key=${text}><button type="button" class="example"
+        aria-pressed=${store.asked.input === `text:${text}`} onClick=${() => show(store, `text:${text}`)}><span>${text.length > 90 ? `${text.slice(0, 89)}\u2026` : text}</span></button></li>`) : null}
       ${kind === "image" ? store.tray.map((one) => html`<li key=${one.input}><button type="button" class="example"
         aria-pressed=${store.asked.input === one.input} onClick=${() => show(store, one.input)}>
         ${one.thumbnail ? html`<img src=${one.thumbnail} alt="" width="64" height="64" />` : null}

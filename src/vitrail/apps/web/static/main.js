@@ -2,7 +2,7 @@
 import {html, render} from "./html.js";
 import {get} from "./api.js";
 import {Page} from "./page.js";
-import {Store, fromAddress, kindOf} from "./store.js";
+import {LOOK, Store, fromAddress, kindOf} from "./store.js";
 import {unpack} from "./numbers.js";
 
 const FIRST = {image: ["consensus", "gae", "complete_gradient"], text: ["attcat", "consensus", "gae"]};
@@ -33,11 +33,14 @@ function fromServer() {
   window.addEventListener("hashchange", () => {
     const found = fromAddress(location.hash);
     if (!found) return;
-    const {asked, look, panel} = completed(found);
-    store.look = {...store.look, ...look};
-    store.panel = panel;
-    store.set(asked);
+    const {asked, look, panel, view, here, pin} = completed(found);
+    Object.assign(store, {look: {...LOOK, ...look}, panel, view});
+    store.set(asked, here);
+    store.here = here;
+    store.changed();
+    if (pin) store.pinFrom(pin); else store.unpin();
   });
+  if (first.pin) store.pinFrom(first.pin);
   return store;
 }
 

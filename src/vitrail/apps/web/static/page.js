@@ -28,6 +28,13 @@ function Answer({store}) {
     ${about.cautions.map((one) => html`<p class="caution" role="note" key=${one}>${one}</p>`)}</div>`;
 }
 
+/** How much the parts of a combined method agree, as a sentence. */
+function agreement(map, kind) {
+  if (!map || map.disagreement === null || !map.parts.length) return "";
+  const share = 1 - map.disagreement;
+  return `Its ${map.parts.length} parts ${share > 0.7 ? "agree" : share > 0.3 ? "agree in part" : "disagree"} on this ${kind === "image" ? "picture" : "text"}: ${share.toFixed(2)}.`;
+}
+
 function Figure({store, name}) {
   const {shown, look, pointed} = store;
   const about = shown.case, map = shown.maps.get(name), why = shown.missing.get(name);
@@ -37,7 +44,7 @@ function Figure({store, name}) {
     ${map ? html`<${MapView} about=${about} map=${map} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label=${`Map of ${name} for ${about.target.name}`} />`
       : html`<div class=${`blank ${about.kind}`} style=${about.size ? {aspectRatio: `${about.size[1]} / ${about.size[0]}`} : {}}>${why ? "no map" : "computing"}</div>`}
     <figcaption><strong>${said}</strong> <output class="value">${valueAt(map, pointed, about.tokens, look.words)}</output>
-      <span class="quiet">${why ? `Left out: ${why}` : plain}</span></figcaption>
+      <span class="quiet">${why ? `Left out: ${why}` : agreement(map, about.kind) || plain}</span></figcaption>
     ${map ? html`<${Legend} map=${map} look=${look} kind=${about.kind} />` : html`<div class="legend"></div>`}</figure>`;
 }
 
@@ -52,9 +59,9 @@ function Maps({store}) {
 }
 
 function Panels({store}) {
-  const offered = PANELS.filter((panel) => !store.offline || panel.offline);
   const {shown} = store;
   if (!shown || !shown.asked.methods.some((name) => shown.maps.has(name))) return null;
+  const offered = PANELS.filter((panel) => (!store.offline || panel.offline) && (!panel.fits || panel.fits(shown.case)));
   const open = offered.find((panel) => panel.id === store.panel) || offered[0];
   const choose = (id) => { store.panel = id; store.changed(); };
   const move = (event) => {
@@ -96,7 +103,7 @@ export function Page({store}) {
     const address = () => { if (location.hash !== toAddress(store)) history.replaceState(null, "", toAddress(store)); };
     const stop = store.listen(address);
     const keys = (event) => {
-      if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || /^(INPUT|TEXTAREA)$/.test(event.target.tagName)) return;
+      if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.matches("textarea, input[type=search], input:not([type])")) return;
       event.preventDefault();
       if (event.shiftKey) store.redo(); else store.undo();
     };

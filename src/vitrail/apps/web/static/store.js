@@ -13,18 +13,29 @@ function opened(map) {
   return {...map, values: unpack(map.scores).values, fine: unpack(map.pixels)};
 }
 
+/** Put an event of an explanation where it belongs. */
+function keep(found, event) {
+  if (event.case) found.case = event.case;
+  if (event.map) found.maps.set(event.map.method, opened(event.map));
+  if (event.missing) found.missing.set(event.missing, event.why);
+}
+
 export class Store {
   constructor(first) {
     this.asked = first.asked;
     this.look = {...LOOK, ...first.look};
     this.panel = first.panel || "";
+    this.view = first.view || {};
+    this.here = first.here || {};
     this.about = null;
     this.examples = null;
     this.files = new Map();
     this.tray = [];
+    this.texts = [];
     this.answers = new Map();
     this.shown = null;
     this.pinned = null;
+    this.pinning = null;
     this.pointed = null;
     this.progress = null;
     this.trouble = "";
@@ -55,31 +66,83 @@ export class Store {
     this.changed();
   }
 
+  /** A choice inside a panel, kept in the address. */
+  setView(name, value) {
+    this.view = {...this.view, [name]: value};
+    this.changed();
+  }
+
+  /** A choice inside a panel that belongs to this input alone; `undoable` ones can be taken back. */
+  setHere(name, value, undoable) {
+    if (undoable) this.remember();
+    this.here = {...this.here, [name]: value};
+    this.changed();
+  }
+
+  remember() {
+    this.past.push({asked: this.asked, here: this.here});
+    this.future = [];
+  }
+
   /** Ask for something else; what was asked before can be taken back. */
-  set(patch) {
+  set(patch, here = {}) {
     const next = {...this.asked, ...patch};
     if (JSON.stringify(next) === JSON.stringify(this.asked)) return;
-    this.past.push(this.asked);
-    this.future = [];
-    this.go(next);
+    this.remember();
+    this.go(next, next.input === this.asked.input ? this.here : here);
   }
 
   undo() {
     if (!this.past.length) return;
-    this.future.push(this.asked);
-    this.go(this.past.pop());
+    this.future.push({asked: this.asked, here: this.here});
+    const {asked, here} = this.past.pop();
+    this.go(asked, here);
   }
 
   redo() {
     if (!this.future.length) return;
-    this.past.push(this.asked);
-    this.go(this.future.pop());
+    this.past.push({asked: this.asked, here: this.here});
+    const {asked, here} = this.future.pop();
+    this.go(asked, here);
   }
 
-  go(asked) {
+  go(asked, here) {
+    const same = JSON.stringify(asked) === JSON.stringify(this.asked);
     this.asked = asked;
+    this.here = here;
+    if (same) {
+      this.changed();
+      return;
+    }
     this.pointed = null;
     this.run();
+  }
+
+  /** Keep what is shown beside whatever comes next. */
+  pin() {
+    this.pinned = {...this.shown, maps: new Map(this.shown.maps)};
+    this.changed();
+  }
+
+  unpin() {
+    if (this.pinning) this.pinning.abort();
+    this.pinned = null;
+    this.changed();
+  }
+
+  /** Pin what an address names: asked for once, beside what is shown. */
+  async pinFrom(asked) {
+    const mine = (this.pinning = new AbortController());
+    const found = {key: baseKey(asked), asked, case: null, maps: new Map(), missing: new Map()};
+    const {input, model, target, preset, methods} = asked;
+    try {
+      await ask("explain", {input, model, target, preset, methods}, this.files, (event) => keep(found, event), mine.signal);
+    } catch (error) {
+      if (error.name !== "AbortError") this.trouble = `what was pinned cannot be shown: ${error.message}`;
+    }
+    if (mine.signal.aborted) return;
+    if (found.case) this.pinned = found;
+    this.changed();
   }
 
   answer(key) {
@@ -95,6 +158,7 @@ export class Store {
 
   /** Fetch what is asked and not known. Answers to older questions are dropped. */
   async run() {
+    this.keepText();
     if (this.current) this.current.abort();
     const mine = (this.current = new AbortController());
     const asked = this.asked;
@@ -122,9 +186,7 @@ export class Store {
   }
 
   take(found, asked, event) {
-    if (event.case) found.case = event.case;
-    if (event.map) found.maps.set(event.map.method, opened(event.map));
-    if (event.missing) found.missing.set(event.missing, event.why);
+    keep(found, event);
     if ("progress" in event) this.progress = {share: event.progress, words: event.words};
     if (found.case) this.shown = {...found, asked};
     this.changed();
@@ -135,6 +197,13 @@ export class Store {
     this.current = null;
     this.progress = null;
     this.changed();
+  }
+
+  /** Texts that were asked about stay in the tray, the latest first. */
+  keepText() {
+    const {input} = this.asked;
+    const text = input.startsWith("text:") ? input.slice(5) : "";
+    if (text && !this.texts.includes(text)) this.texts = [text, ...this.texts].slice(0, KEPT);
   }
 
   /** Whether the screen answers what is asked. */
@@ -152,35 +221,78 @@ export class Store {
 
 const SHORT = {model: "m", target: "c", methods: "x", preset: "v"};
 
-/** The address of the state: everything but pictures from this device. */
-export function toAddress(store) {
-  const {asked, look, panel} = store;
+function askedParts(asked) {
   const parts = new URLSearchParams();
   parts.set("in", asked.input);
   for (const [name, short] of Object.entries(SHORT)) {
     const value = asked[name];
     if (value !== null && value !== undefined) parts.set(short, Array.isArray(value) ? value.join(",") : value);
   }
+  return parts;
+}
+
+/** The address of the state: everything but pictures from this device. */
+export function toAddress(store) {
+  const {asked, look, panel, pinned} = store;
+  const parts = askedParts(asked);
   for (const [name, usual] of Object.entries(LOOK)) if (look[name] !== usual) parts.set(name, look[name]);
   if (panel) parts.set("panel", panel);
+  for (const name of ["view", "here"]) if (Object.keys(store[name]).length) parts.set(name, JSON.stringify(store[name]));
+  if (pinned) parts.set("pin", askedParts(pinned.asked));
   return `#${parts}`;
+}
+
+function readAsked(parts) {
+  return {
+    input: parts.get("in"), preset: parts.get("v") || "recommended", model: parts.get("m"),
+    target: /^\d+$/.test(parts.get("c") || "") ? Number(parts.get("c")) : null,
+    methods: (parts.get("x") || "").split(",").filter(Boolean),
+  };
+}
+
+/** An object of an address; empty where it is damaged. */
+function readObject(text) {
+  try {
+    const found = JSON.parse(text);
+    return found && typeof found === "object" && !Array.isArray(found) ? found : {};
+  } catch {
+    return {};
+  }
 }
 
 /** The state of an address; null where it names no input. */
 export function fromAddress(address) {
   const parts = new URLSearchParams(address.replace(/^#/, ""));
   if (!parts.get("in")) return null;
-  const asked = {input: parts.get("in"), preset: parts.get("v") || "recommended"};
-  asked.model = parts.get("m");
-  asked.target = /^\d+$/.test(parts.get("c") || "") ? Number(parts.get("c")) : null;
-  asked.methods = (parts.get("x") || "").split(",").filter(Boolean);
   const look = {};
   for (const [name, usual] of Object.entries(LOOK)) {
     if (!parts.has(name)) continue;
     const text = parts.get(name);
     look[name] = typeof usual === "number" ? Number(text) || 0 : typeof usual === "boolean" ? text === "true" : text;
   }
-  return {asked, look, panel: parts.get("panel") || ""};
+  const pin = new URLSearchParams(parts.get("pin") || "");
+  return {
+    asked: readAsked(parts), look, panel: parts.get("panel") || "", view: readObject(parts.get("view")),
+    here: readObject(parts.get("here")), pin: pin.get("in") ? readAsked(pin) : null,
+  };
+}
+
+/** Whether a value of an address is of the kind that is expected. */
+function alike(value, usual) {
+  if (Array.isArray(usual)) return Array.isArray(value) && value.every((one) => Number.isInteger(one) && one >= 0);
+  return typeof value === typeof usual && (typeof value !== "number" || Number.isFinite(value));
+}
+
+/** A choice inside a panel that the address keeps: its value, and a function that changes it. */
+export function viewOf(store, name, usual) {
+  const value = alike(store.view[name], usual) ? store.view[name] : usual;
+  return [value, (next) => store.setView(name, next)];
+}
+
+/** The same for a choice that belongs to this input alone. */
+export function hereOf(store, name, usual, undoable = false) {
+  const value = alike(store.here[name], usual) ? store.here[name] : usual;
+  return [value, (next) => store.setHere(name, next, undoable)];
 }
 
 /** Which kind of input this is. */

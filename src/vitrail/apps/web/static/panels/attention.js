@@ -2,18 +2,21 @@
 import {html, useEffect, useMemo, useState} from "../html.js";
 import {MapView, Tile, placeName} from "../maps.js";
 import {unpack} from "../numbers.js";
+import {hereOf, viewOf} from "../store.js";
 import {Waiting, plainBase, useAnswer} from "./asking.js";
 
 function View({store}) {
   const about = store.shown.case;
-  const [token, setToken] = useState(null);
-  const [mark, setMark] = useState([0, 0]);
+  const [source, setSource] = hereOf(store, "token", -1);
+  const [mark, setMark] = viewOf(store, "head", [0, 0]);
+  const count = about.kind === "image" ? about.grid[0] * about.grid[1] : about.tokens.text.length;
+  const token = source >= 0 && source < count ? source : null;
+  const setToken = (place) => setSource(place === null ? -1 : place);
   useEffect(() => {
     if (store.pointed === null) return undefined;
-    const timer = setTimeout(() => setToken(store.pointed), 250);
+    const timer = setTimeout(() => setToken(store.pointed), 150);
     return () => clearTimeout(timer);
   }, [store.pointed]);
-  useEffect(() => setToken(null), [store.shown.key]);
   const state = useAnswer(store, "attention", {...plainBase(store), token});
   const [last, setLast] = useState(null);
   useEffect(() => { if (state.found && state.found.rows) setLast({key: store.shown.key, found: state.found}); }, [state.found]);
@@ -22,7 +25,7 @@ function View({store}) {
   if (!table) return html`<${Waiting} state=${state} />`;
   const [layers, heads, width] = table.shape;
   const row = (l, h) => table.values.subarray((l * heads + h) * width, (l * heads + h + 1) * width);
-  const [l, h] = [Math.min(mark[0], layers - 1), Math.min(mark[1], heads - 1)];
+  const [l, h] = [Math.min(mark[0] || 0, layers - 1), Math.min(mark[1] || 0, heads - 1)];
   const from = found.token === null ? "where the answer is read" : placeName(about, found.token, false);
   const map = {values: row(l, h), grid: about.grid, signed: false, fine: null};
   return html`<div><p>Attention from <strong>${from}</strong>. Point at a ${about.kind === "image" ? "patch" : "token"} to see where it attends.

@@ -1,5 +1,7 @@
 // The panels, in the order of their tabs. A panel is one object: `id`, `title`, `offline` (whether it works without a
-// server, from the results in the page alone) and `View`, a component that gets the store. Adding one: its file, and a line here.
+// server, from the results in the page alone), `View`, a component that gets the store, and where it is not for every answer
+// `fits`, which gets the case. Adding one: its file, and a line here.
+import {answer} from "./answer.js";
 import {whatIf} from "./whatif.js";
 import {remove} from "./remove.js";
 import {trust} from "./trust.js";
@@ -9,4 +11,4 @@ import {layers} from "./layers.js";
 import {attention} from "./attention.js";
 import {share} from "./share.js";
 
-export const PANELS = [whatIf, remove, trust, compare, contrast, layers, attention, share];
+export const PANELS = [answer, whatIf, remove, trust, compare, contrast, layers, attention, share];

@@ -1,6 +1,7 @@
 // Trust: how much faster than at random the probability falls for each map, and how much the maps agree.
-import {html, useState} from "../html.js";
+import {html} from "../html.js";
 import {points, percent} from "../numbers.js";
+import {viewOf} from "../store.js";
 import {FillChoice, Waiting, base, useAnswer} from "./asking.js";
 import {misleading} from "./remove.js";
 
@@ -26,7 +27,7 @@ function agreed(names, matrix) {
 }
 
 function View({store}) {
-  const [fill, setFill] = useState("auto");
+  const [fill, setFill] = viewOf(store, "fill", "auto");
   const {methods} = store.shown.asked;
   const state = useAnswer(store, "compare", {...base(store), methods: methods.filter((name) => !store.shown.missing.has(name)), fill});
   const events = state.found ? state.found.events : [];

@@ -1,8 +1,9 @@
 // What if: drag over the picture or click words, and see the probabilities change.
-import {html, useEffect, useState} from "../html.js";
+import {html, useMemo, useState} from "../html.js";
 import {Canvas, Sentence, cellAt, useDrawing} from "../maps.js";
 import {drawRemoved, outline} from "../drawing.js";
 import {percent, points} from "../numbers.js";
+import {hereOf, viewOf} from "../store.js";
 import {FillChoice, Waiting, plainBase, useAnswer} from "./asking.js";
 
 /** The cells of the rectangle between two cells. */
@@ -51,9 +52,12 @@ function Region({store, gone, onGone, background}) {
 
 function View({store}) {
   const about = store.shown.case;
-  const [gone, setGone] = useState(new Set());
-  const [fill, setFill] = useState("auto");
-  useEffect(() => setGone(new Set()), [about.picture, about.tokens && about.tokens.text.join("\u0000")]);
+  const [removed, setRemoved] = hereOf(store, "cells", [], true);
+  const [fill, setFill] = viewOf(store, "fill", "auto");
+  const count = about.kind === "image" ? about.grid[0] * about.grid[1] : about.tokens.text.length;
+  const key = removed.join();
+  const gone = useMemo(() => new Set(removed.filter((cell) => cell < count)), [key, count]);
+  const setGone = (next) => setRemoved([...next].sort((a, b) => a - b));
   const cells = [...gone].sort((a, b) => a - b);
   const state = useAnswer(store, "whatif", cells.length ? {...plainBase(store), cells, fill} : null);
   const toggle = (pieces) => {
