@@ -21,7 +21,7 @@ from pathlib import Path
 import abuse_cases
 import torch
 
-from vitrail.apps.cli import main, session, show  # noqa: F401
+from vitrail.apps.cli import app, main, session, show  # noqa: F401
 from vitrail.evaluate import bench
 from vitrail.models import zoo
 from vitrail.plots import report

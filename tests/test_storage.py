@@ -365,3 +365,22 @@ def test_a_write_that_breaks_off_leaves_the_old_file_and_nothing_else(tmp_path, 
 
 def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):
     assert write_bytes(tmp_path / ("x" * 255), b"data").read_bytes() == b"data"
+
+
+def test_a_link_is_followed_and_stays_one(tmp_path):
+    made = image()
+    (tmp_path / "real").mkdir()
+    for name, target in {"old.json": "real/old.json", "new.json": "real/new.json"}.items():
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "real" / "old.json").write_text("old")
+    for name in ("old.json", "new.json"):
+        made.save(tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        assert Attribution.load(tmp_path / "real" / name).equals(made)
+    assert sorted(path.name for path in (tmp_path / "real").iterdir()) == ["new.json", "old.json"]
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(OutputError, match=r"loop.json cannot be written: Too many levels of symbolic links"):
+        made.save(tmp_path / "loop.json")
+    (tmp_path / "null.json").symlink_to("/dev/null")
+    made.save(tmp_path / "null.json")
+    assert (tmp_path / "null.json").is_symlink()

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from errno import ELOOP
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,9 +275,15 @@ def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
 
 
 def write_bytes(path: Path, data: bytes) -> Path:
-    """The path, which holds either all of the data or what it held before."""
+    """The path, which holds either all of the data or what it held before. A link stays one: its target is written."""
     try:
-        _replace(path, data)
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise OSError(ELOOP, os.strerror(ELOOP))
+        if target.exists() and not target.is_file() and not target.is_dir():  # a device or a pipe
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}. Choose a folder that exists and may be written to."

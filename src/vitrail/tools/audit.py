@@ -157,7 +157,7 @@ def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None 
         reason = f" {next(iter(left_out.values()))}" if left_out else ""
         raise InputError(
             f"{root} has no folder of pictures that is named like a class of the model; it has {len(inside)} folders."
-            f"{reason}"
+            f"{reason} Put the pictures of a class into a folder of its name, such as {root}/{names[0]}/1.jpg."
         )
     return Labelled(tuple(found), left_out)
 

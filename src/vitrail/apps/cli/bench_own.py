@@ -34,9 +34,15 @@ the likeliest other one: near 1, the class plays no part.
 
 AGREEMENT = """Show how far the methods agree: rank correlations of their maps, mean over the inputs."""
 
-Inputs = Annotated[str, typer.Argument(help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False)]
+Inputs = Annotated[
+    str, typer.Argument(metavar="DATA", help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False)
+]
 Some = Annotated[int, typer.Option("--limit", help="So many of the inputs, at even distances.", min=2)]
 Kept = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the results in this file.")]
+
+
+FEW = 10
+"""With fewer inputs than this a bootstrap says little."""
 
 
 def _command(protocol: str, limit: int, show: "Callable[[bench.Plan, Path | None], None]") -> Callable[..., None]:
@@ -118,6 +124,8 @@ def show_ranking(found: "bench.Recommendation") -> None:
     show_table(("rank", "method", f"{found.measure} ↑", "95 % interval", "inputs", "verdict"), rows)
     for line in found.table.notes:
         note(line)
+    if (most := max(rank.estimate.count for rank in found.ranks)) < FEW:
+        note(f"note: {most} inputs are too few to rank methods by; give at least {FEW}.")
 
 
 recommend = _command("vitrail", 32, _rank)

@@ -6,10 +6,11 @@ Nothing here imports torch, so a wrong name is answered at once.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 
-from vitrail.errors import InputError, OptionError, OutputError, suggest
+from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED
 from vitrail.methods.spec import Spec
 from vitrail.models.texts import check_text, is_blank
@@ -21,6 +22,7 @@ STDOUT = Path("-")
 PRESETS = ("recommended", "fine", "paper", "official", "lxt")
 FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 LONGEST_NAME = 255
+EMBEDDED = ("photo", "sentiment")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ def check_source(source: Source) -> None:
         raise InputError(f"there is no file {source.given}. Check its name and folder.")
     if (folder := source.folder) is not None and not os.access(folder, os.R_OK | os.X_OK):
         raise InputError(f"{folder} cannot be read: no permission.")
+
+
+def check_model(name: str) -> None:
+    """Refuse a misspelt name of an embedded model at once, without the libraries that know all other names."""
+    if name in EMBEDDED or os.path.exists(name) or "/" in name:
+        return
+    near = get_close_matches(name.strip().casefold(), EMBEDDED, n=1, cutoff=0.75)
+    if near:
+        raise ModelError(f"there is no model {name!r}. Did you mean {near[0]}? A Hugging Face id is owner/name.")
 
 
 def looks_like_file(text: str) -> bool:
@@ -167,7 +178,7 @@ def check_apart(outputs: Iterable[Path | None], inputs: Iterable[Path | str | No
 def _check_distinct(paths: Sequence[Path]) -> None:
     seen: set[str] = set()
     for path in paths:
-        name = str(path.resolve()).casefold()
+        name = os.path.realpath(path).casefold()  # not resolve, which fails on links that lead to themselves
         if name in seen:
             raise OutputError(f"{path} is named for two results: give each a file of its own.")
         seen.add(name)

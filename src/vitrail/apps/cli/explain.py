@@ -14,6 +14,7 @@ from vitrail.apps.cli.checks import (
     check_apart,
     check_file,
     check_folder,
+    check_model,
     check_presets,
     check_source,
     distinct,
@@ -115,6 +116,7 @@ def run(request: Asked) -> None:
     """Check everything that can be checked, then load the model and explain."""
     folder = request.source.folder
     check_source(request.source)
+    check_model(request.model)
     check_presets(request.specs or (), request.preset)
     if folder is not None:
         _check_places(folder, check_folder(request.output), request)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 import vitrail
+from vitrail.apps.cli.checks import EMBEDDED
 from vitrail.methods import DEFAULT_METHOD, METHODS
 
-MODELS = ("photo", "sentiment")
 CLASSES = {
     "photo": (
         "tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck",
@@ -32,7 +32,7 @@ def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 METHOD_NAMES = _completes([DEFAULT_METHOD, *METHODS])
-MODEL_NAMES = _completes(MODELS)
+MODEL_NAMES = _completes(EMBEDDED)
 PRESET_NAMES = _completes(dict.fromkeys(["recommended", *(p for m in METHODS.values() for p in m.presets)]))
 DEVICE_NAMES = _completes(["cpu", "cuda", "mps"])
 

@@ -98,11 +98,22 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             note(f"error: {error}")
             raise typer.Exit(1) from error
+        except Exception as error:
+            if kwargs.get("debug") or not (said := _said_by_model(error)):
+                raise
+            note(f"error: {said}")
+            raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             note("stopped")
             raise typer.Exit(INTERRUPTED) from error
 
     return run
+
+
+def _said_by_model(error: Exception) -> str:
+    """What the model itself raised while it ran, with what it was run on; empty for other errors."""
+    notes = getattr(error, "__notes__", ())
+    return f"{type(error).__name__}: {error} {notes[-1]}" if notes and notes[-1].startswith("Raised by ") else ""
 
 
 def close_output() -> None:
@@ -115,6 +126,7 @@ def _check_readable(given: dict[str, Any]) -> None:
     for name, value in given.items():
         for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+                name = "INPUT" if name == "given" else f"--{name.replace('_', '-')}"
                 raise OptionError(f"{name} holds bytes that are not UTF-8 text: {plain(text[:40])!r}.")
 
 

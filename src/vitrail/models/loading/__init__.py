@@ -36,7 +36,7 @@ def load(name: str, *, arch: str | None = None, pickles: bool = False) -> Loaded
         return load_embedded(name)
     if not path.exists() and is_timm_name(name):
         return load_timm(name)
-    if not path.exists() and not is_cached(name) and (near := close_to(name, [*EMBEDDED, *timm_names(name)])):
+    if not path.exists() and not is_cached(name) and (near := close_to(name.lower(), [*EMBEDDED, *timm_names(name)])):
         raise ModelError(f"there is no model {name!r}. Did you mean {near}? A Hugging Face id is owner/name.")
     return load_huggingface(name, pickles=pickles)
 

@@ -1,5 +1,6 @@
 """Hugging Face models from a folder, the cache or the hub: safetensors only, and never code from a repository."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
     config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     _check_depth(name, config)
     auto, task = _task(name, config)
+    _check_shards(Path(name))
     model = _model(name, getattr(transformers, auto), pickles=pickles)
     if task == "image":
         return _image_model(name, model, transformers)
@@ -82,8 +84,21 @@ def _check_depth(name: str, config: Any) -> None:  # noqa: ANN401
 MOST_LAYERS = 2_000
 
 
+def _check_shards(folder: Path) -> None:
+    """Refuse an index of weights that leads out of its folder, before any of its files is opened."""
+    for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
+        try:
+            files = list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{index} is no index of weights: it needs weight_map, a file for each tensor.") from error
+        wrong = next((file for file in files if not isinstance(file, str) or Path(file).name != file), None)
+        if wrong is not None:
+            raise ModelError(f"{index} names the file {wrong!r}, which does not lie in its folder.")
+
+
 def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401
-    architectures = config.architectures or []
+    given = config.architectures or []
+    architectures = [str(one) for one in ([given] if isinstance(given, str) else given)]
     for architecture in architectures:
         for ending, found in TASKS.items():
             if architecture.endswith(ending):
@@ -99,9 +114,19 @@ def _model(name: str, auto: Any, *, pickles: bool) -> nn.Module:  # noqa: ANN401
     model, info = _fetch(
         name,
         lambda: auto.from_pretrained(
-            name, trust_remote_code=False, use_safetensors=safe, weights_only=True, output_loading_info=True
+            name,
+            trust_remote_code=False,
+            use_safetensors=safe,
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below; transformers only says that there are some
         ),
     )
+    for tensor, held, needed in sorted(info["mismatched_keys"]):
+        raise ModelError(
+            f"the weights of {name!r} do not fit its config: {tensor} has shape {list(held)}, but the config asks for "
+            f"{list(needed)}."
+        )
     if missing := sorted(info["missing_keys"]):
         # transformers would fill them with random numbers and explain those.
         raise ModelError(f"the weights of {name!r} lack {len(missing)} tensors of the model, such as {missing[0]}.")
@@ -113,16 +138,19 @@ def _label_names(config: Any) -> tuple[str, ...]:  # noqa: ANN401
 
 
 def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # noqa: ANN401
+    from vitrail.models.loading.images import within_ratio
+
     processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False))
     config: Any = model.config
     size = _size(name, config, processor)
+    _check_result(name, processor)
 
     def preprocess(image: Any, *, squash: bool = False) -> Sample:  # noqa: ANN401
         given: dict[str, Any] = {}
         if squash:
             image, given = image.resize((size[1], size[0])), {"do_resize": False, "do_center_crop": False}
-        inputs = processor(images=image, return_tensors="pt", **given)
-        return Sample({"pixel_values": inputs["pixel_values"]}, _picture(inputs["pixel_values"], processor))
+        pixels = _processed(name, processor, within_ratio(image), given)
+        return Sample({"pixel_values": pixels}, _picture(pixels, processor))
 
     names = _label_names(config)
     return Loaded(
@@ -141,6 +169,37 @@ def _size(name: str, config: Any, processor: Any) -> tuple[int, int]:  # noqa: A
     if "height" not in given or "width" not in given:
         raise ModelError(f"neither the config nor the image processor of {name!r} says how large its images are.")
     return int(given["height"]), int(given["width"])
+
+
+def _check_result(name: str, processor: Any) -> None:  # noqa: ANN401
+    """Refuse a processor whose pictures would have no pixels or would fill the memory, by the sizes it names."""
+    for what in ("size", "crop_size"):
+        given: Any = getattr(processor, what, None)
+        if not given or not getattr(processor, "do_resize" if what == "size" else "do_center_crop", True):
+            continue
+        sides = [given.get(side) for side in ("height", "width", "shortest_edge", "longest_edge")]
+        named = [side for side in sides if side is not None]
+        if any(not 0 < side <= LONGEST_SIDE for side in named):
+            raise ModelError(
+                f"the image processor of {name!r} gives pictures a {what} of {dict(given)}; sides have 1 to "
+                f"{LONGEST_SIDE:,} pixels."
+            )
+
+
+LONGEST_SIDE = 8_192
+
+
+def _processed(name: str, processor: Any, image: Any, given: dict[str, Any]) -> torch.Tensor:  # noqa: ANN401
+    """The pixels that a processor makes of a picture, or what it says."""
+    try:
+        pixels = processor(images=image, return_tensors="pt", **given)["pixel_values"]
+    except Exception as error:  # processors check little, and fail in many ways
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"the image processor of {name!r} failed: {type(error).__name__}: {reason}") from error
+    if not isinstance(pixels, torch.Tensor) or pixels.ndim != 4:
+        shape = list(getattr(pixels, "shape", ()))
+        raise ModelError(f"the image processor of {name!r} gives pixels of shape {shape}, not [b, channels, h, w].")
+    return pixels
 
 
 def _picture(pixels: torch.Tensor, processor: Any) -> Any:  # noqa: ANN401

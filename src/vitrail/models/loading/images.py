@@ -147,6 +147,11 @@ def cover(image: Image.Image, scale: Size, filter: Image.Resampling) -> Image.Im
 LONGEST_RATIO = 16
 
 
+def within_ratio(image: Image.Image) -> Image.Image:
+    """The picture, or its middle where one side is more than `LONGEST_RATIO` times the other."""
+    return _middle(image, (1, 1))
+
+
 def _middle(image: Image.Image, scale: Size) -> Image.Image:
     """The middle of a picture whose proportions differ from the size by more than `LONGEST_RATIO`; else the picture."""
     (height, width), (wide, high) = scale, image.size
