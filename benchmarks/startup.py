@@ -15,7 +15,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 PICTURE = SOURCE / "vitrail/apps/demo/pictures/golf_ball.jpg"
 RUN = "import sys; sys.argv = ['vitrail', *{args!r}]\nfrom vitrail.apps.cli import main; main()"
-COMPLETE = "import os; os.environ.update(_VITRAIL_COMPLETE='complete_bash', COMP_WORDS='vitrail explain --method ga', COMP_CWORD='3')\n"
+TYPED = {"_VITRAIL_COMPLETE": "complete_bash", "COMP_WORDS": "vitrail explain --method ga", "COMP_CWORD": "3"}
+COMPLETE = f"import os; os.environ.update({TYPED!r})\n"
 CODES = {
     "python -c pass": "pass",
     "import typer, rich": "import typer, rich",
