@@ -44,6 +44,7 @@ class Entry:
         kind: the class of the model.
         halves: whether one half of the answer is read from the class token and the other from the patches.
         position: the token that is explained, where the model answers at every token and is not causal.
+        single: whether the model gives one number, and not one for each class.
     """
 
     build: Callable[..., nn.Module]
@@ -55,9 +56,11 @@ class Entry:
     kind: str = ""
     position: int | None = None
     halves: bool = False
+    single: bool = False
 
     def target(self, index: int) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
         """What is explained, and the same scalar of the logits."""
+        index = 0 if self.single else index
         if self.position is not None:
             return targets.logit(index, position=self.position), lambda logits: logits[:, self.position, index]
         return index, lambda logits: logits[:, -1, index] if logits.ndim == 3 else logits[:, index]

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from any_models import TABLE, Entry
+from any_models import Entry
+from any_more_models import TABLE
 
 import vitrail
 from vitrail.errors import VitrailError
@@ -27,6 +28,7 @@ REASONS = {
     r"are in no block|side by side|more than one:|attend once": "several attention calls in one block",
     r"do not say how relevance passes through ([\w.]+)": "no rule for {}",
     r"takes no root|no rule covers": "no rule for a norm",
+    r"writes into what one sub-layer gave": "a sub-layer's result is overwritten in place",
     r"'output_weight'.*stands between": "a norm or a gate before the output projection",
     r"'output_weight'|'ffn_added'|'ffn_entering'": "what is added to the stream is not known",
     r"do not read one query": "no one query",
@@ -94,8 +96,8 @@ HEAD = """# Models
 
 Vitrail finds the blocks of a model in one pass, so a model needs no entry in a table. This page lists tiny models of
 today's libraries, built from their own configurations and explained without an `Anatomy`. It is written by
-`python tests/any_outcomes.py`; `tests/test_any_transformer.py` holds each cell, and compares `gae` with plain matrices
-on the attention maps that a model returns, in float64 to 1e-6.
+`python tests/any_outcomes.py` (with names: these rows alone); `tests/test_any_transformer.py` holds each cell, and
+compares `gae` with plain matrices on the attention maps that a model returns, in float64 to 1e-6.
 
 A cell says `ok`, or why the method is refused. `auto` is the default method.
 """
@@ -116,8 +118,9 @@ def page(found: dict[str, dict[str, str]]) -> str:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    made = {}
-    for name in TABLE:
+    wanted = sys.argv[1:]
+    made = {name: cells for name, cells in documented().items() if wanted and name in TABLE and name not in wanted}
+    for name in wanted or TABLE:
         made[name] = outcomes(TABLE[name])
         print(name, made[name], flush=True, file=sys.stderr)
-    PAGE.write_text(page(made))
+        PAGE.write_text(page({name: made[name] for name in TABLE if name in made}))

@@ -142,6 +142,68 @@ def next_token(token: Index | None = None) -> Target:
     return Target("next_token", _classes(token))
 
 
+POOLINGS = ("mean", "first", "last")
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """The cosine of the angle between what a model gives for a sample and another encoding.
+
+    Args:
+        other: the encoding of what is compared, `[1, d]` for all samples or `[b, d]` with one for each.
+        pooling: which tokens make one vector where the model gives one for each: their mean, the first or the last.
+    """
+
+    other: Float[Tensor, "b d"]
+    pooling: str = "mean"
+
+    def __call__(self, encodings: Float[Tensor, "b d"]) -> Values:
+        """The similarity of each sample."""
+        other = self.other.to(encodings)
+        if other.shape[1:] != encodings.shape[1:] or other.shape[0] not in (1, len(encodings)):
+            raise TargetError(
+                f"targets.similarity was given encodings of shape {tuple(other.shape)}, but the model gives "
+                f"{tuple(encodings.shape)}: one vector of {encodings.shape[1]} numbers, or one for each sample, is "
+                "needed. Encode what is compared with the same model."
+            )
+        return torch.nn.functional.cosine_similarity(encodings, other, dim=1)
+
+    def take(self, rows: Tensor) -> "Similarity":
+        """The same for some samples of the batch, in the order given."""
+        return self if len(self.other) == 1 else replace(self, other=self.other[rows.to(self.other.device)])
+
+    def __str__(self) -> str:
+        """For messages and labels."""
+        return "similarity"
+
+
+def similarity(other: Any, *, pooling: str = "mean") -> Similarity:  # noqa: ANN401
+    """The cosine similarity of the encoding of each sample and another encoding, for models that give encodings.
+
+    Args:
+        other: the encoding of what is compared: `[d]`, or `[b, d]` with one for each sample, as a tensor or an array.
+        pooling: `mean`, `first` or `last` of the tokens, where the model gives one vector for each.
+    """
+    if pooling not in POOLINGS:
+        raise TargetError(f"pooling={pooling!r} is not known. Choose one of {', '.join(POOLINGS)}.")
+    try:
+        found = torch.as_tensor(other).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TargetError(
+            f"targets.similarity takes an encoding [d] or [b, d], but {type(other).__name__} was given. Encode what is "
+            "compared first: model.encode(text) of sentence-transformers, or the embedding that the model returns."
+        ) from error
+    if found.ndim not in (1, 2) or not found.is_floating_point() or not found.numel():
+        raise TargetError(
+            f"targets.similarity takes real numbers [d] or [b, d], but {tuple(found.shape)} {found.dtype} was given."
+        )
+    if not bool((found.isfinite().all(dim=-1) & (found != 0).any(dim=-1)).all()):
+        raise TargetError(
+            "targets.similarity was given an encoding that is zero, NaN or infinite: it has no direction."
+        )
+    return Similarity(found[None] if found.ndim == 1 else found, pooling)
+
+
 def answer_span(*, absolute: bool = False) -> Target:
     """The start logit and the end logit, each at its argmax, explained apart and then added.
 

@@ -114,6 +114,7 @@ class Followed:
     steps: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     later: list[Tensor] = field(default_factory=list)
     times: int = 0
+    version: int = 0  # of the tensor `now`, which the model may write into later
 
 
 @dataclass
@@ -235,6 +236,7 @@ def _give(adding: Adding, name: str, own: bool, module: nn.Module, args: tuple, 
     followed: Followed = getattr(adding, name)
     followed.given = _given(args, kwargs) if own else None
     followed.result = followed.now = _first(out)
+    followed.version = followed.now._version
     followed.times += 1
 
 
@@ -246,6 +248,7 @@ def _take(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any
             continue
         if given is followed.now:
             followed.now = _first(out)
+            followed.version = followed.now._version
             if not passes(module):
                 followed.steps.append((module, given, followed.now))
         elif is_norm(module):
@@ -291,11 +294,10 @@ def measured(adding: Adding, call: AttentionCall, *, ffn: bool) -> Added:
     """
     found, missing = Added(scale=adding.block.attention_scale), {}
     with torch.no_grad():
-        if adding.block.output is not None:
-            try:
-                found = _attention(adding, adding.block.output, call)
-            except Unknown as why:
-                missing["output_weight"] = str(why)
+        try:
+            found = _attention(adding, adding.block.output, call)
+        except Unknown as why:
+            missing["output_weight"] = str(why)
         if ffn and adding.block.ffn_output is not None:
             try:
                 now, scale = _ffn(adding, adding.block.ffn_output)
@@ -305,10 +307,16 @@ def measured(adding: Adding, call: AttentionCall, *, ffn: bool) -> Added:
     return replace(found, missing=missing)
 
 
-def _attention(adding: Adding, module: nn.Module, call: AttentionCall) -> Added:
+def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall) -> Added:
     """The map from the heads' outputs to what is added to the stream."""
+    if module is None:
+        raise Unknown(
+            "no module was found that takes the heads' outputs to channels of the residual stream: a norm or a gate "
+            "stands between, or the model's own code projects them"
+        )
     seen, stream, named = adding.attention, adding.entering, adding.block.attention_scale
     _check_once(seen, module)
+    _check_kept(adding)
     assert seen.result is not None
     assert stream is not None
     given = _heads_outputs(seen, call, adding.block, stream)
@@ -331,6 +339,7 @@ def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """What the feed-forward part adds to the stream, and the scale of each channel that it is still to be given."""
     seen, stream, named = adding.ffn, adding.entering, adding.block.ffn_scale
     _check_once(seen, module)
+    _check_kept(adding)
     assert stream is not None
     _, base = _but_named(seen, named)
     base = _as_stream(base, stream)
@@ -347,6 +356,12 @@ def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
 def _check_once(seen: Followed, module: nn.Module) -> None:
     if seen.times != 1 or seen.now is None:
         raise Unknown(f"{type(module).__name__} was called {seen.times} times in the block, not once")
+
+
+def _check_kept(adding: Adding) -> None:
+    for seen in (adding.attention, adding.ffn):
+        if seen.now is not None and seen.now._version != seen.version:
+            raise Unknown("the model writes into what one sub-layer gave, as by x += y, so it is not there any more")
 
 
 def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Tensor) -> Tensor:

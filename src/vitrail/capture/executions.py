@@ -176,7 +176,12 @@ def node_of(x: Tensor | None) -> Node | None:
     """Where a tensor stands in the graph; None where it has no gradient."""
     if x is None or not x.requires_grad:
         return None
-    return x.grad_fn if x.grad_fn is not None else torch.autograd.graph.get_gradient_edge(x).node
+    if x.grad_fn is not None:
+        return x.grad_fn
+    try:
+        return torch.autograd.graph.get_gradient_edge(x).node
+    except (AssertionError, RuntimeError):  # inside an autograd function of the model's own there is no graph
+        return None
 
 
 def from_data(x: Tensor | None) -> bool:

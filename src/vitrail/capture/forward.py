@@ -137,7 +137,7 @@ def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[I
         given = inputs if capture.recomputed is None else without_own_cache(model, inputs)
         with nullcontext(given) if capture.rows is None else keeping(model, given, capture.rows) as given:
             answer = run_in(model, given, pass_options.dtype)
-    output = read_output(answer, span=capture.body.anatomy.span, broken=True)
+    output = read_output(answer, span=capture.body.anatomy.span, broken=True, encodings=capture.body.encodings)
     cut = capture.rows is not None and output.logits.ndim == 3 and output.logits.shape[1] == len(capture.rows)
     return inputs, replace(output, rows=capture.rows if cut else None)
 

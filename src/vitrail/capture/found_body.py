@@ -14,6 +14,7 @@ from vitrail.capture.refusals import no_attention
 from vitrail.capture.shadow import autograd
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import Anatomy, Block, Body
+from vitrail.models.anatomy.parts import ENCODINGS
 from vitrail.models.inputs import Inputs
 
 SHOWN = 6
@@ -46,7 +47,7 @@ _alike: "WeakSet[nn.Module]" = WeakSet()
 
 def _answer(model: nn.Module, inputs: Inputs) -> Tensor:
     with autograd(gradients=False):
-        return read_output(run_model(model, inputs.usable()), broken=True).logits
+        return read_output(run_model(model, inputs.usable()), broken=True, encodings=ENCODINGS).logits
 
 
 def _check_alike(before: Tensor, after: Tensor, sites: tuple[BlockSite, ...]) -> None:

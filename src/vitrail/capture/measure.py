@@ -182,7 +182,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = _with_source(some, seen)
         with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
-            seen.answer = read_output(run_model(model, some), span=body.anatomy.span).logits
+            seen.answer = read_output(run_model(model, some), span=body.anatomy.span, encodings=body.encodings).logits
         if seen.checkpointed and not kept:
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)

@@ -1,7 +1,7 @@
 """What a model answered, and the scalars that a target picks out of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from vitrail.capture.recording import widen
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import last_position
-from vitrail.targets import NEXT_TOKEN, Target, answer_span
+from vitrail.models.readouts import cls, last, last_position, mean_all
+from vitrail.targets import NEXT_TOKEN, Similarity, Target, answer_span
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Output:
     span: bool = False
     sound: bool = True
     mended: bool = False
+    encodes: bool = False  # whether these are no logits, but encodings [b, d] or [b, t, d] of a model without a head
     rows: Tensor | None = None
 
 
@@ -67,12 +68,20 @@ def _described(inputs: Inputs) -> str:
     return ", ".join(f"{name} {said}" for name, said in words.items()) or "no tensor"
 
 
-def read_output(output: object, *, span: bool = False, broken: bool = False) -> Output:
+NO_ANSWER = (
+    "an explanation needs logits [b], [b, c] or [b, t, c]: a tensor, an output with .logits, or one with .start_logits "
+    "and .end_logits. Does the model have a classification head? Encodings of a model without one are explained by "
+    "what they are compared with: targets.similarity(other)."
+)
+
+
+def read_output(output: object, *, span: bool = False, broken: bool = False, encodings: tuple[str, ...] = ()) -> Output:
     """The logits in whatever the model returned.
 
     Args:
         span: whether a tuple begins with start and end logits.
         broken: take samples whose logits are NaN everywhere too, for a caller that looks at them itself.
+        encodings: names of encodings to take where there are no logits; `parts` checks that the target is for them.
     """
     start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
     if span and isinstance(output, tuple):
@@ -83,18 +92,27 @@ def read_output(output: object, *, span: bool = False, broken: bool = False) -> 
     if logits is None and isinstance(output, (tuple, list)):
         logits = output[0]
     logits = output if isinstance(output, Tensor) else logits
+    if isinstance(logits, Tensor) and logits.ndim == 1:  # one number for each sample, as regressions give
+        logits = logits[:, None]
+    encoded = named(output, encodings) if logits is None else None
+    logits = encoded if isinstance(encoded, Tensor) else logits
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
-        raise InputError(
-            f"the model returned {found}, but an explanation needs logits [b, c] or [b, t, c]: a tensor, an output "
-            "with .logits, or one with .start_logits and .end_logits. Does the model have a classification head?"
-        )
-    return _finite(logits, span=False, broken=broken)
+        raise InputError(f"the model returned {found}, but {NO_ANSWER}")
+    return replace(_finite(logits, span=False, broken=broken), encodes=logits is encoded)
+
+
+LOGITS = ("logits", "logits_per_image")
 
 
 def named_logits(output: object) -> object | None:
     """The logits by the name an output gives them: of classes, or of the texts a picture was compared with."""
-    for name in ("logits", "logits_per_image"):
+    return named(output, LOGITS)
+
+
+def named(output: object, names: tuple[str, ...]) -> object | None:
+    """The first of these that an output has."""
+    for name in names:
         found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if found is not None:
             return found
@@ -163,8 +181,12 @@ def parts(
 ) -> tuple[Scalar, ...]:
     """The scalars that the target asks for: one, or two for the two ends of an answer."""
     logits = output.wide
+    if isinstance(target, Similarity):
+        return (_similar(target, output, valid),)
     if not isinstance(target, Target):
         return (_custom(target, output),)
+    if output.encodes:
+        raise InputError(f"the model returned encodings of shape {tuple(logits.shape)}, but {NO_ANSWER}")
     # A method's own scalar may have turned the plain logit into a probability; an answer is explained by its logits.
     plain = target.name in ("logit", "probability") and target.first is None and target.position is None
     if target.name == "answer_span" or (output.span and plain):
@@ -220,6 +242,38 @@ def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tupl
         part = Scalar(scores.gather(1, position[:, None])[:, 0], target, read, position)
         ends.append(_checked(part, scores.masked_fill(~valid, 0.0), output))
     return tuple(ends)
+
+
+def _similar(target: Similarity, output: Output, valid: Tensor) -> Scalar:
+    """How alike each sample's encoding and the other one are."""
+    if output.span:
+        raise TargetError("targets.similarity compares encodings, but this model gives start and end logits.")
+    if output.wide.ndim == 3 and output.wide.shape[:2] != valid.shape:
+        raise TargetError(
+            f"the model gives encodings of {tuple(output.wide.shape[:2])} tokens where its blocks work on "
+            f"{tuple(valid.shape)}, so which of them are padding is not known."
+        )
+
+    def read(encodings: Tensor, rows: Tensor) -> Tensor:
+        return target.take(rows)(_pooled(encodings, target.pooling, valid[rows]))
+
+    every = torch.arange(len(output.wide), device=output.wide.device)
+    return Scalar(read(output.wide, every), Target("similarity"), read, plain=False)
+
+
+def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
+    """One vector for each sample: the model's own, or made of those of its tokens."""
+    if encodings.ndim == 2:
+        return encodings
+    if encodings.shape[:2] != valid.shape:
+        raise TargetError(
+            f"this method runs the model on {encodings.shape[1]} of {valid.shape[1]} tokens, so which of its encodings "
+            "are to be pooled is not known. Explain a model that pools them itself, such as a SentenceTransformer, or "
+            "take a method that runs the whole input."
+        )
+    weights = {"mean": mean_all, "first": cls, "last": last}[pooling](valid, valid).to(encodings)
+    real = encodings.masked_fill(~valid[..., None], 0.0) if pooling == "mean" else encodings
+    return torch.einsum("bt,btd->bd", weights, real)
 
 
 def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:

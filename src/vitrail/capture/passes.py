@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.continuations import continued
+from vitrail.capture.discovery import is_causal
 from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import (
     as_heads,
@@ -77,7 +78,13 @@ class Pass:
         if isinstance(chosen, Target) and chosen.name == "continuation":
             calls = [call for captured in self.captured for call in captured.calls]
             return (continued(self.output, chosen, self.inputs, calls),)
-        return parts(self.output, chosen, self.valid, causal=self.capture.body.anatomy.causal)
+        return parts(self.output, chosen, self.valid, causal=self.causal)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees those behind it: as the anatomy says, else where no attention call does."""
+        calls = [call for captured in self.captured for call in captured.calls]
+        return self.capture.body.anatomy.causal or (self.output.logits.ndim == 3 and all(map(is_causal, calls)))
 
     def _valid(self, first: AttentionCall) -> Tensor:
         """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""

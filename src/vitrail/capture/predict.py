@@ -59,6 +59,6 @@ def _class_logits(run: Pass) -> Float[Tensor, "b c"]:
         raise TargetError("a model that answers questions has no classes to contrast: use vitrail.explain.")
     if logits.ndim == 2:
         return logits
-    if not run.capture.body.anatomy.causal:
+    if not run.causal:
         raise TargetError("this model answers at every token: use vitrail.explain with targets.logit(c, position=p).")
     return logits[torch.arange(len(logits), device=logits.device), last_position(run.valid)]

@@ -138,7 +138,9 @@ class Runner:
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
         with autograd(gradients=False), hooks(handles):
-            output = read_output(run_model(self.model, inputs), span=self.body.anatomy.span)
+            output = read_output(
+                run_model(self.model, inputs), span=self.body.anatomy.span, encodings=self.body.encodings
+            )
         return read(output.wide)
 
 
@@ -195,7 +197,9 @@ def _scalar_from(runner: Runner, tokens: Tokens, inputs: Inputs, copies: int) ->
         stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
             stack.enter_context(standing_in(block.module, out))
-        output = read_output(run_model(runner.model, inputs), span=runner.body.anatomy.span)
+        output = read_output(
+            run_model(runner.model, inputs), span=runner.body.anatomy.span, encodings=runner.body.encodings
+        )
     if len(output.wide) != copies * runner.inputs.batch:
         raise SeamError(
             f"the head gave {len(output.wide)} answers for {copies} copies of a batch of {runner.inputs.batch}."

@@ -90,6 +90,11 @@ class Block:
     discovered: bool = False  # whether the parts were found in a pass; the value projection is then not known
 
 
+ENCODINGS = ("sentence_embedding", "image_embeds", "text_embeds", "last_hidden_state")
+POOLED = ("sentence_embedding", "image_embeds", "text_embeds", "pooler_output", "last_hidden_state")
+"""Names of encodings, those first that are meant to be compared: of a model with a pooling attention, what it gives."""
+
+
 @dataclass(frozen=True)
 class Body:
     """An anatomy looked up in one model."""
@@ -100,6 +105,11 @@ class Body:
     owner: nn.Module
     head: nn.Module | None
     temperature: Tensor | None = None
+
+    @property
+    def encodings(self) -> tuple[str, ...]:
+        """Where an output without logits holds its encodings."""
+        return ENCODINGS if self.pool is None else POOLED
 
 
 def find(root: object, path: str | None) -> object | None:
