@@ -48,7 +48,7 @@ CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
 """Arguments that change from input to input and set no order of tokens."""
 MOST_FORMS = 256
 """How many forms of input are remembered for one model."""
-LONGEST, PART = 2048, 512
+LONGEST, PART = 512, 256
 """Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
 SAMPLES = 2
 """How many samples are looked at: enough to see that samples are kept separate."""

@@ -1,0 +1,339 @@
+"""Protocol `answers`: does an explanation of a generated answer name the passages of the context that it came from?
+
+Two kinds of questions. Where the passage is known, because the context was written around it (a needle among other
+sentences, a chain of variables): the share of its tokens among the best k % of the context, and the reciprocal of the
+rank of its sentence. Where it is not: how well the sums of a sentence's scores predict what becomes of the answer when
+random sentences are left out (the linear datamodeling score, Park et al., ICML 2023, arXiv:2303.14186; for contexts:
+Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729), how much its log-probability falls without the best k sentences, and
+how little with them alone. The ablations are drawn with another seed than those that `context_cite` is fitted to.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitrail.api import explain
+from vitrail.capture.continuations import log_probabilities
+from vitrail.errors import InputError
+from vitrail.models.segments import Span
+from vitrail.targets import continuation
+
+HELD_OUT_SEED = 7919
+"""Of the ablations that are measured on; `context_cite` is fitted to others."""
+NOUNS = ("river", "garden", "market", "tower", "bridge", "harbor", "library", "castle", "meadow", "station", "museum")
+PLACES = ("Oslo", "Lima", "Cairo", "Dublin", "Hanoi", "Quito", "Tunis", "Riga", "Accra", "Sofia", "Perth", "Kyoto")
+PEOPLE = ("painter", "baker", "sailor", "teacher", "farmer", "doctor", "singer", "tailor", "miner", "pilot", "writer")
+DOINGS = ("walked past", "looked at", "wrote about", "talked about", "sat beside", "ran around", "dreamed of", "drew")
+TIMES = ("in the morning", "at noon", "in the evening", "last week", "in spring", "after lunch", "on Monday")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Sentences, a question about them, and the sentences that answer it.
+
+    Args:
+        gold: the places of the sentences that hold the answer; empty where they are not known.
+        value: the words in them that the answer repeats.
+    """
+
+    sentences: tuple[str, ...]
+    question: str
+    gold: tuple[int, ...] = ()
+    value: str = ""
+
+
+def _filler(random: np.random.Generator) -> str:
+    pick = lambda names: names[int(random.integers(len(names)))]  # noqa: E731
+    return f"The {pick(PEOPLE)} {pick(DOINGS)} the {pick(NOUNS)} {pick(TIMES)}."
+
+
+def needle(seed: int, *, sentences: int, needles: int = 1) -> Context:
+    """Other sentences, and among them the numbers of some cities; the question is about one of them."""
+    random = np.random.default_rng(seed)
+    cities = [PLACES[i] for i in random.permutation(len(PLACES))[:needles]]
+    numbers = [str(random.integers(1_000_000, 10_000_000)) for _ in cities]
+    said = [_filler(random) for _ in range(sentences)]
+    places = sorted(random.permutation(sentences)[:needles].tolist())
+    for place, city, number in zip(places, cities, numbers, strict=True):
+        said[place] = f"The magic number of {city} is {number}."
+    asked = int(random.integers(needles))
+    question = f"What is the magic number of {cities[asked]}? Answer with the number only."
+    return Context(tuple(said), question, (places[asked],), numbers[asked])
+
+
+def variables(seed: int, *, sentences: int, steps: int = 2) -> Context:
+    """Chains of variables among other sentences; the question is about the last variable of one chain."""
+    random = np.random.default_rng(seed)
+    letters = [f"{a}{b}" for a in "BDFGHJKLMNPQRSTVWXZ" for b in "AEIOU"]
+    names = [letters[i] for i in random.permutation(len(letters))[: 2 * steps]]
+    said = [_filler(random) for _ in range(sentences)]
+    places = sorted(random.permutation(sentences)[: 2 * steps].tolist())
+    chains = [names[:steps], names[steps:]]
+    numbers = [str(random.integers(10_000, 100_000)) for _ in chains]
+    gold: list[list[int]] = [[], []]
+    for turn, place in enumerate(places):
+        which, step = turn % 2, turn // 2
+        chain = chains[which]
+        given = numbers[which] if step == 0 else chain[step - 1]
+        said[place] = f"VAR {chain[step]} = {given}."
+        gold[which].append(place)
+    question = f"What is the value of VAR {chains[0][-1]}? Answer with the number only."
+    return Context(tuple(said), question, tuple(gold[0]), numbers[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A context and an answer as a model reads them.
+
+    Args:
+        ids: the whole text.
+        start: the column where what is explained of the answer begins.
+        stop: the column after it.
+        sources: the columns of the sentences of the context.
+        value: the columns of the words that the answer repeats.
+        right: whether the model's answer holds the value; None where it is not known.
+    """
+
+    ids: Int[Tensor, " t"]
+    start: int
+    stop: int
+    sources: tuple[Span, ...]
+    gold: tuple[int, ...] = ()
+    value: tuple[int, ...] = ()
+    right: bool | None = None
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {"input_ids": self.ids[None], "attention_mask": torch.ones_like(self.ids)[None]}
+
+
+def ask(model: Any, tokenizer: Any, context: Context, *, max_new_tokens: int = 24) -> Question:  # noqa: ANN401
+    """The model's own greedy answer, or the digits of it that are the value where that is known."""
+    text = " ".join(context.sentences)
+    message = [{"role": "user", "content": f"{text}\n\n{context.question}"}]
+    chat = getattr(tokenizer, "chat_template", None) is not None
+    prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) if chat else (
+        f"{message[0]['content']}\n")  # fmt: skip
+    read = tokenizer(prompt, add_special_tokens=not chat, return_offsets_mapping=True)
+    begin = prompt.index(text)
+    sources, place = [], begin
+    for sentence in context.sentences:
+        place = prompt.index(sentence, place)
+        sources.append(_columns(read["offset_mapping"], place, place + len(sentence)))
+        place += len(sentence)
+    ids = torch.tensor(read["input_ids"], device=next(model.parameters()).device)
+    with torch.no_grad():
+        every = model.generate(ids[None], attention_mask=torch.ones_like(ids)[None], max_new_tokens=max_new_tokens,
+                               do_sample=False, pad_token_id=tokenizer.eos_token_id)[0]  # fmt: skip
+    answer = every[len(ids) :].tolist()
+    while answer and answer[-1] == tokenizer.eos_token_id:
+        answer.pop()
+    if not answer:
+        raise InputError("the model's answer is empty, so there is nothing to explain.")
+    span = _within(tokenizer, answer, context.value)
+    first, last = span or (0, len(answer))
+    value = ()
+    if context.value:
+        at = prompt.index(context.value, begin)
+        value = tuple(range(*_columns(read["offset_mapping"], at, at + len(context.value))))
+    whole = torch.cat([ids, torch.tensor(answer, device=ids.device)])
+    right = None if not context.value else span is not None
+    return Question(whole[: len(ids) + last], len(ids) + first, len(ids) + last, tuple(sources), context.gold, value,
+                    right)  # fmt: skip
+
+
+def _columns(offsets: Sequence[tuple[int, int]], begin: int, end: int) -> Span:
+    """The tokens that hold these letters."""
+    found = [i for i, (a, b) in enumerate(offsets) if b > a and b > begin and a < end]
+    return found[0], found[-1] + 1
+
+
+def _within(tokenizer: Any, ids: list[int], value: str) -> Span | None:  # noqa: ANN401
+    """The tokens of an answer that spell the value; None if it is not there or there is none."""
+    if not value:
+        return None
+    ends = [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
+    at = tokenizer.decode(ids).replace(",", " ").find(value)
+    if at < 0:
+        return None
+    first = next(i for i, end in enumerate(ends) if end > at)
+    return first, next(i for i, end in enumerate(ends) if end >= at + len(value)) + 1
+
+
+Keep = Bool[Tensor, "m s"]
+
+
+def scores_without(model: nn.Module, question: Question, keep: Keep, *, batch: int = 16) -> Float[Tensor, " m"]:
+    """The log-probability of the answer with only some of the sentences; what is no sentence stays."""
+    found = [_some(model, question, some) for some in keep.split(batch)]
+    return torch.cat(found).double().cpu()
+
+
+@torch.no_grad()
+def _some(model: nn.Module, question: Question, keep: Keep) -> Float[Tensor, " m"]:
+    """Ablations side by side, filled up on the left, so that the answer stands in the last columns of all of them."""
+    ids, device = question.ids, question.ids.device
+    held = torch.ones(len(keep), len(ids), dtype=torch.bool, device=device)
+    for source, (a, b) in enumerate(question.sources):
+        held[:, a:b] = keep[:, source, None].to(device)
+    order = held.int().sort(dim=1, stable=True).indices[:, -int(held.sum(dim=1).max()) :]
+    mask = held.gather(1, order)
+    said = question.stop - question.start
+    extra = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0), "logits_to_keep": said + 1}
+    logits = model(input_ids=ids[order], attention_mask=mask.long(), use_cache=False, **extra).logits[:, :-1].float()
+    samples = torch.arange(len(keep), device=device).repeat_interleave(said)
+    return log_probabilities(logits.flatten(0, 1), ids[question.start :].repeat(len(keep)), samples, len(keep))
+
+
+def random_ablations(sources: int, count: int, seed: int = HELD_OUT_SEED) -> Keep:
+    """Which sentences each ablation keeps: each with probability one half."""
+    return torch.rand(count, sources, generator=torch.Generator().manual_seed(seed)) < 0.5
+
+
+Scores = Callable[[Any, Question], Float[Tensor, " t"]]
+
+
+def by_method(name: str, **options: Any) -> Scores:  # noqa: ANN401
+    """The scores of all columns by a method of the table."""
+
+    def scores(model: Any, question: Question) -> Float[Tensor, " t"]:  # noqa: ANN401
+        given = {
+            **options,
+            **({"sources": list(question.sources)} if name in ("context_cite", "sentence_drop") else {}),
+        }
+        target = continuation(question.start, question.stop)
+        return explain(model, question.inputs, name, target, **given).scores[0].detach().float().cpu()
+
+    return scores
+
+
+def at_random(model: object, question: Question) -> Float[Tensor, " t"]:
+    """A row that every method has to beat."""
+    return torch.rand(len(question.ids), generator=torch.Generator().manual_seed(len(question.ids)))
+
+
+def by_position(model: object, question: Question) -> Float[Tensor, " t"]:
+    """What the answer stands next to: later tokens first."""
+    return torch.arange(len(question.ids)).float()
+
+
+PRIORS: dict[str, Scores] = {"random": at_random, "position": by_position}
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
+"""How the scores of a sentence's tokens become one."""
+
+
+@dataclass(frozen=True)
+class AnswerMeasures:
+    """What one method reached on one question; NaN where a question has no such measure."""
+
+    seconds: float
+    lds: float = float("nan")
+    drop: Mapping[int, float] = field(default_factory=dict)
+    kept: Mapping[int, float] = field(default_factory=dict)
+    recall: float = float("nan")
+    reciprocal_rank: float = float("nan")
+
+    def row(self) -> dict[str, float]:
+        """The numbers by the names of their columns."""
+        drops = {f"drop@{k}": x for k, x in self.drop.items()}
+        kept = {f"kept@{k}": x for k, x in self.kept.items()}
+        gold = {"recall@10%": self.recall, "mrr": self.reciprocal_rank}
+        return {"lds": self.lds, **drops, **kept, **gold, "seconds": self.seconds}
+
+
+@dataclass(frozen=True, eq=False)
+class Ablations:
+    """What became of one answer under random ablations, and its log-probability with the whole context."""
+
+    keep: Keep
+    values: Float[Tensor, " m"]
+    whole: float
+
+
+def ablations_of(model: nn.Module, question: Question, count: int) -> Ablations:
+    """The answer of a question under held-out ablations."""
+    keep = random_ablations(len(question.sources), count)
+    values = scores_without(model, question, torch.cat([torch.ones_like(keep[:1]), keep]))
+    return Ablations(keep, values[1:], float(values[0]))
+
+
+def pooled(scores: Float[Tensor, " t"], sources: Sequence[Span], pool: str) -> Float[Tensor, " s"]:
+    """One score for each sentence."""
+    return torch.stack([POOLS[pool](scores[a:b]) for a, b in sources])
+
+
+def recall(scores: Float[Tensor, " t"], sources: Sequence[Span], gold: Sequence[int], percent: float = 10.0) -> float:
+    """The share of the gold tokens among the best tokens of the context."""
+    places = torch.tensor([column for a, b in sources for column in range(a, b)])
+    best = places[scores[places].argsort(descending=True, stable=True)[: max(1, round(len(places) * percent / 100))]]
+    return len(set(best.tolist()) & set(gold)) / len(gold)
+
+
+def spearman(a: Float[Tensor, " m"], b: Float[Tensor, " m"]) -> float:
+    """The correlation of ranks, ties with their mean rank; zero where one of them is constant."""
+    ranks = torch.stack([_ranks(a), _ranks(b)])
+    if bool((ranks == ranks[:, :1]).all(dim=1).any()):
+        return 0.0
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def _ranks(x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    below = (x[:, None] > x).sum(dim=1) + (x[:, None] >= x).sum(dim=1)
+    return below.double() / 2
+
+
+def measure(
+    model: nn.Module,
+    question: Question,
+    method: Scores,
+    known: Ablations | None,
+    *,
+    pool: str = "sum",
+    ks: Sequence[int] = (1, 3),
+) -> AnswerMeasures:
+    """Everything that a question allows.
+
+    Args:
+        known: the answer under held-out ablations; None leaves out what needs them.
+        ks: how many sentences are removed, or kept alone.
+    """
+    begun = time.perf_counter()
+    scores = method(model, question)
+    seconds = time.perf_counter() - begun
+    each = pooled(scores, question.sources, pool).double()
+    gold = {}
+    if question.gold:
+        order = each.argsort(descending=True, stable=True).tolist()
+        gold = {"reciprocal_rank": 1 / (1 + min(order.index(place) for place in question.gold))}
+        gold |= {"recall": recall(scores, question.sources, question.value)} if question.value else {}
+    if known is None:
+        return AnswerMeasures(seconds, **gold)
+    lds = spearman(known.keep.double() @ each, known.values)
+    best = torch.zeros(len(ks), len(each), dtype=torch.bool)
+    for row, k in enumerate(ks):
+        best[row, each.argsort(descending=True, stable=True)[:k]] = True
+    after = scores_without(model, question, torch.cat([~best, best]))
+    drop, kept = (known.whole - after).split(len(ks))
+    numbers = {k: float(x) for k, x in zip(ks, drop, strict=True)}
+    alone = {k: float(x) for k, x in zip(ks, kept, strict=True)}
+    return AnswerMeasures(seconds, lds, numbers, alone, **gold)
+
+
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], *, share: float = 1.0, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """The mean of `ours - share * theirs` over questions, and its 95 % interval by a paired bootstrap."""
+    each = np.asarray(ours, dtype=float) - share * np.asarray(theirs, dtype=float)
+    each = each[np.isfinite(each)]
+    if not len(each):
+        return (float("nan"),) * 3
+    picks = np.random.default_rng(seed).integers(len(each), size=(resamples, len(each)))
+    low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975])
+    return float(each.mean()), float(low), float(high)
