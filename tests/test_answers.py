@@ -159,6 +159,25 @@ def test_generation_is_the_models_own_and_leaves_no_trace(language_model):
     assert sampled[0] == sampled[1]
 
 
+def test_hops_pass_through_what_was_generated_before_the_final_answer(language_model):
+    model, tokenizer = language_model
+    given = {"answer": "the red key . it opens the door . answer : red", "method": "gae", "unit": "answer"}
+    plain = vitrail.generate(model, tokenizer, "which key ?", reasoning="door .", **given)
+    assert [one.text.strip() for one in plain.units] == ["answer : red"]
+    assert [one.text.strip() for one in plain.context if one.source == "reasoning"] == [
+        "the red key .",
+        "it opens the door .",
+    ]
+    assert plain.by_hop is None
+    found = vitrail.generate(model, tokenizer, "which key ?", reasoning="door .", hops=2, **given)
+    assert found.by_hop.shape == (2, 1, len(found.context))
+    assert_close(found.table, plain.table + found.by_hop.sum(dim=0))
+    last = vitrail.generate(model, tokenizer, "which key ?", hops=2, **given)  # the last sentence is the answer
+    assert_close(last.table, found.table)
+    again = Generation(**{**vars(found)})
+    assert json.loads(again.to_json())["hops"]["gae"] == found.hops["gae"].tolist()
+
+
 def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
     model, tokenizer = language_model
     found = vitrail.generate(model, tokenizer, "<script> & the red key . which ?", answer="<script> red . it .")
@@ -197,6 +216,10 @@ def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
         ({"prompt": "the key", "answer": "red", "documents": "one text"}, "list of texts"),
         ({"prompt": "the key", "answer": "red", "method": "gea"}, "Did you mean gae"),
         ({"prompt": "the key", "answer": "red", "sink": "hide"}, "sink='hide'"),
+        ({"prompt": "the key", "answer": "red", "hops": 1}, "answer is one sentence"),
+        ({"prompt": "the key", "answer": "red", "reasoning": "</think>"}, "it is not in the answer"),
+        ({"prompt": "the key", "answer": "it . red", "reasoning": "red"}, "nothing is after it"),
+        ({"prompt": "the key", "answer": "it . red", "hops": -1}, "hops=-1"),
     ],
 )
 def test_what_cannot_be_generated_is_one_clear_error(language_model, given, words):

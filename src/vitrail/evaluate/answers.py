@@ -308,7 +308,7 @@ def measure(
     scores = method(model, question)
     seconds = time.perf_counter() - begun
     each = pooled(scores, question.sources, pool).double()
-    gold = {}
+    gold: dict[str, Any] = {}
     if question.gold:
         order = each.argsort(descending=True, stable=True).tolist()
         gold = {"reciprocal_rank": 1 / (1 + min(order.index(place) for place in question.gold))}
@@ -333,7 +333,7 @@ def difference(
     each = np.asarray(ours, dtype=float) - share * np.asarray(theirs, dtype=float)
     each = each[np.isfinite(each)]
     if not len(each):
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     picks = np.random.default_rng(seed).integers(len(each), size=(resamples, len(each)))
     low, high = np.quantile(each[picks].mean(axis=1), [0.025, 0.975])
     return float(each.mean()), float(low), float(high)

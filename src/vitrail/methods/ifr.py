@@ -34,7 +34,7 @@ Weights = Float[Tensor, "b t"]
 
 def proximity(part: Float[Tensor, "... d"], whole: Float[Tensor, "... d"]) -> Float[Tensor, "..."]:
     """`max(|whole|_1 - |part - whole|_1, 0)`: how much of the whole a part makes up."""
-    return (whole.abs().sum(dim=-1) - (part - whole).abs().sum(dim=-1)).clamp(min=0)
+    return (whole.abs().sum(dim=-1) - torch.linalg.vector_norm(part - whole, ord=1, dim=-1)).clamp(min=0)
 
 
 def _contributions(

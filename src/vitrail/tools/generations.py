@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, OutputError
 from vitrail.models.inputs import position_limit
+from vitrail.models.segments import sentences
 from vitrail.plots.answers import answer_figure, answer_html
 from vitrail.storage import encode
 from vitrail.tools.answers import Answer
@@ -52,6 +54,7 @@ class Generation:
         tables: for each method, `[units, tokens]`, scores over all columns.
         sinks: for each method, the share of the scores on the context that the first token holds, by unit.
         provenance: for each method, where its numbers come from.
+        hops: for each method, `[hops, units, tokens]`, what each hop through the reasoning added to its table.
     """
 
     text: str
@@ -61,6 +64,13 @@ class Generation:
     tables: Mapping[str, Float[Tensor, "u n"]]
     sinks: Mapping[str, Float[Tensor, " u"]]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    hops: Mapping[str, Float[Tensor, "h u n"]] = field(default_factory=dict)
+
+    @property
+    def by_hop(self) -> Float[Tensor, "h u c"] | None:
+        """What each hop through the reasoning added for each passage, by the first method; None without hops."""
+        found = next(iter(self.hops.values()), None)
+        return None if found is None else torch.stack([self._by_passage(one) for one in found])
 
     @property
     def table(self) -> Float[Tensor, "u c"]:
@@ -127,6 +137,7 @@ class Generation:
                 "tables": {name: table.tolist() for name, table in self.tables.items()},
                 "sinks": {name: share.tolist() for name, share in self.sinks.items()},
                 "provenance": encode(dict(self.provenance)),
+                **({"hops": {name: one.tolist() for name, one in self.hops.items()}} if self.hops else {}),
             },
             ensure_ascii=False,
         )
@@ -154,6 +165,7 @@ class Generation:
                 {name: torch.tensor(table) for name, table in found["tables"].items()},
                 {name: torch.tensor(share) for name, share in found["sinks"].items()},
                 found["provenance"],
+                {name: torch.tensor(one) for name, one in found.get("hops", {}).items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise OutputError(f"{path} cannot be read as a saved generation: {error}.") from error
@@ -172,6 +184,9 @@ def generate(  # noqa: PLR0913  (the public signature)
     max_new_tokens: int = 64,
     generation: Mapping[str, Any] | None = None,
     sink: str = "keep",
+    hops: int = 0,
+    reasoning: str | None = None,
+    memory: str = "auto",
 ) -> Generation:
     """Generate an answer and explain it.
 
@@ -187,6 +202,11 @@ def generate(  # noqa: PLR0913  (the public signature)
         max_new_tokens: how many tokens are generated at most.
         generation: further arguments of `model.generate`. Sampling needs a `seed` among them.
         sink: `keep` or `drop` the scores of the first token; `Generation.sinks` says how much it holds.
+        hops: how often relevance on what was generated before the final answer is passed on to what that rests on.
+        reasoning: the text that ends what comes before the final answer, such as `</think>`. The parts after it are
+            explained, and the sentences before it are passages of the context. None with hops: all but the last
+            sentence is reasoning.
+        memory: `low` runs each block again for the backward pass instead of keeping it, as for `explain`.
     """
     _check_model(model, tokenizer)
     read = read_prompt(tokenizer, prompt, documents)
@@ -201,36 +221,62 @@ def generate(  # noqa: PLR0913  (the public signature)
         )
     inputs = {"input_ids": torch.tensor([[*read.ids, *ids]], device=_device(model))}
     named = [method] if method is None or isinstance(method, str) else list(method)
-    found = [_explained(model, inputs, read, tokenizer, unit, one, options or {}, sink) for one in named]
-    return _joined(tokenizer, read, ids, found)
+    begin = len(read.ids)
+    thought = _reasoned(decoded(tokenizer, ids), reasoning) if hops or reasoning is not None else 0
+    through = {"hops": hops, "reasoning": (begin, begin + thought)} if hops else {}
+    common = {"tokenizer": tokenizer, "unit": unit, "sink": sink, "memory": memory, **through, **(options or {})}
+    found = [answer_of(model, inputs, begin + thought, method=one, **common) for one in named]
+    return _joined(tokenizer, read, ids, found, thought)
 
 
-def _explained(
-    model: Any,  # noqa: ANN401
-    inputs: Mapping[str, Tensor],
-    read: Prompt,
+def _reasoned(pieces: Sequence[str], end: str | None) -> int:
+    """How many tokens of what was generated come before the final answer."""
+    if end is None:
+        found = sentences(pieces)[-1][0]
+        if found == 0:
+            raise InputError(
+                "the answer is one sentence, so nothing was generated before it that hops could pass through. Name "
+                "what ends the reasoning, reasoning='</think>', or leave hops out."
+            )
+        return found
+    text = "".join(pieces)
+    place = text.find(end) + len(end)
+    ends = list(accumulate(map(len, pieces)))
+    found = next((i + 1 for i, last in enumerate(ends) if last >= place), len(pieces))
+    if end not in text or found >= len(pieces):
+        raise InputError(
+            f"{end!r} ends the reasoning, but {'nothing is after it in' if end in text else 'it is not in'} the answer "
+            f"{text[:80]!r}. Raise max_new_tokens, or leave reasoning out."
+        )
+    return found
+
+
+def _joined(
     tokenizer: Any,  # noqa: ANN401
-    unit: str,
-    method: str | None,
-    options: Mapping[str, Any],
-    sink: str,
-) -> Answer:
-    return answer_of(model, inputs, len(read.ids), tokenizer=tokenizer, unit=unit, method=method, sink=sink, **options)
+    read: Prompt,
+    ids: Sequence[int],
+    found: Sequence[Answer],
+    thought: int,
+) -> Generation:
+    """The result in words: tokens, parts and passages with their text.
 
-
-def _joined(tokenizer: Any, read: Prompt, ids: Sequence[int], found: Sequence[Answer]) -> Generation:  # noqa: ANN401
-    """The result in words: tokens, parts and passages with their text."""
+    Args:
+        thought: how many tokens of the answer are reasoning, whose sentences are passages of the context.
+    """
     after = decoded(tokenizer, list(ids))
-    tokens = (*read.pieces, *after)
+    tokens, begin = (*read.pieces, *after), len(read.ids)
+    spans = [(begin + a, begin + b) for a, b in sentences(after[:thought])]
+    reasons = tuple(Passage("".join(tokens[a:b]), a, b, "reasoning") for a, b in spans)
     units = tuple(Passage("".join(tokens[a:b]), a, b, "answer") for a, b in found[0].units[0])
     return Generation(
         tokenizer.decode(ids, skip_special_tokens=True),
         tokens,
         units,
-        read.passages,
+        (*read.passages, *reasons),
         {one.method: one.table[0].cpu() for one in found},
         {one.method: one.sink[0].cpu() for one in found},
         {one.method: dict(one.provenance) for one in found},
+        {one.method: one.hops[0].cpu() for one in found if one.hops is not None},
     )
 
 

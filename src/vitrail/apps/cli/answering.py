@@ -64,6 +64,8 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     tokens: Annotated[int, typer.Option("--tokens", help="How many tokens are generated at most.")] = 64,
     cite: Annotated[int, typer.Option("--cite", help="How many passages are shown for each part.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", help="A file to write: .html for a page, else JSON.")] = None,
+    hops: Annotated[int, typer.Option("--hops", help="Hops through what was generated before the answer.")] = 0,
+    reasoning: Annotated[str | None, typer.Option("--reasoning", help="Text that ends the reasoning.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--plain", help="Use the chat template if there is one.")] = True,  # noqa: FBT002
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
@@ -80,6 +82,8 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         unit=unit,
         method=method or None,
         max_new_tokens=tokens,
+        hops=hops,
+        reasoning=reasoning,
     )
     typer.echo(shown(found, cite))
     if out is not None:
