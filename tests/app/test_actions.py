@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from torch.testing import assert_close
 
 import vitrail
@@ -22,6 +23,7 @@ from vitrail.attribution import Comparison
 from vitrail.capture import measure
 from vitrail.errors import ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
+from vitrail.evaluate.metrics.fills import FILLS
 from vitrail.methods import METHODS
 
 BALL, SENTENCE = "example:golf_ball", "example:sentence-1"
@@ -178,6 +180,33 @@ def test_by_default_parts_become_what_hides_the_class_most(do, tiny):
     assert same["fill"] == found["fill"]
 
 
+def test_every_fill_has_the_curve_that_removal_has_with_it(do, tiny):
+    found = {event["fill"]: event["curve"] for event in do("fills", input=BALL, model=tiny, method="gae")}
+    assert list(found) == list(FILLS)
+    for fill in ("black", "noise"):
+        (removed,) = do("remove", input=BALL, model=tiny, method="gae", fill=fill)
+        assert found[fill] == removed["curve"]
+    with pytest.raises(OptionError, match="no fills to compare"):
+        do("fills", input="example:sentence-1", model="sentiment", method="gae")
+
+
+def test_an_answer_and_its_sources_are_those_of_the_library(explorer, session, do, writer):
+    text = explorer.sessions.add_text(session, "the quick brown fox")
+    (found,) = do("answer", input=text, model=writer, length=5)
+    loaded = explorer.models.open(writer, "text").loaded
+    made = vitrail.generate(loaded.model, loaded.tokenizer, "the quick brown fox", unit="word", max_new_tokens=5)
+    assert found["text"] == made.text
+    table = next(iter(made.tables.values()))
+    expected = table[:, : made.units[0].start]
+    np.testing.assert_allclose(unpacked(found["scores"]), expected, atol=float(expected.abs().max()) / 60000)
+    assert len(found["units"]) == len(made.units) == len(found["cited"])
+    assert "".join(found["prompt"]).split() == ["the", "quick", "brown", "fox"]
+    (longest,) = do("answer", input=text, model=writer, length=64)  # the model has 16 positions
+    assert len(longest["prompt"]) + len(longest["units"]) <= 16
+    with pytest.raises(OptionError, match="writes no text"):
+        do("answer", input=text, model="sentiment", length=5)
+
+
 def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny):
     case = case_of(explorer, session, BALL, tiny)
     (same,) = do("whatif", input=BALL, model=tiny, cells=())
@@ -251,6 +280,10 @@ def test_a_figure_is_drawn_in_the_colours_of_the_page(do, tiny):
         for name in PALETTES
     }
     assert len(figures) == len(PALETTES)
+    for name, (_, diverging) in PALETTES.items():
+        (made,) = do("download", input=SENTENCE, model="sentiment", methods=("attcat",), form="svg", palette=name)
+        ends = [to_hex(colormaps[diverging](place)) for place in (0.07, 0.93)]
+        assert any(end in base64.b64decode(made["base64"]).decode() for end in ends)  # the strongest word
     with pytest.raises(OptionError, match="plaid"):
         do("download", input=BALL, model=tiny, methods=("gae",), form="png", palette="plaid")
 

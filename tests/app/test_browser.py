@@ -532,7 +532,18 @@ def test_random_clicks_on_a_random_network_always_show_one_state(visit):
         """() => { const own = window.fetch; window.fetch = async (...args) => {
             await new Promise((done) => setTimeout(done, Math.random() * 600)); return own(...args); }; }"""
     )
-    buttons = (".example", ".class", ".kinds button", "#undo", "#redo", ".chip", "#stop")
+    buttons = (
+        ".example",
+        ".class",
+        ".kinds button",
+        "#undo",
+        "#redo",
+        ".chip",
+        "#stop",
+        "[role=tab]",
+        "#pin",
+        "#unpin",
+    )
     for number in range(200):
         found = [one for part in buttons for one in page.query_selector_all(part)]
         rng.choice(found).evaluate("(one) => one.click()")

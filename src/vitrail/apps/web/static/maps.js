@@ -152,6 +152,16 @@ export function valueAt(map, pointed, tokens, whole) {
   return score(wordScores(map.values, [word || [pointed]], map.signed)[0], map.signed);
 }
 
+const verb = (share) => (share > 0.7 ? "agree" : share > 0.3 ? "agree in part" : "disagree");
+
+/** How far the parts of a combined map agree, as a sentence; of one part, copies of the text with words blanked. */
+export function agreement(map, kind) {
+  if (!map || map.disagreement === null || !map.parts.length) return "";
+  const share = 1 - map.disagreement;
+  const what = map.parts.length > 1 ? `Its ${map.parts.length} parts` : "Its maps with other words blanked";
+  return `${what} ${verb(share)} on this ${kind === "image" ? "picture" : "text"}: ${share.toFixed(2)}.`;
+}
+
 /** The name of the place that is pointed at. */
 export function placeName(about, pointed, whole) {
   if (pointed === null || pointed === undefined) return "";

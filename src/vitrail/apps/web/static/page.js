@@ -1,7 +1,7 @@
 // The page: what is asked on the left, the one answer that is shown on the right, panels below it.
 import {html, useEffect, useState} from "./html.js";
 import {ClassChoice, InputChoice, LookChoice, MethodChoice, ModelChoice, addFiles, show} from "./controls.js";
-import {Legend, MapView, placeName, valueAt} from "./maps.js";
+import {Legend, MapView, agreement, placeName, valueAt} from "./maps.js";
 import {percent} from "./numbers.js";
 import {PANELS} from "./panels/index.js";
 import {kindOf, toAddress} from "./store.js";
@@ -26,13 +26,6 @@ function Answer({store}) {
     ${about.card ? html`<details class="card-text"><summary>${about.card.what}</summary><p>${about.card.name}. ${about.card.knows.length ? `It knows: ${about.card.knows.join(", ")}${about.card.count > about.card.knows.length ? ` and ${about.card.count - about.card.knows.length} more` : ""}.` : ""}</p></details>`
       : about.model ? html`<p class="quiet">${about.model}</p>` : null}
     ${about.cautions.map((one) => html`<p class="caution" role="note" key=${one}>${one}</p>`)}</div>`;
-}
-
-/** How much the parts of a combined method agree, as a sentence. */
-function agreement(map, kind) {
-  if (!map || map.disagreement === null || !map.parts.length) return "";
-  const share = 1 - map.disagreement;
-  return `Its ${map.parts.length} parts ${share > 0.7 ? "agree" : share > 0.3 ? "agree in part" : "disagree"} on this ${kind === "image" ? "picture" : "text"}: ${share.toFixed(2)}.`;
 }
 
 function Figure({store, name}) {

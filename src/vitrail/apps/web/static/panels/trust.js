@@ -1,5 +1,6 @@
 // Trust: how much faster than at random the probability falls for each map, and how much the maps agree.
 import {html} from "../html.js";
+import {agreement} from "../maps.js";
 import {points, percent} from "../numbers.js";
 import {viewOf} from "../store.js";
 import {FillChoice, Waiting, base, useAnswer} from "./asking.js";
@@ -48,7 +49,7 @@ function View({store}) {
     ${names && names.length > 1 ? html`<p>${agreed(names, state.found.agreement)}</p><div class="scroll" tabindex="0" role="region" aria-label="Agreement of the maps"><table class="plain matrix">
       <thead><tr><td></td>${names.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead><tbody>${names.map((name, i) => html`<tr key=${name}>
       <th scope="row">${name}</th>${state.found.agreement[i].map((value, j) => html`<td key=${j}>${value.toFixed(2)}</td>`)}</tr>`)}</tbody></table></div>` : null}
-    ${consensus && consensus.disagreement !== null ? html`<p>The ${consensus.parts.length} parts of consensus ${word(1 - consensus.disagreement)} on this input: ${(1 - consensus.disagreement).toFixed(2)}.</p>` : null}
+    ${agreement(consensus, store.shown.case.kind) ? html`<p>consensus: ${agreement(consensus, store.shown.case.kind)}</p>` : null}
     <${Waiting} state=${state} /></div>`;
 }
 
