@@ -145,3 +145,45 @@ def test_the_default_takes_gradients_where_attention_cannot_be_followed():
     assert "feed more than one row" in found.provenance["default"]
     assert_close(found.scores, named.scores)
     assert "default" not in named.provenance
+
+
+def continuation_by_matrices(model, inputs, first, last):
+    """Gae of `sum log p` over columns of the decoder, from whole matrices; rows that predict them start alike."""
+    model.set_attn_implementation("eager")
+    out = model(**inputs, output_attentions=True)
+    logs = out.logits.log_softmax(dim=-1)
+    rows = torch.arange(first - 1, last - 1)
+    scalar = logs[:, rows].gather(2, inputs["decoder_input_ids"][:, rows + 1, None]).sum()
+    kinds = ("decoder_attentions", "cross_attentions", "encoder_attentions")
+    maps = [getattr(out, kind) for kind in kinds]
+    grads = torch.autograd.grad(scalar, [x for kind in maps for x in kind])
+    weighed = [(g * a).clamp(min=0).mean(dim=1) for g, a in zip(grads, (x for kind in maps for x in kind), strict=True)]
+    own, cross, below = weighed[:2], weighed[2:4], weighed[4:]
+    answer = torch.zeros(2, 1, inputs["decoder_input_ids"].shape[1], dtype=torch.float64)
+    answer[:, :, rows] = 1 / len(rows)
+    source = torch.zeros(2, 1, inputs["input_ids"].shape[1], dtype=torch.float64)
+    for a, c in zip(reversed(own), reversed(cross), strict=True):
+        source, answer = source + answer @ c, answer + answer @ a
+    for a in reversed(below):
+        source = source + source @ a
+    return scalar.detach(), source[:, 0].detach(), answer[:, 0].detach()
+
+
+def test_a_continuation_of_an_encoder_decoder_is_read_at_the_rows_that_predict_it():
+    model, inputs = prepared(TABLE["t5"])
+    found = vitrail.explain(model, inputs, "gae", targets.continuation(2, 5))
+    _, source, answer = continuation_by_matrices(model, inputs, 2, 5)
+    assert_close(found.streams["encoder"].scores, source)
+    assert_close(found.streams["decoder"].scores, answer)
+    assert_close(found.scores, source)
+
+
+def test_every_token_of_a_decoders_answer_has_a_row_over_the_source():
+    model, inputs = prepared(TABLE["t5"])
+    found = vitrail.answer(model, inputs, 3, method="gae")
+    assert found.table.shape == (2, 3, 9)
+    for unit, column in enumerate((3, 4, 5)):
+        one = vitrail.explain(model, inputs, "gae", targets.continuation(column, column + 1))
+        assert_close(found.table[:, unit], one.streams["encoder"].scores)
+    assert_close(found.sink, found.table[:, :, 0] / found.table.sum(dim=2))
+    assert found.tokens == tuple(tuple(map(str, row)) for row in inputs["input_ids"].tolist())

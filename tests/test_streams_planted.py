@@ -1,4 +1,4 @@
-"""Models trained here whose answer is known to depend on one token: the walk finds it, chance does not."""
+"""Models trained here whose answer is known to depend on one token: gae and the default find it, chance does not."""
 
 import pytest
 import torch
@@ -12,9 +12,13 @@ CASES, CLASSES = 200, 5
 
 
 def unmixed(model, name):
-    """The model whose attention layers of this name add nothing: then a patch is known by itself alone."""
+    """The model whose attention layers of this name add nothing: then a token there is known by itself alone.
+
+    Where tokens mix, the answer need not depend on the planted one: a T5 trained on `pairs` with a whole encoder is
+    right in all cases, and still taking that token away lowers the answer most in 91 to 97 of 100 cases only.
+    """
     for path, module in model.named_modules():
-        if name in path and path.endswith("self_attn.out_proj"):
+        if name in path and path.endswith(("self_attn.out_proj", "SelfAttention.o")):
             for x in module.parameters():
                 torch.nn.init.zeros_(x).requires_grad_(False)  # noqa: FBT003
     return model
@@ -22,7 +26,7 @@ def unmixed(model, name):
 
 def trained(model, batches, steps):
     torch.manual_seed(0)
-    optimizer = torch.optim.Adam([x for x in model.parameters() if x.requires_grad], lr=3e-3)
+    optimizer = torch.optim.Adam([x for x in model.parameters() if x.requires_grad], lr=4e-3)
     for _ in range(steps):
         inputs, _, answer = batches(64)
         loss = F.cross_entropy(model(**inputs).logits[:, -1], answer)
@@ -32,16 +36,19 @@ def trained(model, batches, steps):
     return model.eval()
 
 
-def share_found(model, batches, stream):
-    """How often the planted token has the largest score, among the cases that the model answers right."""
+def shares_found(model, batches, stream):
+    """How often gae, the default and chance give the planted token the largest score, where the model is right."""
     torch.manual_seed(1)
     inputs, place, answer = batches(CASES)
     with torch.no_grad():
         right = model(**inputs).logits[:, -1].argmax(dim=1) == answer
     assert float(right.float().mean()) > 0.95
-    found = vitrail.explain(model, inputs, "gae", targets.next_token(answer))
-    first = found.streams[stream].shown.argmax(dim=1)
-    return float((first == place)[right].float().mean())
+    found = {}
+    for method in ("gae", "auto"):
+        scores = vitrail.explain(model, inputs, method, targets.next_token(answer)).streams[stream].shown
+        found[method] = float((scores.argmax(dim=1) == place)[right].float().mean())
+    found["chance"] = float((torch.rand_like(scores).argmax(dim=1) == place)[right].float().mean())
+    return found
 
 
 def pictures(count):
@@ -66,4 +73,32 @@ def test_a_vision_language_model_names_the_patch():
         vision_feature_layer=-1,
     )
     model = trained(unmixed(transformers.LlavaForConditionalGeneration(config), "vision"), pictures, steps=300)
-    assert share_found(model, pictures, "image") >= 0.95
+    found = shares_found(model, pictures, "image")
+    assert min(found["gae"], found["auto"]) >= 0.95
+    assert abs(found["chance"] - 1 / 4) < 0.1
+
+
+KEYS = 8
+
+
+def pairs(count):
+    """A source of eight tokens, each a key and a value; the decoder is asked for the value of one key."""
+    rows, keys = torch.arange(count), torch.rand(count, KEYS).argsort(dim=1)
+    values, place = torch.randint(0, CLASSES, (count, KEYS)), torch.randint(0, KEYS, (count,))
+    ids = 4 + keys * CLASSES + values
+    asked = torch.stack([torch.zeros_like(place), 50 + keys[rows, place]], dim=1)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": asked}
+    return inputs, place, 60 + values[rows, place]
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_names_the_source_token():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=70, d_model=32, d_kv=16, d_ff=48, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0.0,
+        tie_word_embeddings=False, decoder_start_token_id=0, pad_token_id=1,
+    )  # fmt: skip
+    model = trained(unmixed(transformers.T5ForConditionalGeneration(config), "encoder"), pairs, steps=500)
+    found = shares_found(model, pairs, "encoder")
+    assert min(found["gae"], found["auto"]) >= 0.95
+    assert abs(found["chance"] - 1 / KEYS) < 0.1

@@ -42,7 +42,7 @@ class Answer:
         sink: for each sample and part, the share of the scores on the context that the first real token holds.
         hops: what each further hop through the reasoning added, if it was asked for.
         method: the name of the method.
-        tokens: the tokens as text, where that is known.
+        tokens: the tokens of the columns as text, where that is known; of an encoder-decoder model, of its source.
         provenance: where the numbers come from.
     """
 
@@ -104,17 +104,39 @@ def answer(  # noqa: PLR0913  (the public signature)
     table = _stacked(found, units)
     added = _hops(model, inputs, table, (method, preset, options), hops, reasoning, first)
     table = table if added is None else table + added.sum(dim=1)
-    table, share = without_sink(table, sequences.real if not sequences.decoder else found[0].scores != 0, first, sink)
+    # Of an encoder-decoder model the table is over the source, all of which is context.
+    real = source_mask(read, table) if sequences.decoder else sequences.real
+    table, share = without_sink(table, real, [table.shape[2]] * len(table) if sequences.decoder else first, sink)
     return Answer(
         table,
         units,
         share,
         found[0].method,
-        None if tokenizer is None and found[0].tokens is None else tuple(map(tuple, pieces)),
+        _columns_of(found[0], tokenizer, pieces, decoder=sequences.decoder),
         added,
         {**found[0].options, "unit": unit, "sink": sink, "hops": hops},
         dict(found[0].provenance),
     )
+
+
+def source_mask(inputs: Inputs, table: Float[Tensor, "b u n"]) -> Tensor:
+    """Which columns of the source are real."""
+    mask = inputs.kwargs.get("attention_mask")
+    fits = isinstance(mask, Tensor) and mask.shape == (table.shape[0], table.shape[2])
+    return mask.bool() if fits and isinstance(mask, Tensor) else torch.ones_like(table[:, 0]).bool()
+
+
+def _columns_of(
+    one: Attribution,
+    tokenizer: Any,  # noqa: ANN401
+    pieces: Sequence[Sequence[str]],
+    *,
+    decoder: bool,
+) -> tuple[tuple[str, ...], ...] | None:
+    """The tokens of the table's columns: those of the text, or of the source of an encoder-decoder model."""
+    if decoder:
+        return one.tokens
+    return None if tokenizer is None and one.tokens is None else tuple(map(tuple, pieces))
 
 
 def _pieces(inputs: Inputs, sequences: Sequences, tokenizer: Any, unit: str) -> list[tuple[str, ...]]:  # noqa: ANN401
