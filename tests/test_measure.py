@@ -552,3 +552,120 @@ def test_words_in_another_order_are_refused_where_no_table_of_words_is_called():
     for order in (lambda ids: ids.flip(1), lambda ids: ids.sort(dim=1).values, lambda ids: ids.roll(1, dims=1)):
         with pytest.raises(SeamError, match="another word at place 0"):
             vitrail.explain(built(lambda order=order: Looked(order)), {"input_ids": ids}, "gae", 1, anatomy=BLOCKS)
+
+
+def bert_of(cls="BertForSequenceClassification"):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=50, num_labels=4
+    )
+    return getattr(transformers, cls)(config).double().eval()
+
+
+def words(batch=2, length=7):
+    return {"input_ids": torch.randint(3, 50, (batch, length), generator=torch.Generator().manual_seed(1))}
+
+
+class Ensemble(nn.Module):
+    """Two models whose answers are added; a table knows the blocks of the first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+        config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=50)
+        self.first, self.second = transformers.LlamaForCausalLM(config).double().eval(), bert_of()
+
+    def forward(self, input_ids):
+        return self.first(input_ids).logits[:, -1, :4] + self.second(input_ids).logits
+
+
+class Compared(nn.Module):
+    """A model that compares the samples of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = bert_of()
+
+    def forward(self, input_ids):
+        logits = self.inner(input_ids).logits
+        return (logits @ logits.T)[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [(Ensemble, "attention calls outside the blocks"), (Compared, "depends on the tokens of others")],
+)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_model_beside_the_blocks_or_across_samples_is_refused(make, seen, frozen):
+    model = make().requires_grad_(not frozen)
+    with pytest.raises(SeamError, match=seen):
+        vitrail.explain(model, words(), "gae", 1)
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_tokens_that_pass_blocks_by_arrive_at_the_same_tokens_or_are_refused(moved):
+    model, kept = bert_of(), {}
+    model.bert.encoder.layer[0].register_forward_pre_hook(lambda module, args: kept.update(x=args[0]))
+
+    def add(module, args, out):
+        skipped = kept["x"].roll(moved, dims=1)
+        return out + skipped if isinstance(out, torch.Tensor) else (out[0] + skipped, *out[1:])
+
+    model.bert.encoder.layer[2].register_forward_hook(add)
+    if moved:
+        with pytest.raises(SeamError, match="tokens that pass blocks by are in another order"):
+            vitrail.explain(model, words(), "gae", 1)
+    else:
+        assert bool(vitrail.explain(model, words(), "gae", 1).scores.isfinite().all())
+
+
+def test_rows_of_logits_that_are_not_the_tokens_are_refused():
+    model = Ensemble().first
+    with pytest.raises(TargetError, match="answers at 1 positions of 7 tokens"):
+        vitrail.explain(model, {**words(), "logits_to_keep": 1}, "gae", 5)
+
+
+class Worded(nn.Module):
+    """A text model of no known family; a class whose `__init__` knows the model's own parts."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.words, self.blocks, self.head = nn.Embedding(50, 16), nn.ModuleList([block, Block()]), nn.Linear(16, 4)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(dim=1))
+
+
+def test_ids_made_in_inference_mode_are_explained_by_a_model_of_no_known_family():
+    torch.manual_seed(0)
+    model = Worded(Block()).double().eval()
+    with torch.inference_mode():
+        found = vitrail.explain(model, words(), "gae", 1)
+    assert_close(found.scores, vitrail.explain(model, words(), "gae", 1).scores)
+
+
+def test_a_class_built_around_a_model_is_explained_as_the_model_is():
+    torch.manual_seed(0)
+    inner = Worded(Block()).double().eval()
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner  # a closure over the model, which is not called in the forward pass
+
+        def forward(self, input_ids):
+            return self.inner(input_ids)
+
+    around = vitrail.explain(Around(), words(), "gae", 1)
+    assert_close(around.scores, vitrail.explain(inner, words(), "gae", 1).scores)
+
+
+def test_a_forward_pass_without_autograd_is_refused_where_no_family_is_known():
+    model = Worded(Block()).double().eval()
+    model.forward = torch.no_grad()(model.forward)
+    with pytest.raises(SeamError, match=r"torch\.no_grad inside the model"):
+        vitrail.explain(model, words(), "gae", 1)

@@ -409,7 +409,7 @@ class _Copier:
         for kind in self.classes:
             for name, function in methods(kind):
                 leak = next((y for y in known_to(function) if id(y) in self.modules), None)
-                if leak is not None:
+                if leak is not None and name != "__init__":  # a copy is not built anew
                     raise _leak(f"{name} of the class {kind.__name__}", leak)
 
 

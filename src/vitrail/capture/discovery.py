@@ -179,7 +179,9 @@ def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:
     """Whether the answer depends on the first token that the last block gives, and on no other."""
     given = blocks[-1].gave if blocks else None
     logits = next((x for x in tensors_in(getattr(seen.answer, "logits", seen.answer)) if x.requires_grad), None)
-    if given is None or logits is None or given.ndim != 3 or logits.ndim != 2 or logits.shape[0] != seen.batch:
+    if given is None or logits is None or not given.requires_grad:
+        return False
+    if given.ndim != 3 or logits.ndim != 2 or logits.shape[0] != seen.batch:
         return False
     seed = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
     (gradient,) = torch.autograd.grad(logits, given, seed, allow_unused=True)

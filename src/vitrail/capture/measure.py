@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.coded_gradients import NOWHERE, numbered, sources, with_heads
+from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
@@ -29,6 +29,7 @@ from vitrail.capture.recompute import check_borders
 from vitrail.capture.refusals import no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
+from vitrail.capture.streams import start_graph
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
@@ -36,8 +37,8 @@ from vitrail.capture.token_order import (
     check_chain,
     check_operands,
     check_results,
-    compare_rows,
-    unreadable,
+    check_samples,
+    check_sequence,
 )
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import SeamError
@@ -74,6 +75,7 @@ class _Seen:
     blocks: list[MeasuredBlock]
     arriving: Tensor | None = None  # the tokens that enter the first block (or attention), with the graph below them
     source: Tensor | None = None  # the picture or the word embeddings they come from
+    others: list[Tensor] = field(default_factory=list)  # what other tables make of the same words
     cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] between the two
     outside: list[AttentionCall] = field(default_factory=list)
     cuts: list[Tensor] = field(default_factory=list)  # where the graph is cut: before each block and after the last
@@ -332,9 +334,10 @@ def _leave(seen: _Seen, index: int) -> Callable[..., Any]:
 def _words(seen: _Seen, ids: Tensor) -> Callable[..., Any]:
     def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
         given = args[0] if args else None
-        if seen.source is not None or not isinstance(given, Tensor) or given.shape != ids.shape:
+        if not isinstance(given, Tensor) or given.shape != ids.shape or not bool((given == ids).all()):
             return None
-        if not bool((given == ids).all()):
+        if seen.source is not None:
+            seen.others += [out] if start_graph(module, out) else []
             return None
         seen.source = out.detach().requires_grad_()
         return seen.source.clone()  # models may write into what the table gave
@@ -360,7 +363,12 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     if _attached(seen):
         read = _read_places(body, seen)
         used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
-        refusal = _outside(body, seen) or _check_sequence(inputs, body, seen, read[1:]) or _check_read(read[: used + 1])
+        refusal = (
+            _outside(body, seen)
+            or check_samples(seen.answer, seen.cuts[-1], body)
+            or check_sequence(seen.blocks, body, read[1:], order=seen.order, real=inputs.attention_mask)
+            or _check_read(read[: used + 1])
+        )
         together = _together(seen.blocks[: used or None], before=any(bool(rows.any()) for rows in read[:used]))
     for check in (check_operands, check_results):
         refusal = refusal or check(seen.blocks, inputs.batch, body, assumed)
@@ -420,37 +428,10 @@ def _check_read(read: list[Tensor]) -> str | None:
     return None
 
 
-def _check_sequence(inputs: Inputs, body: Body, seen: _Seen, read: list[Tensor]) -> str | None:
-    """Why what a block gives is not, token by token, what the next one reads; None if it is."""
-    if seen.order != sorted(set(seen.order)):
-        return f"the blocks are called in the order {seen.order}, not one after the other. {AT_THE_INPUTS}"
-    streams = [batch_first(part, block.arriving) for part, block in zip(body.blocks, seen.blocks, strict=True)
-               if block.arriving is not None]  # fmt: skip
-    counts = [x.shape[1] for x in streams]
-    if len(set(counts)) > 1:
-        return f"the blocks work on {counts} tokens: a model that changes their number is not walked. {AT_THE_INPUTS}"
-    rows = [(x, numbered(x)) for x in streams[1:]]
-    places = [block.leaving for block in seen.blocks[:-1] if block.leaving is not None]
-    real = inputs.attention_mask
-    for index, found in enumerate(sources(rows, places, channels=2)):
-        if found is None or not bool((found != NOWHERE).any()):
-            if bool(read[index].any()) and index < len(seen.blocks) - 1 and bool(read[-1].any()):
-                return f"no later block reads what block {index} gives, but the answer does. {AT_THE_INPUTS}"
-            continue
-        found = found if body.blocks[index].batch_first else found.T
-        if (refusal := compare_rows(found, "the tokens after it", index)) is not None:
-            return refusal
-        lost = found == NOWHERE
-        lost = lost & real.bool().to(lost.device) if real is not None and real.shape == lost.shape else lost
-        if bool(lost.any()):
-            return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens after it are replaced by others")
-    return None
-
-
 def _outside(body: Body, seen: _Seen) -> str | None:
     """Why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
     pools = 1 if body.pool is not None else 0
-    roots = seen.cuts if seen.source is None else [*seen.cuts, seen.source]
+    roots = [*seen.cuts, *seen.others, *([] if seen.source is None else [seen.source])]
     ends = [x for x in (seen.answer, *(block.arriving for block in seen.blocks)) if x is not None and x.requires_grad]
     counting = [call for call in seen.outside if _depends(call, roots) and _matters(call, ends)]
     if len(counting) <= pools:

@@ -52,6 +52,7 @@ class Scalar:
 
 def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     """What the model returns; an error of its own code says so in a note."""
+    inputs = inputs.usable()
     try:
         return model(*inputs.args, **inputs.kwargs)
     except VitrailError:
@@ -223,6 +224,11 @@ def _position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) ->
         if not -logits.shape[1] <= target.position < logits.shape[1]:
             raise TargetError(f"position {target.position} is outside the {logits.shape[1]} tokens of the input.")
         return position % logits.shape[1]
+    if causal and logits.shape[1] != valid.shape[1]:
+        raise TargetError(
+            f"the model answers at {logits.shape[1]} positions of {valid.shape[1]} tokens, so which token an answer "
+            "follows is not known. Leave logits_to_keep out."
+        )
     if causal:
         return last_position(valid)
     raise TargetError("this model answers at every token: name one with targets.logit(c, position=p).")

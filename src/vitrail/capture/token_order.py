@@ -107,6 +107,84 @@ def check_beside(blocks: list[MeasuredBlock], body: Body) -> str | None:
     return None
 
 
+def check_sequence(
+    blocks: list[MeasuredBlock], body: Body, read: list[Tensor], *, order: list[int], real: Tensor | None
+) -> str | None:
+    """Why what a block gives is not, token by token, what the next one reads; None if it is.
+
+    Args:
+        read: the tokens after each block that the answer reads other than by way of later blocks.
+        order: the numbers of the blocks as they were called.
+        real: the mask of tokens that are no padding.
+    """
+    if order != sorted(set(order)):
+        return f"the blocks are called in the order {order}, not one after the other. {AT_THE_INPUTS}"
+    streams = [
+        batch_first(part, x.arriving) for part, x in zip(body.blocks, blocks, strict=True) if x.arriving is not None
+    ]
+    counts = [x.shape[1] for x in streams]
+    if len(set(counts)) > 1:
+        return f"the blocks work on {counts} tokens: a model that changes their number is not walked. {AT_THE_INPUTS}"
+    first, last = blocks[0].arriving, blocks[-1].leaving
+    assert first is not None
+    assert last is not None
+    # What passes blocks by has to arrive at the same tokens too, of a later block or of what the last one gives.
+    rows = [(x, numbered(x)) for x in (*streams[1:], batch_first(body.blocks[-1], last))]
+    places = [first, *(block.leaving for block in blocks[:-1] if block.leaving is not None)]
+    beside, *given = sources(rows, places, channels=2)
+    if beside is not None:
+        beside = beside if body.blocks[0].batch_first else beside.T
+        if (refusal := compare_rows(beside, "tokens that pass blocks by", 0)) is not None:
+            return refusal
+    answered = bool(read[-1].any())
+    for index, found in enumerate(given):
+        unread = answered and bool(read[index].any())
+        found = found if found is None or body.blocks[index].batch_first else found.T
+        if (refusal := _check_next(found, index, real, unread=unread)) is not None:
+            return refusal
+    return None
+
+
+def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread: bool) -> str | None:
+    """Why what one block gives is not what later ones read; `unread`: whether the answer reads it past later blocks."""
+    if found is None or not bool((found != NOWHERE).any()):
+        return (
+            f"no later block reads what block {index} gives, but the answer does. {AT_THE_INPUTS}" if unread else None
+        )
+    if (refusal := compare_rows(found, "the tokens after it", index)) is not None:
+        return refusal
+    lost = found == NOWHERE
+    lost = lost & real.bool().to(lost.device) if real is not None and real.shape == lost.shape else lost
+    if bool(lost.any()):
+        return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens after it are replaced by others")
+    return None
+
+
+def check_samples(answer: Tensor | None, tokens: Tensor, body: Body) -> str | None:
+    """Why the answer to one sample is not that of its tokens alone; None if it is.
+
+    Args:
+        tokens: what the last block gives, with no graph below it.
+    """
+    if answer is None or tokens.ndim != 3:
+        return None
+    batch = tokens.shape[0 if body.blocks[-1].batch_first else 1]
+    if batch < 2 or answer.shape[0] != batch:
+        return None
+    numbers = torch.arange(batch, device=answer.device).view(-1, *[1] * (answer.ndim - 1))
+    (found,) = sources([(answer, numbers)], [tokens], channels=2)
+    if found is None:
+        return None
+    found = found if body.blocks[-1].batch_first else found.T
+    own = torch.arange(batch, device=found.device)[:, None]
+    if bool(((found == own) | (found == NOWHERE)).all()):
+        return None
+    return (
+        "the answer to one sample depends on the tokens of others: the model compares the samples of a batch, or "
+        "changes their order, and a map of one of them would hold parts of the others. Explain one sample at a time."
+    )
+
+
 def check_chain(calls: list[AttentionCall], batch: int) -> str | None:
     """Why attention calls outside of blocks are not one after the other, token by token; None if they are."""
     for index, (first, second) in enumerate(pairwise(calls)):
