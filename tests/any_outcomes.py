@@ -27,6 +27,7 @@ REASONS = {
     r"cannot be read token by token": "rows of attention are not tokens",
     r"are in no block|side by side|more than one:|attend once": "several attention calls in one block",
     r"do not say how relevance passes through ([\w.]+)": "no rule for {}",
+    r"where no rule can see it": "an autograd function of its own",
     r"takes no root|no rule covers": "no rule for a norm",
     r"writes into what one sub-layer gave": "a sub-layer's result is overwritten in place",
     r"'output_weight'.*stands between": "a norm or a gate before the output projection",

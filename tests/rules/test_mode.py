@@ -198,6 +198,17 @@ class Own(nn.Module):
         return Twice.apply(x)
 
 
+class TwiceAndMore(Twice):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x + 0.0  # two functions: the second reads what has no graph yet
+
+
+class OwnOfSeveral(nn.Module):
+    def forward(self, x):
+        return TwiceAndMore.apply(x)
+
+
 class Written(nn.Module):
     def forward(self, x):
         out = torch.zeros_like(x)
@@ -210,6 +221,7 @@ class Written(nn.Module):
     [
         ("lrp", Own(), "made where no rule can see it"),
         ("attn_lrp", Own(), "made where no rule can see it"),
+        ("attn_lrp", OwnOfSeveral(), "made where no rule can see it"),
         ("lrp", Written(), "__setitem__"),
     ],
 )

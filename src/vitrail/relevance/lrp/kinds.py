@@ -149,13 +149,16 @@ QUERIES: set[Callable[..., Any]] = {
 """Functions that ask what a tensor is, and none of its entries."""
 
 
+ACTIVATIONS = ("gelu", "geluactivation", "silu", "swish", "siluactivation")
+
+
 def is_activation(module: nn.Module) -> bool:
     """Whether a module is an elementwise function that is written out in smaller functions."""
-    library = type(module).__module__
-    return library.startswith("transformers.activations") or type(module).__name__ in {
-        "QuickGELU",
-        "QuickGELUActivation",
-    }
+    kind = type(module)
+    bare = not module._modules and not module._parameters and not kind.__module__.startswith("torch.")
+    return kind.__module__.startswith("transformers.activations") or (
+        bare and kind.__name__.lower().endswith(ACTIVATIONS)
+    )
 
 
 def is_rms_norm(module: nn.Module) -> bool:
