@@ -33,8 +33,6 @@ BART = {
     "pad_token_id": 0, **MARKS,
 }  # fmt: skip
 DECODERS = {
-    "xglm": decoder("XGLMForCausalLM", vocab_size=WORDS, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4,
-                    max_position_embeddings=64, pad_token_id=0, **MARKS),
     "gpt_neox_japanese": decoder("GPTNeoXJapaneseForCausalLM", vocab_size=WORDS, hidden_size=32, num_hidden_layers=2,
                                  num_attention_heads=4, intermediate_multiple_size=2, max_position_embeddings=64,
                                  **MARKS),

@@ -18,6 +18,7 @@ from vitrail.capture.kept_logits import rows_read
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
 from vitrail.capture.shadow import shadow
+from vitrail.capture.signals import signal_kind
 from vitrail.capture.torch_private import transformed
 from vitrail.errors import (
     InputError,
@@ -259,6 +260,7 @@ def attribution_of(
         layers=content("layers"),
         heads=content("heads"),
         provenance={
+            **_signal(run, inputs),
             "backend": ", ".join(sorted(backends, reverse=True)) or "none",
             **({} if residual is None else {"residual": residual.tolist()}),
             **({} if request.reason is None else {"default": request.reason}),
@@ -481,12 +483,21 @@ def _compared(
     return [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
 
 
+def _signal(run: Pass, inputs: Inputs) -> dict[str, str]:
+    """What kind of signal the input was, for pictures of it."""
+    labels = run.origin.labels
+    kind = None if labels is None else signal_kind(inputs.shown.ndim, labels)
+    return {} if kind is None else {"signal": kind}
+
+
 def shown_over(attribution: Attribution, given: Prepared, read: Inputs) -> Attribution:
     """The attribution with the names of its classes, and with the pictures that its maps are drawn over."""
     names = class_titles(attribution.target, given.class_names, len(attribution))
     seen = None
     if attribution.kind == "image":
         seen = Seen(given.pictures) if given.pictures else Seen(borrowed=read.shown)
+    elif "signal" in attribution.provenance:
+        seen = Seen(borrowed=read.shown, signal=True)
     known = {**attribution.provenance, **({"classes": names} if names else {})}
     if given.multi_label:  # the softmax of independent classes says nothing
         known.pop("probability", None)

@@ -147,10 +147,13 @@ class Seen:
     Args:
         pictures: one for each sample, kept.
         borrowed: the user's own tensor, which is drawn over as long as the user keeps it.
+        signal: whether it is audio, a spectrum, a table or a video, and no batch of pictures.
     """
 
-    def __init__(self, pictures: tuple[Any, ...] | None = None, borrowed: Tensor | None = None) -> None:
-        self._pictures = pictures
+    def __init__(
+        self, pictures: tuple[Any, ...] | None = None, borrowed: Tensor | None = None, *, signal: bool = False
+    ) -> None:
+        self._pictures, self._signal = pictures, signal
         self._borrowed = None if borrowed is None else weakref.ref(borrowed)
 
     def __call__(self, index: int) -> Any:  # noqa: ANN401
@@ -158,7 +161,9 @@ class Seen:
         if self._pictures is not None:
             return self._pictures[index] if index < len(self._pictures) else None
         held = None if self._borrowed is None else self._borrowed()
-        return held[index] if held is not None and held.ndim == 4 and held.shape[1] == 3 and index < len(held) else None
+        if held is None or index >= len(held) or not (self._signal or (held.ndim == 4 and held.shape[1] == 3)):
+            return None
+        return held[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and other processes get none."""

@@ -92,3 +92,15 @@ def _centres(stream: Tensor, token: int, source: Tensor, channels: int) -> list[
 def _spans(length: int, count: int) -> tuple[str, ...]:
     ends = [round(length * i / count) for i in range(count + 1)]
     return tuple(f"{a}-{max(a, b - 1)}" for a, b in pairwise(ends))
+
+
+def signal_kind(axes: int, labels: Sequence[str]) -> str | None:
+    """What kind of signal an input with this many axes is; None where no picture is known for it.
+
+    Args:
+        axes: those of the whole batch.
+        labels: of the tokens.
+    """
+    if axes == 2:
+        return "table" if labels[0].startswith("place") else "wave"
+    return {3: "spectrum", 5: "video"}.get(axes)

@@ -31,6 +31,7 @@ from vitrail.plots.pictures import (
     picture_of,
     sample_map,
 )
+from vitrail.plots.signals import is_signal, signal_figure
 from vitrail.plots.streams import streams_figure
 from vitrail.plots.tokens import SentenceRow, pieces, sentence, sentence_figure, token_heatmap
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 STYLES = {
     "image": set(inspect.signature(overlay).parameters) - {"attribution", "image", "index"},
     "text": set(inspect.signature(sentence).parameters) - {"attribution", "index"},
+    "signal": set(inspect.signature(signal_figure).parameters) - {"attribution", "signal", "index"},
 }
 
 
@@ -52,19 +54,22 @@ def plot_attribution(
 ) -> "Figure":
     """A figure of one sample: the map over the image, or the sentence with its tokens shaded; all streams if several.
 
+    Audio is a wave with shaded frames, a table has bars, a video is a film strip.
+
     Args:
-        image: what to draw the map over; a sentence needs none.
+        image: what to draw the map over: a picture, a wave, a video; a sentence needs none.
         index: which sample of the batch.
-        **style: the keywords of `overlay` for images, of `sentence` for text; of several streams, they draw the main
-            one alone.
+        **style: the keywords of `overlay` for images, of `sentence` for text, of `signal_figure` for audio, tables and
+            video; of several streams, they draw the main one alone.
     """
     if attribution.streams and not style:
         return streams_figure(attribution, image, index=index)
-    wrong = sorted(set(style) - STYLES[attribution.kind])
+    kind = "signal" if is_signal(attribution) else attribution.kind
+    wrong = sorted(set(style) - STYLES[kind])
     if wrong:
-        raise OptionError(
-            f"a picture of {attribution.kind} has no style {wrong[0]!r}. {suggest(wrong[0], STYLES[attribution.kind])}"
-        )
+        raise OptionError(f"a picture of {kind} has no style {wrong[0]!r}. {suggest(wrong[0], STYLES[kind])}")
+    if kind == "signal":
+        return signal_figure(attribution, image, index=index, **style)
     if attribution.kind == "text":
         return sentence(attribution, index=index, **style)
     return overlay(attribution, image, index=index, **style)

@@ -13,6 +13,7 @@ from vitrail.attribution import Attribution
 from vitrail.plots.canvas import check_index, ink, rendered, shade
 from vitrail.plots.figures import comparison_sheet
 from vitrail.plots.pictures import overlay
+from vitrail.plots.signals import is_signal, signal_figure
 from vitrail.plots.tokens import Piece, pieces
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -132,6 +133,10 @@ def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool) ->
 
 def _own_sample(attribution: Attribution, image: Any, index: int, *, merge: bool) -> str:  # noqa: ANN401
     target = escape(attribution.title(index))
+    if is_signal(attribution):
+        data = rendered(signal_figure(attribution, image, index=index, title=""))
+        alt = f"{attribution.label} for {attribution.title(index)}, sample {index}"
+        return f'<p style="{SMALL}">{target}</p>\n{embedded(data, alt, look="width:44em;max-width:100%")}'
     if attribution.kind == "text":
         found = pieces(attribution, index, merge=merge)
         words = "".join(("" if i == 0 or piece.glued else " ") + _token(piece) for i, piece in enumerate(found))
