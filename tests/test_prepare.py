@@ -190,8 +190,24 @@ def test_a_cuda_graph_gives_what_explain_gives(name, dtype):
         prepared = vitrail.prepare(model, there(MODELS[name].inputs()), method)
         assert prepared.reason is None
         new = there(inputs_of(name, 3))
-        ordinary = vitrail.explain(model, new, method).scores
-        scale = ordinary.abs().max()
-        assert_close(
-            prepared(new).scores / scale, ordinary / scale, rtol=0, atol=1e-6 if dtype is torch.float32 else 1e-3
-        )
+        found, *ordinary = prepared(new), *(vitrail.explain(model, new, method) for _ in range(3))
+        scale = ordinary[0].scores.abs().max()
+        # Backward passes of attention in half precision add in any order: two ordinary runs differ as well.
+        noise = max(float((x.scores - ordinary[0].scores).abs().max() / scale) for x in ordinary)
+        allowed = 1e-6 if dtype is torch.float32 else max(1e-3, 2 * noise)
+        assert float((found.scores - ordinary[0].scores).abs().max() / scale) <= allowed, (method, noise)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_libraries_that_ask_whether_a_graph_is_recorded_go_on_as_ever():
+    """They would build masks of ones, and attention would run by another kernel."""
+    asked, model = [], copy.deepcopy(tiny("hf_bert")).float().cuda()
+    model.register_forward_pre_hook(lambda *_: asked.append(torch.cuda.is_current_stream_capturing()))
+    prepared = vitrail.prepare(model, {"input_ids": torch.randint(5, 30, (2, 9), device="cuda")}, "gae")
+    assert prepared.reason is None
+    assert len(asked) > 3
+    assert not any(asked)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
+        assert torch.cuda.is_current_stream_capturing()

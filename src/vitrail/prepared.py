@@ -218,15 +218,37 @@ class PreparedExplainer:
     def _verify(self, example: Batch, reference: Attribution) -> None:
         """Drop the recording unless it gives the ordinary explanation, on the example and on other inputs."""
         target = None if self.target == "predicted" else reference.target.first
+        allowed = CLOSE.get(next(iter(taken(self.model).parameters())).dtype, ROUGH)
         for inputs in (example, _other(example)):
             replayed = self._replayed(inputs, target)
             if replayed is None:
                 raise GraphError("Python decides otherwise when the same inputs are explained again")
-            ordinary = explain(self.model, inputs, self.method, target, **self.options)
-            allowed = CLOSE.get(next(iter(taken(self.model).parameters())).dtype, ROUGH)
-            apart = (replayed.scores - ordinary.scores).abs().amax() / ordinary.scores.abs().amax().clamp(min=1e-30)
-            if replayed.target.first != ordinary.target.first or float(apart) > allowed:
-                raise GraphError(f"a replay differs from the ordinary explanation by {float(apart):.1e} of its maximum")
+            ordinary, again = (explain(self.model, inputs, self.method, target, **self.options) for _ in range(2))
+            if replayed.target.first != ordinary.target.first:
+                _check_tie(replayed, ordinary, allowed)
+                ordinary, again = (
+                    explain(self.model, inputs, self.method, replayed.target.first, **self.options) for _ in range(2)
+                )
+            # Kernels that add in the order in which their parts are done give other numbers every time.
+            apart, noise = _apart(replayed, ordinary), _apart(again, ordinary)
+            if apart > max(allowed, 3 * noise):
+                raise GraphError(
+                    f"a replay differs from the ordinary explanation by {apart:.1e} of its maximum, and two ordinary "
+                    f"explanations by {noise:.1e}"
+                )
+
+
+def _apart(one: Attribution, other: Attribution) -> float:
+    """The largest difference of scores, as a share of the largest score of the sample."""
+    sizes = other.scores.abs().amax(dim=1).clamp(min=1e-30)
+    return float(((one.scores - other.scores).abs().amax(dim=1) / sizes).amax())
+
+
+def _check_tie(replayed: Attribution, ordinary: Attribution, allowed: float) -> None:
+    """Refuse a recording that predicts another class, unless both classes are equally probable."""
+    pairs = zip(replayed.provenance["probability"], ordinary.provenance["probability"], strict=True)
+    if any(abs(one - other) > allowed * max(one, other) for one, other in pairs):
+        raise GraphError("a replay predicts another class than the model")
 
 
 Computed = tuple[Request, Scalar, Result, Pass, set[str], tuple[bytes, list[Tensor]]]
