@@ -16,34 +16,19 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.recording import widen
 from vitrail.errors import RuleError
+from vitrail.relevance.lrp.entrywise import norm_gradient, quotient
 from vitrail.relevance.lrp.kinds import POWERS, ROOTS
 from vitrail.relevance.lrp.mode import RuleSet
 from vitrail.relevance.lrp.operation import NORMS as NORM_PARTS
 from vitrail.relevance.lrp.operation import Operation, Rule, gradient, norm_parts
 
-TINY = 1e-10
 
-
-def norm_gradient(gradient: Tensor, x: Tensor, weight: Tensor | None, eps: float, axes: list[int]) -> Tensor:
-    """The gradient of a layer norm whose standard deviation is constant (LN rule)."""
-    scaled = norm_gradient_mean_constant(gradient, x, weight, eps, axes)
-    return scaled - scaled.mean(dim=axes, keepdim=True)
-
-
-def norm_gradient_mean_constant(
-    gradient: Tensor, x: Tensor, weight: Tensor | None, eps: float, axes: list[int]
-) -> Tensor:
-    """The same with a constant mean."""
-    scaled = widen(gradient) if weight is None else widen(gradient) * weight
-    return scaled * (widen(x).var(dim=axes, correction=0, keepdim=True) + eps).rsqrt()
-
-
-def layer_norm(form: Callable[..., Tensor]) -> Rule:
-    """A layer norm whose statistics are constants of some kind."""
+def layer_norm(*, centered: bool) -> Rule:
+    """A layer norm whose deviation is constant, and its mean too unless it is centered."""
 
     def rule(operation: Operation) -> Tensor:
         x, weight, eps, axes = norm_parts(operation)
-        return operation.bent(lambda g, x: (form(g, x, weight, eps, axes).to(x.dtype),), x)
+        return operation.bent(lambda g, x: (norm_gradient(g, x, weight, eps, axes, centered=centered),), x)
 
     return rule
 
@@ -137,10 +122,7 @@ def identity_gradient(operation: Operation) -> Tensor:
     out = operation.run()
     value = out.detach()
 
-    def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
-        return ((widen(g) * widen(value) / (widen(x) + TINY)).to(x.dtype),)
-
-    return operation.passing(out, pullback, operation.active[0])
+    return operation.passing(out, lambda g, x: (quotient(g, value, x),), operation.active[0])
 
 
 def router_constant(rule: Rule) -> Rule:
@@ -175,7 +157,7 @@ GRADIENT: dict[str, Rule] = dict.fromkeys(
 )  # fmt: skip
 """The chain rule, for all operations that it can be left to."""
 NORMS: dict[str, Rule] = {
-    "layer_norm": layer_norm(norm_gradient),
+    "layer_norm": layer_norm(centered=True),
     "rms_norm": rms_norm,
     "rms_norm_module": rms_norm_module,
     "deviation": constant,
@@ -194,9 +176,7 @@ CONSERVATIVE = RuleSet(
     otherwise=gradient,
 )
 """Everything but attention and norms is left to the chain rule, as the paper says; a router gives constants."""
-CONSERVATIVE_MEAN = replace(
-    CONSERVATIVE, rules={**CONSERVATIVE.rules, "layer_norm": layer_norm(norm_gradient_mean_constant)}
-)
+CONSERVATIVE_MEAN = replace(CONSERVATIVE, rules={**CONSERVATIVE.rules, "layer_norm": layer_norm(centered=False)})
 CONSERVATIVE_LXT = RuleSet(
     "conservative, as in LXT",
     {**CONSERVATIVE.rules, "activation": identity_gradient, "gate": router_constant(_constant_gate)},
