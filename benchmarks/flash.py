@@ -8,6 +8,7 @@ integrated gradients are measured where it is installed. Weights are random: cos
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -129,6 +130,28 @@ def integrated(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     )
 
 
+def grad_cam(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Grad-CAM of the package grad-cam, at the first norm of the last block, as its guide for ViT says."""
+    from pytorch_grad_cam import GradCAM
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x).logits.float()
+
+    def on_grid(x: Tensor) -> Tensor:
+        side = int((x.shape[1] - 1) ** 0.5)
+        return x[:, 1:].float().unflatten(1, (side, side)).permute(0, 3, 1, 2)
+
+    norm = next(m for n, m in blocks(model)[-1].named_modules() if n.endswith(("layernorm_before", "norm1")))
+    (x,) = inputs.values()
+    with GradCAM(model=Logits(), target_layers=[norm], reshape_transform=on_grid) as cam:
+        cam(input_tensor=x)
+
+
 def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """What is measured, by name; the floor first."""
     torch.manual_seed(0)
@@ -144,6 +167,8 @@ def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[],
         found["consensus(preset=fine)"] = lambda: vitrail.explain(model, inputs, "consensus", preset="fine")
     if find_spec("captum") is not None and "pixel_values" in inputs:
         found["integrated gradients, 20 steps (captum)"] = lambda: integrated(model, inputs)
+    if find_spec("pytorch_grad_cam") is not None and "pixel_values" in inputs:
+        found["Grad-CAM (grad-cam)"] = lambda: grad_cam(model, inputs)
     eager: list[nn.Module] = []  # made when its turn comes, so that it is in no other's memory
 
     def materialise() -> Tensor:
@@ -188,6 +213,8 @@ def measure(run: Callable[[], object], repeats: int) -> Measured | None:
     A run that fails, for want of memory or for a method that does not apply, ends itself and nothing else.
     """
     seconds: list[float] = []
+    gc.collect()  # what was measured before keeps no memory
+    torch.cuda.empty_cache()
     try:
         run()
         torch.cuda.reset_peak_memory_stats()

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -301,14 +302,23 @@ class _Store:
         start = rows[0]["index"]
         name = f"part-{start:012d}-{start + len(rows):012d}.parquet"
         temporary = self.folder / f".{name}"
-        kinds = _schema(pyarrow)
-        parquet.write_table(pyarrow.Table.from_pylist(rows, schema=kinds), temporary, compression="zstd")
+        schema = _schema(pyarrow)
+        columns = [_column(pyarrow, [row[kind.name] for row in rows], kind.type) for kind in schema]
+        parquet.write_table(pyarrow.Table.from_arrays(columns, schema=schema), temporary, compression="zstd")
         os.replace(temporary, self.folder / name)
 
     def complete(self, inputs: int) -> None:
         """Say in the manifest how many inputs there are."""
         path = self.folder / MANIFEST
         _write_whole(path, json.dumps({**json.loads(path.read_text()), "inputs": inputs}, indent=1).encode())
+
+
+def _column(pyarrow: Any, values: list[Any], kind: Any) -> Any:  # noqa: ANN401
+    """One column; arrays of numbers are taken as they are, not number by number."""
+    if not isinstance(values[0], np.ndarray):
+        return pyarrow.array(values, kind)
+    ends = np.cumsum([0, *(len(x) for x in values)]).astype(np.int32)
+    return pyarrow.ListArray.from_arrays(ends, pyarrow.array(np.concatenate(values), kind.value_type))
 
 
 def _schema(pyarrow: Any) -> Any:  # noqa: ANN401
