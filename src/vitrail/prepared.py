@@ -89,6 +89,7 @@ class PreparedExplainer:
         self.batch = read_inputs(example).batch
         self.reason: str | None = None
         self._replay: Replay[Any] | None = None
+        self._known: tuple[list[Tensor] | None, str] = None, ""  # the weights of the last call, and their fingerprint
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Any, target: object = None) -> Attribution:  # noqa: ANN401  (see `models.taking`)
@@ -190,9 +191,18 @@ class PreparedExplainer:
             "seconds": time.perf_counter() - started,
             "shared_seconds": 0.0,
             "prepared": True,
-            "model_hash": hashed(*weights),  # they may have changed where they are
+            "model_hash": self._known_by(*weights),
         }
         return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), read.batch)
+
+    def _known_by(self, header: bytes, samples: list[Tensor]) -> str:
+        """The fingerprint of the weights, which may have changed where they are; hashed only if they have."""
+        values = [x.cpu() for x in samples]
+        known, last = self._known
+        if known is None or any(not torch.equal(a, b) for a, b in zip(values, known, strict=True)):
+            last = hashed(header, values)
+            self._known = values, last
+        return last
 
     def _fitting(self, inputs: Batch, count: int) -> Batch | None:
         """Inputs with a mask exactly where the recording has one; None where the recording has none but needs one."""
