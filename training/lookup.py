@@ -53,7 +53,7 @@ def texts(count: int, generator: torch.Generator, *, people: int = PEOPLE, quest
 
 def accuracy(model: LlamaForCausalLM, *, count: int = 500) -> float:
     """How often the thing is named that the person has, on new texts."""
-    ids = texts(count, torch.Generator().manual_seed(10_000_019))
+    ids = texts(count, torch.Generator().manual_seed(10_000_019)).to(model.device)
     with torch.no_grad():
         said = model(ids[:, :-3]).logits[:, -1].argmax(dim=1)
     return float((said == ids[:, -3]).float().mean())
@@ -64,14 +64,14 @@ def train(args: argparse.Namespace) -> LlamaForCausalLM:
     log = run.Log(args.out / "lookup.log")
     run.seed_everything(args.seed)
     generator = torch.Generator().manual_seed(args.seed)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).to(args.device)
     optimiser = torch.optim.AdamW(run.decay_groups([model], 0.05), lr=args.lr)
     log(f"{sum(p.numel() for p in model.parameters())} parameters, torch {torch.__version__}")
     for step in range(args.steps):
         for group in optimiser.param_groups:
             group["lr"] = args.lr * run.warm_cosine(step, warmup=100, steps=args.steps)
         people = 2 + step * (PEOPLE - 1) // max(1, args.steps // 2)  # few at first: what is looked up is learned sooner
-        ids = texts(args.batch, generator, people=min(people, PEOPLE), questions=QUESTIONS)
+        ids = texts(args.batch, generator, people=min(people, PEOPLE), questions=QUESTIONS).to(args.device)
         said = QUESTIONS * ASKED
         logits = model(ids[:, :-1]).logits[:, -said:]
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, -said:].flatten())
@@ -82,7 +82,7 @@ def train(args: argparse.Namespace) -> LlamaForCausalLM:
             log(f"step {step + 1}: loss {float(loss.detach()):.4f}, right {accuracy(model):.3f}")
             if accuracy(model) >= args.enough and people >= PEOPLE:
                 break
-    return model.eval()
+    return model.eval().to("cpu")
 
 
 def save(model: LlamaForCausalLM, out: Path) -> None:
@@ -103,6 +103,7 @@ def main() -> None:
     """Train, measure, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=2e-3)
