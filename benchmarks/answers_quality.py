@@ -64,35 +64,32 @@ MAKE = {
 }
 
 
-def questions(kind: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> tuple[list, int]:
-    """Questions the model answers, right where the answer is known, and how many were asked."""
-    found, asked = [], 0
+ABLATED = ("passages", "lookup")
+"""Kinds of questions whose answers are also measured on ablations."""
+
+
+def run(kind: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """Every method on every question that the model answers, rightly where the right answer is known."""
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in given.method or METHODS}
+    found, kept, asked = [], [], 0
     first = 1_000_000 if given.tune else 0
     while len(found) < given.contexts and asked < 6 * given.contexts and time.time() < given.deadline:
         question = ask(model, tokenizer, MAKE[kind](first + asked, given), max_new_tokens=given.new)
         asked += 1
-        if question.right is not False:
-            found.append(question)
-    return found, asked
-
-
-def run(kind: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Every method on every question."""
-    found, asked = questions(kind, model, tokenizer, given)
-    if not found:
-        return {"asked": asked, "used": 0}
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in given.method or METHODS}
-    used, kept = 0, []
-    for question in found:
-        if time.time() > given.deadline:
-            break
-        known = answers.ablations_of(model, question, given.ablations) if kind == "passages" else None
+        if question.right is False:
+            continue
+        found.append(question)
+        known = answers.ablations_of(model, question, given.ablations) if kind in ABLATED else None
         for name in rows:
             rows[name].append(measure(model, question, METHODS[name], known, pool=given.pool).row())
+        if given.json:  # a run that is cut short leaves something
+            given.json.with_suffix(".part").write_text(json.dumps(rows))
         if given.raw and known is not None:
             kept.append(raw(model, question, known, list(rows)))
             given.raw.write_text(json.dumps(kept))
-        used += 1
+    if not found:
+        return {"asked": asked, "used": 0}
+    used = len(found)
     length = float(np.mean([len(q.ids) for q in found]))
     print(f"\n{kind}: {used} questions of {asked} asked, {length:.0f} tokens on average", flush=True)
     print(table(rows), flush=True)
