@@ -8,6 +8,7 @@ Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729), how much its log-probability
 how little with them alone. The ablations are drawn with another seed than those that `context_cite` is fitted to.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from vitrail.api import explain
 from vitrail.capture.continuations import log_probabilities
 from vitrail.errors import InputError
+from vitrail.evaluate.metrics.sources import lds, recall_at
 from vitrail.models.segments import Span
 from vitrail.targets import continuation
 
@@ -271,22 +273,12 @@ def pooled(scores: Float[Tensor, " t"], sources: Sequence[Span], pool: str) -> F
 
 def recall(scores: Float[Tensor, " t"], sources: Sequence[Span], gold: Sequence[int], percent: float = 10.0) -> float:
     """The share of the gold tokens among the best tokens of the context."""
-    places = torch.tensor([column for a, b in sources for column in range(a, b)])
-    best = places[scores[places].argsort(descending=True, stable=True)[: max(1, round(len(places) * percent / 100))]]
-    return len(set(best.tolist()) & set(gold)) / len(gold)
-
-
-def spearman(a: Float[Tensor, " m"], b: Float[Tensor, " m"]) -> float:
-    """The correlation of ranks, ties with their mean rank; zero where one of them is constant."""
-    ranks = torch.stack([_ranks(a), _ranks(b)])
-    if bool((ranks == ranks[:, :1]).all(dim=1).any()):
-        return 0.0
-    return float(torch.corrcoef(ranks)[0, 1])
-
-
-def _ranks(x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    below = (x[:, None] > x).sum(dim=1) + (x[:, None] >= x).sum(dim=1)
-    return below.double() / 2
+    inside = torch.full_like(scores, -torch.inf)
+    for a, b in sources:
+        inside[a:b] = scores[a:b]
+    marked = torch.zeros(1, len(scores), dtype=torch.bool)
+    marked[0, list(gold)] = True
+    return float(recall_at(inside[None], marked, percent)[0])
 
 
 def measure(
@@ -315,7 +307,7 @@ def measure(
         gold |= {"recall": recall(scores, question.sources, question.value)} if question.value else {}
     if known is None:
         return AnswerMeasures(seconds, **gold)
-    lds = spearman(known.keep.double() @ each, known.values)
+    score = float(lds(each[None], known.keep[None], known.values[None])[0])
     best = torch.zeros(len(ks), len(each), dtype=torch.bool)
     for row, k in enumerate(ks):
         best[row, each.argsort(descending=True, stable=True)[:k]] = True
@@ -323,7 +315,7 @@ def measure(
     drop, kept = (known.whole - after).split(len(ks))
     numbers = {k: float(x) for k, x in zip(ks, drop, strict=True)}
     alone = {k: float(x) for k, x in zip(ks, kept, strict=True)}
-    return AnswerMeasures(seconds, lds, numbers, alone, **gold)
+    return AnswerMeasures(seconds, 0.0 if math.isnan(score) else score, numbers, alone, **gold)
 
 
 def difference(
