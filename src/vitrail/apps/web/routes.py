@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -76,8 +77,8 @@ class Served:
 
     def _load(self) -> tuple[Any, Any, dict[str, Any]]:
         # Imported here: torch and transformers take seconds, in which the page is already shown.
-        if self.settings.alone and not import_module("torch").cuda.is_available():
-            leave_out("triton")  # it compiles for GPUs only, and takes 70 MB
+        if self.settings.alone:
+            own_the_process()
         actions = import_module("vitrail.apps.web.actions")
         explaining = import_module("vitrail.apps.web.explaining")
         cache = import_module("vitrail.apps.web.model_cache").ModelCache
@@ -109,9 +110,16 @@ class Served:
         self.sessions.close()
 
 
-def leave_out(package: str) -> None:
-    """Let imports of a package that is not imported yet fail in this process, as where it is not installed."""
-    sys.modules.setdefault(package, None)  # pyright: ignore[reportArgumentType]
+def own_the_process() -> None:
+    """Settings of the whole process that suit a server, before torch is imported.
+
+    Threads of one pass that wait for each other sleep: spinning, they take the cores from other requests, and on a
+    busy machine a pass needs many times its computing time. Without a GPU Triton is left out, as where it is not
+    installed: it compiles for GPUs only, and takes 70 MB.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if not import_module("torch").cuda.is_available():
+        sys.modules.setdefault("triton", None)  # pyright: ignore[reportArgumentType]
 
 
 def _of(request: Request) -> Served:
