@@ -7,6 +7,7 @@ import os
 import sqlite3
 import struct
 import zipfile
+import zlib
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def make_place(folder: Path) -> None:
     _pictures(folder)
     _texts(folder)
     _models(folder)
+    _saved_models(folder)
     _results(folder)
     for name, text in PLANS.items():
         (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -59,16 +61,28 @@ def _pictures(folder: Path) -> None:
         "drawing.png": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         "zip.png": b"PK\x03\x04" + bytes(40),
         "pdf.png": b"%PDF-1.4\n",
+        "crc.png": png[:40] + bytes([png[40] ^ 255]) + png[41:],
+        "text_bomb.png": png[:33] + _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(50_000_000))) + png[33:],
     }
     for name, data in files.items():
         (folder / name).write_bytes(data)
     Image.new("I", (4, 4), 70000).save(folder / "deep.tiff")
+    Image.new("F", (4, 4), float("nan")).save(folder / "nan.tiff")
+    os.mkfifo(folder / "pipe.png")
+    for name, target in {"loop.png": "loop.png", "zero_device.png": "/dev/zero"}.items():
+        (folder / name).symlink_to(target)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 BAD_IMAGES = (
     "zero.png", "cut.png", "head.png", "words.png", "nul.png", "script.png", "script.jpg", "bomb.png", "edge.png",
     "wide.png", "flat.png", "cut.jpg", "cut.webp", "cut.tiff", "cut.gif", "page.png", "drawing.png", "zip.png",
-    "pdf.png", "deep.tiff", "absent.png", LONG, "https://example.org/cat.png", "model.json",
+    "pdf.png", "deep.tiff", "absent.png", LONG, "https://example.org/cat.png", "model.json", "crc.png", "text_bomb.png",
+    "nan.tiff", "pipe.png", "loop.png", "zero_device.png", "/proc/self/mem", "file:///etc/passwd", "ok.png/",
 )  # fmt: skip
 
 
@@ -136,10 +150,87 @@ def _models(folder: Path) -> None:
     (folder / "announced.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
 
 
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32}, "resample": 2,
+    "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+}  # fmt: skip
+ODD_PROCESSORS = {
+    "size 64": {"size": {"height": 64, "width": 64}}, "size huge": {"size": {"height": 100_000, "width": 100_000}},
+    "size zero": {"size": {"height": 0, "width": 0}}, "size negative": {"size": {"height": -4, "width": 32}},
+    "size word": {"size": "big"}, "std zero": {"image_std": [0, 0, 0]}, "mean nan": {"image_mean": [float("nan")] * 3},
+    "two means": {"image_mean": [0.5, 0.5]}, "no such class": {"image_processor_type": "NoSuchProcessor"},
+}  # fmt: skip
+ODD_CONFIGS = {
+    "few labels": {"id2label": {"0": "a"}}, "labels a word": {"id2label": "abc"}, "no layers": {"num_hidden_layers": -1},
+    "no heads": {"num_attention_heads": 0}, "three heads": {"num_attention_heads": 3}, "no patch": {"patch_size": 0},
+    "large patch": {"patch_size": 64}, "activation": {"hidden_act": "os.system"}, "dtype": {"dtype": "float3"},
+    "int8": {"dtype": "int8"}, "another class": {"architectures": ["BertForSequenceClassification"]},
+    "number for a class": {"architectures": [3]}, "another type": {"model_type": "bert"}, "grey": {"num_channels": 1},
+    "quantised": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+}  # fmt: skip
+ODD_INDEXES = {"up": "../outside.safetensors", "absolute": "/etc/passwd", "number": 3}
+
+
+def _saved_models(folder: Path) -> None:
+    """One small model again and again, each time with something that does not fit."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        image_size=32,
+        patch_size=16,
+        num_labels=3,
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(folder / "good")
+    weights = (folder / "good" / "model.safetensors").read_bytes()
+    config_text = json.loads((folder / "good" / "config.json").read_text())
+
+    def save(name: str, config: dict | None = None, processor: dict | None = None) -> Path:
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        (place / "config.json").write_text(json.dumps({**config_text, **(config or {})}))
+        (place / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, **(processor or {})}))
+        (place / "model.safetensors").write_bytes(weights)
+        return place
+
+    for name, changed in ODD_PROCESSORS.items():
+        save(f"processor {name}", processor=changed)
+    for name, changed in ODD_CONFIGS.items():
+        save(f"config {name}", config=changed)
+    tensors = load_file(save("good") / "model.safetensors")
+    (folder / "outside.safetensors").write_bytes(weights)
+    for name, file in ODD_INDEXES.items():
+        place = save(f"index {name}")
+        (place / "model.safetensors").unlink()
+        (place / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, file)})
+        )
+    changes = {
+        "shape": {"classifier.weight": torch.zeros(3, 9)},
+        "nan": {n: x * float("nan") for n, x in tensors.items()},
+    }
+    for name, changed in changes.items():
+        save_file({**tensors, **changed}, save(f"weights {name}") / "model.safetensors", metadata={"format": "pt"})
+    (save("weights cut") / "model.safetensors").write_bytes(weights[:-100])
+    save("no processor").joinpath("preprocessor_config.json").unlink()
+
+
+ODD_MODELS = (
+    *(f"processor {name}" for name in ODD_PROCESSORS), *(f"config {name}" for name in ODD_CONFIGS),
+    *(f"index {name}" for name in ODD_INDEXES), "weights shape", "weights nan", "weights cut", "no processor",
+)  # fmt: skip
 BAD_MODELS = (
     "phto", "sentimnt", "vit_tiny_patch16_223", "./absent", "no_config", "broken_config", "list_config", "no_weights",
     "no_task", "no_names", "unknown_type", "deep", "huge", "outside", "own_code", "garbage", "pickled", "bare",
     "cat.pth", "garbage.safetensors", "empty.safetensors", "absent.safetensors", "", "x" * 2000, "ok.png",
+    "PHOTO", "photo ", "photo\u200b", "hf-hub:", "timm/", "a/b/c/d", "owner/name\n", "~", "https://example.org/model",
+    *ODD_MODELS,
 )  # fmt: skip
 BAD_WEIGHTS = ("garbage", "empty", "hollow", "announced", "absent")
 
@@ -184,7 +275,8 @@ PLANS = {
     "plan_nested": "models: [[[photo]]]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]",
     "plan_target": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\ntarget: nobody",
     "plan_preset": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\npreset: best",
-    "plan_key": "3: [photo]",
+    "plan_key": "3: [photo]", "plan_deep": "[" * 5000, "plan_date": "models: [2020-01-01]\ndata: [demo_pictures]",
+    "plan_merge": "<<: 3\nmodels: [photo]", "plan_two": "models: [photo]\n---\nmodels: [photo]",
 }  # fmt: skip
 
 PHOTO, FEELING = ("-m", "photo"), ("-m", "sentiment")
@@ -201,11 +293,16 @@ BAD_OPTIONS = {
     "two models": ("-m", "sentiment"), "pair": ("--pair", "x"), "question": ("--question", "x"),
     "arch": ("--arch", "vit_tiny_patch16_224"), "surrogate": ("-t", "\udcff"), "huge number": ("--method", "gradtoken(depth=" + "9" * 400 + ")"),
     "infinite": ("--method", "consensus(power=inf)"), "auto option": ("--method", "auto(nope=1)"),
+    "upper case": ("--method", "GAE"), "two methods": ("--method", "gae,rollout"), "no class": ("-t", ""),
+    "hexadecimal": ("-t", "0x8"), "no preset": ("--preset", ""), "no device": ("--device", ""),
+    "layer": ("--method", "rollout(start_layer=99)"), "code": ("--method", "__import__('os')"),
+    "twice an option": ("--method", "gradtoken(depth=1,depth=2)"), "for texts": ("--method", "context_cite"),
     "two arguments": ("second.png",), "steps": ("--method", "integrated_gradients(steps=0)"),
 }  # fmt: skip
 BAD_OUTPUTS = {
     "ending": "map.gif", "no ending": "map", "folder": "empty", "no folder": "absent/map.png", "input": "ok.png",
-    "link": "link.png", "hard link": "hard.png", "long": LONG, "under a file": "ok.png/map.png",
+    "link": "link.png", "hard link": "hard.png", "long": LONG, "under a file": "ok.png/map.png", "loop": "loop.png",
+    "space": "map.png ", "address": "https://x/y.png", "home": "~/x.png", "up": "absent/../map.png",
 }  # fmt: skip
 BENCH = {
     "nothing": ("run",), "no data": ("run", "-m", "photo"), "no model": ("run", "-d", "photos"),

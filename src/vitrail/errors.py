@@ -83,7 +83,8 @@ class OutputError(VitrailError, OSError):
 def suggest(wrong: object, known: Iterable[str]) -> str:
     """A sentence that names the close spellings of a wrong word, or all known ones."""
     names = sorted(known)
-    near = get_close_matches(str(wrong), names, n=3)
+    by_key = {name.casefold(): name for name in names}
+    near = [by_key[key] for key in get_close_matches(str(wrong).casefold(), by_key, n=3)]
     if near:
         return f"Did you mean {' or '.join(near)}?"
     return f"Known: {', '.join(names)}." if names else "There are none."

@@ -148,7 +148,10 @@ def check_name(path: Path) -> None:
 def check_writable(path: Path) -> None:
     """Raise unless a file can be written here."""
     check_name(path)
-    parent = path.absolute().parent
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise OutputError(f"{path} cannot be written: it is a link that leads to itself.")
+    parent = path.absolute().parent if not path.absolute().parent.is_dir() else real.parent
     if not parent.is_dir():
         raise OutputError(f"{path} cannot be written: there is no folder {parent}.")
     target = path if path.exists() else parent

@@ -5,6 +5,7 @@ holds warnings, errors and the names of written files only.
 """
 
 import functools
+import logging
 import os
 import sys
 import warnings
@@ -90,7 +91,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with _short_warnings():
+            with _short_warnings(), _remarks_of_results():
                 _check_readable(kwargs)
                 command(*args, **kwargs)
         except VitrailError as error:
@@ -128,6 +129,32 @@ def _check_readable(given: dict[str, Any]) -> None:
             if isinstance(text, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
                 name = "INPUT" if name == "given" else f"--{name.replace('_', '-')}"
                 raise OptionError(f"{name} holds bytes that are not UTF-8 text: {plain(text[:40])!r}.")
+
+
+@contextmanager
+def _remarks_of_results() -> Iterator[None]:
+    """What the library logs, such as which method stands in for another, as notes below the result it belongs to."""
+    logger, kept = logging.getLogger("vitrail"), _Kept()
+    handlers, passed_on = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [kept], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = handlers, passed_on
+    for message in dict.fromkeys(kept.messages):
+        note(f"note: {message}")
+
+
+class _Kept(logging.Handler):
+    """Keeps the messages of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.messages.append(record.getMessage())
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise MissingExtraError("plans in YAML need the package pyyaml: pip install 'vitrail[bench]'") from error
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{path} cannot be read as a plan: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no plan: it needs entries such as models, data, methods and protocols.")
