@@ -275,7 +275,7 @@ PLANS = {
     "plan_nested": "models: [[[photo]]]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]",
     "plan_target": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\ntarget: nobody",
     "plan_preset": "models: [photo]\ndata: [demo_pictures]\nmethods: [gae]\nprotocols: [vitrail]\npreset: best",
-    "plan_key": "3: [photo]", "plan_deep": "[" * 5000, "plan_date": "models: [2020-01-01]\ndata: [demo_pictures]",
+    "plan_key": "3: [photo]", "plan_deep": "[" * 600, "plan_date": "models: [2020-01-01]\ndata: [demo_pictures]",
     "plan_merge": "<<: 3\nmodels: [photo]", "plan_two": "models: [photo]\n---\nmodels: [photo]",
 }  # fmt: skip
 

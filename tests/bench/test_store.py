@@ -1,4 +1,5 @@
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from vitrail.errors import OutputError
 from vitrail.evaluate.bench.bootstrap import MethodSample, estimates
 from vitrail.evaluate.bench.measure import Column
 from vitrail.evaluate.bench.plan import ResultRow
-from vitrail.evaluate.bench.store import identity, reading, writing
+from vitrail.evaluate.bench.store import FORMAT, SCHEMA, identity, reading, writing
 
 ABOUT = {"model": {"hash": "1"}, "method": {"options": {"depth": 2}}, "versions": {"torch": "2.15"}}
 
@@ -75,6 +76,20 @@ def test_a_full_disk_loses_nothing_that_was_finished(tmp_path):
         with pytest.raises(OutputError, match=r"the disk is full\. Everything finished so far is kept"):
             store.add([ResultRow(run, str(i), "positive", {"x": [0.5] * 200}) for i in range(200)])
         assert len(list(store.results(run))) == 4
+
+
+@pytest.mark.parametrize("begun", ["", "PRAGMA application_id = 1447646290", SCHEMA.split(";")[0]])
+def test_a_half_made_file_is_finished_by_the_next_run(tmp_path, begun):
+    path = tmp_path / "r.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"PRAGMA application_id = {FORMAT}; {begun};" if begun else "")
+    path.touch()
+    with pytest.raises(OutputError, match=r"r.db holds no results yet. vitrail bench run writes them"), reading(path):
+        pass
+    with writing(path) as store:
+        store.add(rows(store.add_run(ABOUT)))
+    with reading(path) as store:
+        assert len(list(store.results(identity(ABOUT)))) == 4
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

@@ -28,6 +28,7 @@ LIGHT = [
     ("explain", "a film", "-m", "sentiment", "--method", "gradtoken(dept=1)"),
     ("explain", "a film", "-m", "sentiment", "--preset", "offical"),
     ("explain", "a film", "-m", "sentiment", "-o", "no/such/folder.png"),
+    ("explain", "a film", "-m", "phto"),
     ("guide", "absent.png", "-m", "photo"),
     ("rewrite", "a film", "-m", "photo"),
 ]
