@@ -105,9 +105,6 @@ DECODERS = {
     "openai_privacy": encoder("OpenAIPrivacyFilterForTokenClassification", position=3, **GROUPED, **ROUTED,
                               head_dim=8, sliding_window=4),
     "olmo_hybrid": decoder("OlmoHybridForCausalLM", attentions=False, refused=".", **GROUPED),
-    "rwkv": decoder("RwkvForCausalLM", attentions=False, refused="no attention was seen", vocab_size=WORDS,
-                    hidden_size=32, attention_hidden_size=32,
-                    num_hidden_layers=2, intermediate_size=48, context_length=64),
 }  # fmt: skip
 ENCODERS = {
     "nomic_bert": encoder("NomicBertForSequenceClassification", **BERT),

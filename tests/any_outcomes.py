@@ -19,6 +19,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 REASONS = {
     r"is defined on one stream": "defined on one stream of tokens",
     r"queries and keys cannot be told": "attention in a form that cannot be followed",
+    r"blocks of this model attend": "blocks without attention mix tokens",
     r"which token comes from which part": "tokens are mixed before the blocks",
     r"no attention was seen": "no softmax attention",
     r"changed after its softmax": "maps are changed after the softmax",

@@ -38,7 +38,8 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     first = int(found.reads_first and not found.causal and inputs.ids is not None)
     anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto", prefix=first)
     pool = None if found.pool is None else model.get_submodule(found.pool)
-    return Body(anatomy, blocks, pool=pool, owner=model, head=None)
+    idle = tuple(model.get_submodule(name) for name in found.without)
+    return Body(anatomy, blocks, pool=pool, owner=model, head=None, idle=idle)
 
 
 _alike: "WeakSet[nn.Module]" = WeakSet()

@@ -26,7 +26,7 @@ from vitrail.capture.layers import batch_first
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
-from vitrail.capture.refusals import no_graph, why_no_gradient
+from vitrail.capture.refusals import hybrid, no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
 from vitrail.capture.streams import start_graph
@@ -467,11 +467,13 @@ def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:
     return origin_of(inputs, stream, seen.source, seen.cells)
 
 
-def check_origin(structure: Structure) -> Origin:
+def check_origin(structure: Structure, body: Body) -> Origin:
     """The origin, or an error that says why there is none."""
-    if isinstance(structure.origin, str):
-        raise SeamError(
-            f"which token comes from which part of the input is not known: {structure.origin}. A map would have to "
-            "guess where its scores belong."
-        )
-    return structure.origin
+    if not isinstance(structure.origin, str):
+        return structure.origin
+    if body.idle and body.blocks:
+        raise hybrid(len(body.blocks), body.idle, structure.origin)
+    raise SeamError(
+        f"which token comes from which part of the input is not known: {structure.origin}. A map would have to "
+        "guess where its scores belong."
+    )

@@ -57,7 +57,7 @@ class Pass:
         self, inputs: Inputs, capture: Capture, output: Output, settings: Settings, structure: Structure
     ) -> None:
         self.inputs, self.capture, self.output, self.settings = inputs, capture, output, settings
-        self.structure, self.origin = structure, check_origin(structure)
+        self.structure, self.origin = structure, check_origin(structure, capture.body)
         self.captured = capture.layers
         self.depth = len(self.captured)
         self.shared = False

@@ -109,6 +109,16 @@ def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequ
     )
 
 
+def hybrid(attending: int, idle: Sequence[nn.Module], why: str) -> SeamError:
+    """A model whose blocks without attention mix tokens too."""
+    return SeamError(
+        f"{attending} of the {attending + len(idle)} blocks of this model attend; the other {len(idle)} "
+        f"({_kinds(idle)}) mix tokens by something else, as recurrences, convolutions and linear attention do, and "
+        f"what they mix is in no attention map: before the first block that attends, {why}. Methods that read the "
+        "gradient at the inputs need no maps: integrated_gradients, input_x_gradient."
+    )
+
+
 def why_no_gradient() -> str:
     """Why autograd is off where an attention call was made."""
     if torch.is_inference_mode_enabled():

@@ -79,7 +79,7 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
     with shadow(model) as own:
         body, plain = find_body(own, anatomy, read), _plain_logits(own, read)
-        origin = check_origin(structure_of(own, read, body))
+        origin = check_origin(structure_of(own, read, body), body)
     return Examination(
         family=body.anatomy.name,
         model_class=type(model).__name__,

@@ -105,6 +105,7 @@ class Body:
     owner: nn.Module
     head: nn.Module | None
     temperature: Tensor | None = None
+    idle: tuple[nn.Module, ...] = ()  # members of the blocks' list that run without attention, where that was measured
 
     @property
     def encodings(self) -> tuple[str, ...]:
