@@ -1,5 +1,7 @@
-"""All streams of one attribution as one figure: maps over pictures and shaded texts, one below the other."""
+"""All streams of one attribution as one figure: maps over pictures, shaded texts and sounds, one below the other."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,10 @@ from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WIDE, TALL = 7.0, 1.6
+"""Inches of a sound."""
+MARGIN = 0.35
+
 
 def streams_figure(attribution: Attribution, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
     """A figure of every stream of one sample, each under its name.
@@ -18,10 +24,31 @@ def streams_figure(attribution: Attribution, image: Any = None, *, index: int = 
     Args:
         image: what to draw maps over; None draws the maps alone.
     """
+    index = check_index(attribution, index)
+    title = f"{attribution.label} · {sample_target(attribution, index)}"
+    return streams_sheet([(title, attribution)], image, index=index)
+
+
+def streams_sheet(
+    named: Sequence[tuple[str, Attribution]],
+    image: Any = None,  # noqa: ANN401
+    *,
+    sound: Any = None,  # noqa: ANN401
+    index: int = 0,
+) -> "Figure":
+    """Every stream of several attributions of one sample, one below the other.
+
+    Args:
+        named: attributions under their titles.
+        sound: the sound that streams of audio are drawn over, with `wave`, `rate` and `seconds`.
+    """
     from matplotlib.image import imread
 
-    index = check_index(attribution, index)
-    parts = [_figure(name, one, image, index) for name, one in attribution.streams.items()]
+    parts = [
+        _figure(f"{name}: {title}", one, image, sound, index)
+        for title, attribution in named
+        for name, one in (attribution.streams or {attribution.kind: attribution}).items()
+    ]
     if len(parts) == 1:
         return parts[0]
     arrays = [imread(BytesIO(rendered(part))) for part in parts]
@@ -36,8 +63,52 @@ def streams_figure(attribution: Attribution, image: Any = None, *, index: int = 
     return whole
 
 
-def _figure(name: str, one: Attribution, image: Any, index: int) -> "Figure":  # noqa: ANN401
-    heading = f"{name}: {one.label} · {sample_target(one, index)}"
+def _figure(heading: str, one: Attribution, image: Any, sound: Any, index: int) -> "Figure":  # noqa: ANN401
     if one.kind == "image":
         return overlay(one, image, index=index, title=heading)
+    if one.tokens is None and sound is not None:
+        return sound_figure(one, sound, heading, index=index)
     return sentence_figure([(heading, [SentenceRow("", pieces(one, index))])])
+
+
+def sound_figure(attribution: Attribution, sound: Any, title: str, *, index: int = 0) -> "Figure":  # noqa: ANN401
+    """A sound over time, shaded by the scores of its frames.
+
+    Args:
+        sound: has `wave`, its samples `[n]`; `rate`, how many make a second; `seconds`, which all frames cover.
+    """
+    scores = attribution.shown[index].double().cpu()
+    most = float(scores.abs().max()) or 1.0
+    length = len(sound.wave) / sound.rate
+    figure = new_figure(WIDE, TALL)
+    axes = panel(figure, MARGIN, MARGIN, WIDE - 2 * MARGIN, TALL - 2 * MARGIN)
+    step = max(1, len(sound.wave) // 2000)
+    wave = sound.wave[::step].cpu()
+    times = [i * step / sound.rate for i in range(len(wave))]
+    high = float(wave.abs().max()) or 1.0
+    signed = bool((scores < 0).any())
+    axes.imshow(
+        (scores / most)[None].numpy(),
+        extent=(0.0, sound.seconds, -high, high),
+        aspect="auto",
+        cmap="RdBu_r" if signed else "Reds",
+        vmin=-1.0 if signed else 0.0,
+        vmax=1.0,
+        interpolation="nearest",
+    )
+    axes.plot(times, wave.numpy(), color="black", linewidth=0.5)
+    axes.set_xlim(0.0, min(length, sound.seconds))
+    axes.set_yticks([])
+    axes.tick_params(labelsize=7)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("seconds", fontsize=7, labelpad=1)
+    return figure
+
+
+def named_tokens(attribution: Attribution, tokenizer: Any) -> Attribution:  # noqa: ANN401
+    """The attribution whose token ids are words of a tokenizer, in all its streams."""
+    streams = {name: named_tokens(one, tokenizer) for name, one in attribution.streams.items()}
+    tokens = attribution.tokens
+    if tokens is not None and all(text.isdecimal() for row in tokens for text in row):
+        tokens = tuple(tuple(tokenizer.convert_ids_to_tokens([int(text) for text in row])) for row in tokens)
+    return replace(attribution, tokens=tokens, streams=streams)

@@ -20,7 +20,7 @@ ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
 STDOUT = Path("-")
 """Stands for stdout, which takes JSON."""
 PRESETS = ("recommended", "fine", "paper", "official", "lxt")
-FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav"}
 LONGEST_NAME = 255
 EMBEDDED = ("photo", "sentiment")
 

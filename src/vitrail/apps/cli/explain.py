@@ -43,6 +43,9 @@ exactly what the model saw of it.
   vitrail explain "A man sleeps." --pair "A man runs." -m ./nli-bert
   vitrail explain --question "Who?" --context story.txt -m ./squad-bert
   echo "The capital of France is" | vitrail explain - -m ./gpt2 -t " Paris"
+  vitrail explain photo.jpg --question "What is this?" -m ./vlm -o map.png
+  vitrail explain speech.wav -m ./whisper --target all -o words.html
+  vitrail explain "The house is small." -m ./translator --target Haus
 """
 
 COMPARE = """Compare methods on one input; without --method, six of different kinds.
@@ -129,12 +132,26 @@ def run(request: Asked) -> None:
 
     check_early(request.specs or (), request.preset)
     loaded = open_model(request.model, request.arch, request.device)
+    if loaded.task == "writing":
+        _explain_writing(request, loaded)
+        return
     plan = _plan(request, loaded)
     if folder is not None:
         _explain_folder(folder, request, loaded, plan)
         return
     sample = sample_of(request.source, loaded)
     present(loaded, sample, explain_sample(loaded, sample, plan), request.output)
+
+
+def _explain_writing(request: Asked, loaded: "Loaded") -> None:
+    """A model that writes text: the targets are words of what it writes."""
+    from vitrail.apps.cli.session import Work
+    from vitrail.apps.cli.writing import explain_writing
+
+    if request.source.folder is not None or request.versus is not None:
+        raise InputError(f"{loaded.name} writes text about one {loaded.source}: name one, and leave out --versus.")
+    plan = Work(request.specs or [(DEFAULT_METHOD, {})], [], request.preset)
+    explain_writing(loaded, request.source, request.targets, plan, request.output)
 
 
 def _check_places(folder: Path, place: Path, request: Asked) -> None:

@@ -48,7 +48,8 @@ Given = Annotated[
 ]
 Pair = Annotated[str | None, typer.Option(help="The second text of a sentence pair.", rich_help_panel=INPUT)]
 Question = Annotated[
-    str | None, typer.Option(help="The question, for a question-answering model.", rich_help_panel=INPUT)
+    str | None,
+    typer.Option(help="The question, for a model that answers questions on a text or an image.", rich_help_panel=INPUT),
 ]
 Context = Annotated[
     str | None,

@@ -11,6 +11,7 @@ from torch import nn
 
 from vitrail.errors import MissingExtraError, ModelError
 from vitrail.models.loading.loaded import Loaded, Sample
+from vitrail.models.loading.writing import AUTO, reads, writer
 
 T = TypeVar("T")
 
@@ -21,24 +22,38 @@ TASKS: dict[str, tuple[str, str]] = {
     "ForQuestionAnswering": ("AutoModelForQuestionAnswering", "question"),
     "ForCausalLM": ("AutoModelForCausalLM", "causal"),
     "LMHeadModel": ("AutoModelForCausalLM", "causal"),
+    "ForConditionalGeneration": ("", "writing"),
+    "MTModel": ("", "writing"),
+    "EncoderDecoderModel": ("", "writing"),
 }
-"""Endings of class names in `config.architectures` -> the auto class that loads them, and what they do."""
+"""Endings of class names in `config.architectures` -> the auto class that loads them, and what they do.
+
+What loads a model that writes text depends on what it is given (`writing.AUTO`).
+"""
 
 
 def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
-    """A model for images, sequences, questions or next tokens, with its processor or tokenizer."""
+    """A model for images, sequences, questions, next tokens or whole texts, with its processor or tokenizer."""
     transformers = _transformers(name)
     config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     _check_depth(name, config)
     auto, task = _task(name, config)
     _check_shards(Path(name))
-    model = _model(name, getattr(transformers, auto), pickles=pickles)
+    source = reads(config) if task == "writing" else None
+    model = _model(name, getattr(transformers, AUTO[source] if source else auto), pickles=pickles)
     if task == "image":
         return _image_model(name, model, transformers)
+    if source is not None:
+        return writer(name, model, source, lambda kind: _part(name, transformers, kind))
     tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
     classes = model.get_output_embeddings().weight.shape[0] if task == "causal" else int(config.num_labels)  # pyright: ignore
     names = _label_names(config) if task == "sequence" else None
     return Loaded(model, name, "text", task, classes, names, tokenizer=tokenizer)
+
+
+def _part(name: str, transformers: Any, kind: str) -> Any:  # noqa: ANN401
+    """A part that comes with a model: its tokenizer, or what prepares pictures or sounds."""
+    return _fetch(name, lambda: getattr(transformers, kind).from_pretrained(name, trust_remote_code=False))
 
 
 def _transformers(name: str) -> Any:  # noqa: ANN401

@@ -19,12 +19,27 @@ if TYPE_CHECKING:
 EXAMPLE = "The quick brown fox."
 
 
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """The samples `[n]` of a sound, how many make a second, and how many seconds the model's input covers."""
+
+    wave: Tensor
+    rate: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Sample:
-    """One input as the model takes it, and the picture it saw, if it is one."""
+    """One input as the model takes it, and the picture or the sound it was made of, if it is one.
+
+    Args:
+        start: where a model wrote a text itself, the column of its first token.
+    """
 
     inputs: Tensor | Mapping[str, Any]
     picture: "Image | None" = None
+    sound: Sound | None = None
+    start: int | None = None
 
 
 Preprocess = Callable[..., Sample]
@@ -37,13 +52,15 @@ class Loaded:
 
     Args:
         kind: `"image"` or `"text"`.
-        task: `"image"`, `"sequence"`, `"question"` or `"causal"`.
+        task: `"image"`, `"sequence"`, `"question"`, `"causal"` or `"writing"`.
         class_names: by class index; for a language model there are none, its tokens are the classes.
         preprocess: for images.
         tokenizer: for text.
         processor: the settings behind `preprocess`, where they come with the model: a dataclass, or an object with
             `to_dict`.
         demonstration: whether it is one of the small models inside the package.
+        write: for models that write text about a source; takes the source and gives a sample with what was written.
+        source: what `write` takes: `"text"`, `"sound"`, `"picture"`, or `"question"` for a picture and a question.
     """
 
     model: nn.Module
@@ -57,6 +74,8 @@ class Loaded:
     image_size: tuple[int, int] | None = None
     processor: Any = None
     demonstration: bool = False
+    write: Callable[..., Sample] | None = None
+    source: str | None = None
 
     def image(self, image: "Image", *, squash: bool = False) -> Sample:
         """An image as the model takes it.
@@ -89,6 +108,10 @@ class Loaded:
 
     def example(self) -> Sample:
         """An input with no meaning, to try the model on; two texts of unequal length where there is padding."""
+        if self.write is not None:
+            if self.source != "text":
+                raise InputError(f"{self.name} writes text about a {self.source}: there is no example of one.")
+            return self.write(EXAMPLE)
         if self.image_size is not None:
             from PIL import Image
 
