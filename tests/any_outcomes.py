@@ -30,6 +30,7 @@ REASONS = {
     r"do not say how relevance passes through ([\w.]+)": "no rule for {}",
     r"where no rule can see it": "an autograd function of its own",
     r"takes no root|no rule covers": "no rule for a norm",
+    r"made where no rule can see it": "an autograd function of its own",
     r"writes into what one sub-layer gave": "a sub-layer's result is overwritten in place",
     r"'output_weight'.*stands between": "a norm or a gate before the output projection",
     r"'output_weight'|'ffn_added'|'ffn_entering'": "what is added to the stream is not known",

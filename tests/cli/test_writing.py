@@ -102,7 +102,9 @@ def test_a_sound_is_shaded_over_time(whisper, tmp_path):
     assert (tmp_path / "words.html").read_text().count("<section") > 1
     ran(sound, "-m", whisper, "-o", tmp_path / "wave.png")
     sound.write_bytes(b"no sound")
-    assert "cannot be read as a .wav file" in CliRunner().invoke(app, ["explain", str(sound), "-m", str(whisper)]).output
+    assert (
+        "cannot be read as a .wav file" in CliRunner().invoke(app, ["explain", str(sound), "-m", str(whisper)]).output
+    )
 
 
 def test_a_question_about_a_picture_has_a_map_and_a_shaded_prompt(llava, tmp_path):

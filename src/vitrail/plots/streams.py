@@ -6,7 +6,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from vitrail.attribution import Attribution
-from vitrail.plots.canvas import check_index, new_figure, panel, rendered, sample_target
+from vitrail.plots.canvas import INK, check_index, font, new_figure, panel, rendered, sample_target, write
 from vitrail.plots.pictures import overlay
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WIDE, TALL = 7.0, 1.6
 """Inches of a sound."""
-MARGIN = 0.35
+MARGIN, HEADING = 0.2, 9.0
 
 
 def streams_figure(attribution: Attribution, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
@@ -77,31 +77,24 @@ def sound_figure(attribution: Attribution, sound: Any, title: str, *, index: int
     Args:
         sound: has `wave`, its samples `[n]`; `rate`, how many make a second; `seconds`, which all frames cover.
     """
+    from matplotlib.ticker import MaxNLocator
+
     scores = attribution.shown[index].double().cpu()
     most = float(scores.abs().max()) or 1.0
-    length = len(sound.wave) / sound.rate
-    figure = new_figure(WIDE, TALL)
-    axes = panel(figure, MARGIN, MARGIN, WIDE - 2 * MARGIN, TALL - 2 * MARGIN)
-    step = max(1, len(sound.wave) // 2000)
-    wave = sound.wave[::step].cpu()
-    times = [i * step / sound.rate for i in range(len(wave))]
-    high = float(wave.abs().max()) or 1.0
     signed = bool((scores < 0).any())
-    axes.imshow(
-        (scores / most)[None].numpy(),
-        extent=(0.0, sound.seconds, -high, high),
-        aspect="auto",
-        cmap="RdBu_r" if signed else "Reds",
-        vmin=-1.0 if signed else 0.0,
-        vmax=1.0,
-        interpolation="nearest",
-    )
-    axes.plot(times, wave.numpy(), color="black", linewidth=0.5)
+    figure = new_figure(WIDE, TALL)
+    write(figure, title, MARGIN, 0.1, fontproperties=font(HEADING, "bold"))
+    axes = panel(figure, MARGIN, 2 * MARGIN, WIDE - 2 * MARGIN, TALL - 4 * MARGIN)
+    wave = sound.wave[:: max(1, len(sound.wave) // 2000)].cpu()
+    length, high = len(sound.wave) / sound.rate, float(wave.abs().max()) or 1.0
+    colours = {"cmap": "RdBu_r" if signed else "Purples", "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
+    place = (0.0, sound.seconds, -high, high)
+    axes.imshow((scores / most)[None].numpy(), extent=place, aspect="auto", interpolation="nearest", **colours)
+    axes.plot([i * length / len(wave) for i in range(len(wave))], wave.numpy(), color=INK, linewidth=0.5)
     axes.set_xlim(0.0, min(length, sound.seconds))
-    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.tick_params(labelsize=7)
-    axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xlabel("seconds", fontsize=7, labelpad=1)
+    axes.set_xlabel(f"seconds; the darkest has {most:.2g}", fontsize=7, labelpad=1)
     return figure
 
 

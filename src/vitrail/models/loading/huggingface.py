@@ -153,7 +153,7 @@ def _label_names(config: Any) -> tuple[str, ...]:  # noqa: ANN401
 
 
 def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # noqa: ANN401
-    from vitrail.models.loading.images import within_ratio
+    from vitrail.models.loading.images import picture_of, within_ratio
 
     processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False))
     config: Any = model.config
@@ -165,7 +165,7 @@ def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # n
         if squash:
             image, given = image.resize((size[1], size[0])), {"do_resize": False, "do_center_crop": False}
         pixels = _processed(name, processor, within_ratio(image), given)
-        return Sample({"pixel_values": pixels}, _picture(pixels, processor))
+        return Sample({"pixel_values": pixels}, picture_of(pixels, processor))
 
     names = _label_names(config)
     return Loaded(
@@ -215,17 +215,3 @@ def _processed(name: str, processor: Any, image: Any, given: dict[str, Any]) -> 
         shape = list(getattr(pixels, "shape", ()))
         raise ModelError(f"the image processor of {name!r} gives pixels of shape {shape}, not [b, channels, h, w].")
     return pixels
-
-
-def _picture(pixels: torch.Tensor, processor: Any) -> Any:  # noqa: ANN401
-    """The pixels the model gets as a picture, its normalisation undone."""
-    from PIL import Image
-
-    values = pixels[0].to(torch.float64)
-    if getattr(processor, "do_normalize", False):
-        scales = (processor.image_mean, processor.image_std)
-        mean, std = (torch.tensor(x, dtype=values.dtype)[:, None, None] for x in scales)
-        values = values * std + mean
-    if getattr(processor, "do_rescale", False):
-        values = values / processor.rescale_factor
-    return Image.fromarray(values.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -221,3 +221,15 @@ class View:
 def _margin(whole: int, part: int) -> int:
     """How much is cut off before the centre, below zero where a border is added; halves go as in torchvision."""
     return round((whole - part) / 2) if whole >= part else -((part - whole) // 2)
+
+
+def picture_of(pixels: Tensor, processor: Any) -> Image.Image:  # noqa: ANN401
+    """The pixels the model gets as a picture, its normalisation undone."""
+    values = pixels[0].to(torch.float64)
+    if getattr(processor, "do_normalize", False):
+        scales = (processor.image_mean, processor.image_std)
+        mean, std = (torch.tensor(x, dtype=values.dtype)[:, None, None] for x in scales)
+        values = values * std + mean
+    if getattr(processor, "do_rescale", False):
+        values = values / processor.rescale_factor
+    return Image.fromarray(values.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())

@@ -92,7 +92,7 @@ def _caption(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callabl
 
     def write(image: Any) -> Sample:  # noqa: ANN401
         pixels = processor(images=image, return_tensors="pt")["pixel_values"].to(model.device, model.dtype)
-        return replace(_decoded(model, {"pixel_values": pixels}), picture=_shown(image, pixels))
+        return replace(_decoded(model, {"pixel_values": pixels}), picture=_shown(image, pixels, processor))
 
     return write
 
@@ -111,7 +111,7 @@ def _answer(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callable
             if mask in inputs:
                 inputs[mask] = F.pad(inputs[mask], (0, more), value=value)
         inputs["input_ids"] = written
-        return Sample(inputs, _shown(image, inputs.get("pixel_values")), start=start)
+        return Sample(inputs, _shown(image, inputs.get("pixel_values"), processor.image_processor), start=start)
 
     return write
 
@@ -124,11 +124,16 @@ def _prompt(processor: Any, question: str) -> str:  # noqa: ANN401
     return f"{getattr(processor, 'image_token', '<image>')} {question}"
 
 
-def _shown(image: Any, pixels: Tensor | None) -> Any:  # noqa: ANN401
-    """The picture in the shape the model saw it in, where that is one picture; cropped borders are not shown."""
-    if pixels is None or pixels.ndim != 4 or len(pixels) != 1:
-        return image
-    return image.resize((pixels.shape[-1], pixels.shape[-2]))
+def _shown(image: Any, pixels: Tensor | None, processor: Any) -> Any:  # noqa: ANN401
+    """The picture that maps are drawn over: what the model saw, or None where it saw tiles.
+
+    Patches of a whole picture that stand in one row come from no crop, so the picture itself is shown.
+    """
+    from vitrail.models.loading.images import picture_of
+
+    if pixels is not None and pixels.ndim == 4 and len(pixels) == 1:
+        return picture_of(pixels.cpu(), processor)
+    return image if pixels is not None and pixels.ndim == 2 else None
 
 
 WRITERS: dict[str, Callable[..., Callable[..., Sample]]] = {
