@@ -180,6 +180,16 @@ def test_by_default_parts_become_what_hides_the_class_most(do, tiny):
     assert same["fill"] == found["fill"]
 
 
+def test_progress_counts_every_pass_once(explorer, session, do, tiny):
+    do("explain", input=BALL, model=tiny, methods=("gae",))  # the hooks of the model are there before its twin is made
+    said = []
+    job = Job(session.id, tell=lambda share, words: said.append((share, words)))
+    do("remove", job, input=BALL, model=tiny, method="gae", fill="noise", target=2)
+    random = [words for _, words in said if words.startswith("removing parts at random")]
+    assert random[-1] == "removing parts at random, pass 11 of 11"
+    assert not any("in the order of gae, pass" in words for _, words in said)  # one pass
+
+
 def test_every_fill_has_the_curve_that_removal_has_with_it(do, tiny):
     found = {event["fill"]: event["curve"] for event in do("fills", input=BALL, model=tiny, method="gae")}
     assert list(found) == list(FILLS)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from torch import nn
 
@@ -83,13 +82,11 @@ def running(opened: OpenModel, job: Job, words: str, total: int | None = None) -
 
 
 _current: ContextVar[Watch | None] = ContextVar("watch", default=None)
-_observed: "WeakSet[nn.Module]" = WeakSet()
 
 
 def _observe(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """Hook the model once. The hooks stay: a model that changes between two jobs would need a new shadow."""
-    if model not in _observed:
-        _observed.add(model)
+    if _begin not in model._forward_pre_hooks.values():  # a copy of a model has its hooks already
         model.register_forward_pre_hook(_begin)
         for block in blocks:
             block.register_forward_pre_hook(_step)

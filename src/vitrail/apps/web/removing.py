@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import scipy
@@ -24,7 +25,7 @@ RANDOM = 8
 """Random orders that every map is compared with."""
 LEVELS = tuple(step / 10 for step in range(11))
 BATCH = 11
-"""Pictures at once: one order. Small, so that progress is seen and a stop takes effect soon."""
+"""Pictures at once, as many as one order has. Small, so that progress is seen and a stop takes effect soon."""
 CERTAIN = 0.975
 AUTO = "auto"
 Curve = Float[np.ndarray, " l"]
@@ -96,7 +97,7 @@ def baselines(explorer: Explorer, case: Case, target: int, like: Attribution, fi
     n = like.scores.shape[1]
     random = [torch.rand(n, generator=torch.Generator().manual_seed(seed)).double() for seed in range(RANDOM)]
     orders = torch.stack([*random, CENTRES[case.kind](like)])
-    with running(case.opened.twin, job, "removing parts at random", len(orders)):
+    with running(case.opened.twin, job, "removing parts at random", _passes(case, len(orders))):
         curves = MEASURES[case.kind](case, target, like, orders, fill)
     return explorer.results.put(key, Baselines(curves[:-1], curves[-1]))
 
@@ -107,9 +108,14 @@ def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fil
     if (known := explorer.results.get(key)) is not None:
         return known
     order = found.shown[:1].detach().double().cpu()
-    with running(case.opened.twin, job, f"removing parts in the order of {found.method}", 1):
+    with running(case.opened.twin, job, f"removing parts in the order of {found.method}", _passes(case, 1)):
         (curve,) = MEASURES[case.kind](case, target, found, order, fill)
     return explorer.results.put(key, Removal(curve, *REMOVED[case.kind](case, found, order)))
+
+
+def _passes(case: Case, orders: int) -> int | None:
+    """How often the model runs to remove parts in so many orders; not known for text."""
+    return ceil(len(LEVELS) / max(1, BATCH // orders)) if case.kind == "image" else None
 
 
 def _from_centre(like: Attribution) -> Float[Tensor, " n"]:
