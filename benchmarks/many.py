@@ -14,7 +14,7 @@ import torch
 from flash import _ready, _vit
 
 import vitrail
-from vitrail.many import Batch, _Explainer
+from vitrail.many import Batch, BatchExplainer
 
 
 def timed(model: torch.nn.Module, batches: list[Batch], method: str, folder: str) -> float:
@@ -37,7 +37,7 @@ def main() -> None:
     size, shape = (32, (32, 16, 64, 2)) if given.tiny else (224, (224, 16, 768, 12))
     model = _ready(lambda attention: _vit(*shape, attention), "sdpa", device, dtype)
     x = torch.randn(given.batch, 3, size, size, dtype=dtype)
-    explain = _Explainer(model, given.method, None, {})
+    explain = BatchExplainer(model, given.method, None, {})
     names = [str(i) for i in range(given.batch)]
     count = given.pictures // given.batch
     explain({"pixel_values": x})

@@ -110,6 +110,43 @@ def test_a_folder_of_pictures_is_explained_in_the_order_of_names(tmp_path):
     assert_close(torch.tensor(rows[1]["scores"])[None], vitrail.explain(photo.model, shown, "gae").scores)
 
 
+def test_another_folder_is_another_run(tmp_path):
+    model, x = tiny("timm_vit"), pictures(2)
+    vitrail.explain_many(model, [Batch(["a", "b"], lambda: x)], "gae", output=tmp_path, progress=False)
+    with pytest.raises(OptionError, match="names"):
+        vitrail.explain_many(model, [Batch(["a", "c"], lambda: x)], "gae", output=tmp_path, progress=False)
+
+
+def test_engines_say_what_they_need(tmp_path):
+    model, x = tiny("timm_vit"), pictures(2)
+    for given, words in (
+        ({"engine": "rai"}, "ray"),
+        ({"workers": 2}, "engine='ray'"),
+        ({"engine": "ray"}, "a list of"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            vitrail.explain_many(model, [x], "gae", output=tmp_path / "maps", progress=False, **given)
+    assert not (tmp_path / "maps").exists()
+
+
+@pytest.mark.slow
+def test_workers_of_ray_write_the_same_rows(tmp_path):
+    pytest.importorskip("ray")
+    model, x = tiny("timm_vit"), pictures(7)
+    batches = [
+        Batch([str(i) for i in range(2 * n, 2 * n + len(some))], some.clone) for n, some in enumerate(x.split(2))
+    ]
+    how = {"method": "gae", "part_size": 3, "progress": False}
+    here = vitrail.explain_many(model, batches, output=tmp_path / "here", **how)
+    there = vitrail.explain_many(model, batches, output=tmp_path / "there", engine="ray", workers=2, **how)
+    assert (there.inputs, there.explained) == (7, 7)
+    assert there.table().equals(here.table())
+    (tmp_path / "there" / "part-000000000003-000000000006.parquet").unlink()
+    again = vitrail.explain_many(model, batches, output=tmp_path / "there", engine="ray", workers=1, **how)
+    assert again.explained == 3
+    assert again.table().equals(here.table())
+
+
 SCRIPT = """
     import sys, time
     sys.path[:0] = {paths!r}

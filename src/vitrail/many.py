@@ -5,13 +5,14 @@ file holds the rows of one range of inputs. It is written under another name and
 was killed leaves whole parts only, and the next run makes those that are missing.
 """
 
+import hashlib
 import json
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from vitrail.api import explain
 from vitrail.attribution import Attribution, fingerprint, versions
-from vitrail.errors import InputError, MissingExtraError, OptionError
+from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import taken
@@ -77,26 +78,36 @@ class ExplainedDataSet:
         return parquet.read_table(self.folder).sort_by("index")
 
 
-def picture_batches(folder: str | Path, preprocess: Callable[[Any], Tensor], *, size: int = 32) -> list[Batch]:
+def picture_batches(
+    folder: str | Path | Sequence[Path], preprocess: Callable[[Any], Inputs], *, size: int = 32
+) -> list[Batch]:
     """The pictures of a folder as batches for `explain_many`, in the order of their names, each opened when needed.
 
     Args:
-        preprocess: takes a picture of Pillow and gives what the model reads, `[3, h, w]` or `[1, 3, h, w]`.
+        folder: or the paths of pictures.
+        preprocess: takes a picture of Pillow and gives what the model reads: `[3, h, w]`, `[1, 3, h, w]`, or a mapping
+            of such.
         size: how many pictures a batch holds.
     """
     from vitrail.models.loading.images import images_in, open_image  # Pillow is an extra
 
-    paths = images_in(Path(folder))
+    paths = images_in(Path(folder)) if isinstance(folder, (str, Path)) else list(folder)
 
-    def load(some: Sequence[Path]) -> Tensor:
-        made = [preprocess(open_image(path)) for path in some]
-        return torch.cat([x if x.ndim == 4 else x[None] for x in made])
+    def load(some: Sequence[Path]) -> Inputs:
+        return _together([preprocess(open_image(path)) for path in some])
 
     groups = [paths[start : start + size] for start in range(0, len(paths), size)]
     return [Batch([path.name for path in some], partial(load, some)) for some in groups]
 
 
-def explain_many(
+def _together(made: Sequence[Inputs]) -> Inputs:
+    """Inputs of single pictures as one batch."""
+    if isinstance(made[0], Tensor):
+        return torch.cat([x if x.ndim == 4 else x[None] for x in made])  # pyright: ignore
+    return {name: _together([x[name] for x in made]) for name in made[0]}
+
+
+def explain_many(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
     loader: Iterable[Inputs | tuple[Inputs, Sequence[str]] | Batch],
     method: str = DEFAULT_METHOD,
@@ -105,6 +116,8 @@ def explain_many(
     output: str | Path,
     part_size: int = 1024,
     progress: bool = True,
+    engine: str = "local",
+    workers: int | None = None,
     **options: Any,  # noqa: ANN401
 ) -> ExplainedDataSet:
     """Explain every batch of a loader and write the scores as a Parquet data set; run again to resume.
@@ -117,23 +130,92 @@ def explain_many(
         output: the folder of the data set.
         part_size: how many inputs a part file holds.
         progress: show a bar with inputs per second and the time left.
+        engine: `local`, or `ray`: workers explain ranges of inputs, one a CPU or a GPU; the rows are the same. The
+            loader is then a list of `Batch`, and what they load is read where a worker is.
+        workers: of Ray, how many at most.
         **options: the method's own options and `preset`, as for `explain`.
     """
     if part_size < 1:
         raise OptionError(f"part_size={part_size}, but a part file holds at least one input.")
-    store = _Store.open(Path(output), _identity(model, method, target, options), part_size)
-    explainer, work = _Explainer(model, method, target, options), _Progress(loader, shown=progress)
-    counts = {"inputs": 0, "explained": 0}
-    with work, _Writer(store) as writer:
-        for start, names, inputs in _ahead(_batches(loader, store), AHEAD):
-            count = len(names)
-            if inputs is not None:
-                writer.take(_rows(explainer(inputs), start, names))
-                counts["explained"] += count
-            counts["inputs"] += count
-            work.advance(count)
-    store.complete(counts["inputs"])
-    return ExplainedDataSet(store.folder, counts["inputs"], counts["explained"])
+    check = ENGINES.get(engine)
+    if check is None:
+        raise OptionError(f"engine={engine!r} is not a choice. {suggest(engine, ENGINES)}")
+    check(loader, workers)
+    identity = {**_identity(model, method, target, options), "names": _names_hash(loader)}
+    store = PartStore.open(Path(output), identity, part_size)
+    with _Progress(loader, shown=progress) as work:
+        run = _explain_by_ray if engine == "ray" else _explain_here
+        counts = run(Task(model, loader, method, target, options), store, work, workers)
+    store.complete(counts[0])
+    return ExplainedDataSet(store.folder, *counts)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is explained, and how."""
+
+    model: object
+    loader: Iterable[Any]
+    method: str
+    target: AnyTarget
+    options: Mapping[str, Any]
+
+
+def _explain_here(task: Task, store: "PartStore", work: "_Progress", workers: int | None) -> tuple[int, int]:
+    """All inputs in this process: how many there are, and how many of them were explained now."""
+    explainer, inputs, explained = BatchExplainer(task.model, task.method, task.target, task.options), 0, 0
+    with _Writer(store) as writer:
+        for start, names, given in _ahead(_batches(task.loader, store), AHEAD):
+            if given is not None:
+                writer.take(rows_of(explainer(given), start, names))
+                explained += len(names)
+            inputs += len(names)
+            work.advance(len(names))
+    return inputs, explained
+
+
+def _explain_by_ray(task: Task, store: "PartStore", work: "_Progress", workers: int | None) -> tuple[int, int]:
+    """The same by workers of Ray."""
+    try:
+        from vitrail.many_workers import explain_parts
+    except ImportError as error:
+        raise MissingExtraError("engine='ray' needs the package ray: pip install 'vitrail[ray]'") from error
+    batches = list(task.loader)
+    inputs = sum(len(batch.names) for batch in batches)
+    store.holds(0, inputs)  # raises if the data set was finished with fewer
+    missing = [part for part in range(-(-inputs // store.part_size)) if part not in store.done]
+    explained = 0
+    for count in explain_parts(replace(task, model=taken(task.model)), store, missing, workers=workers):
+        explained += count
+        work.advance(count)
+    return inputs, explained
+
+
+def _check_local(loader: object, workers: int | None) -> None:
+    if workers is not None:
+        raise OptionError("workers are those of engine='ray'; this process is one.")
+
+
+def _check_ray(loader: object, workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise OptionError(f"workers={workers}, but there has to be at least one.")
+    if not isinstance(loader, Sequence) or not all(isinstance(one, Batch) for one in loader):
+        raise OptionError(
+            "engine='ray' needs a list of vitrail.many.Batch, so that a worker loads its own inputs: "
+            "vitrail.many.picture_batches gives one for a folder."
+        )
+
+
+ENGINES: dict[str, Callable[[object, int | None], None]] = {"local": _check_local, "ray": _check_ray}
+"""By name of an engine, what it asks of a loader."""
+
+
+def _names_hash(loader: object) -> str | None:
+    """A hash of the names of all inputs, where they are known before: another folder is another run."""
+    if not isinstance(loader, Sequence) or not all(isinstance(one, Batch) for one in loader):
+        return None
+    names = "\n".join(str(name) for one in loader for name in one.names)
+    return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
 def _identity(model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +231,7 @@ def _identity(model: object, method: str, target: AnyTarget, options: Mapping[st
     }
 
 
-class _Explainer:
+class BatchExplainer:
     """Explains batches; on CUDA by a recording, for batches of the shape of the first."""
 
     def __init__(self, model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> None:
@@ -177,7 +259,7 @@ def _moved(inputs: Inputs, device: torch.device) -> Inputs:
     return {**inputs, **moved} if moved else inputs
 
 
-def _rows(attribution: Attribution, start: int, names: Sequence[str]) -> list[Row]:
+def rows_of(attribution: Attribution, start: int, names: Sequence[str]) -> list[Row]:
     """One row for each sample."""
     scores, pixels = attribution.scores.float().cpu().numpy(), attribution.pixels
     maps = None if pixels is None else pixels.float().cpu().flatten(1).numpy()
@@ -205,7 +287,7 @@ def _real(tokens: Sequence[str], valid: Any, row: int) -> list[str]:  # noqa: AN
     return [t for t, real in zip(tokens, [True] * len(tokens) if valid is None else valid[row], strict=True) if real]
 
 
-def _batches(loader: Iterable[Any], store: "_Store") -> Iterator[tuple[int, Sequence[str], Inputs | None]]:
+def _batches(loader: Iterable[Any], store: "PartStore") -> Iterator[tuple[int, Sequence[str], Inputs | None]]:
     """Where each batch starts, the names of its inputs, and the inputs; None where all its rows are written."""
     start = 0
     for given in loader:
@@ -257,7 +339,7 @@ def _load(items: Iterator[Any], waiting: "queue.Queue[tuple[str, Any]]", stopped
 
 
 @dataclass(frozen=True)
-class _Store:
+class PartStore:
     """The folder of a data set: its manifest and the part files that are whole."""
 
     folder: Path
@@ -266,7 +348,7 @@ class _Store:
     inputs: int | None  # of a run that came to its end
 
     @staticmethod
-    def open(folder: Path, identity: Mapping[str, Any], part_size: int) -> "_Store":
+    def open(folder: Path, identity: Mapping[str, Any], part_size: int) -> "PartStore":
         """A new folder, or one that an earlier run of the same kind has left."""
         _pyarrow()
         folder.mkdir(parents=True, exist_ok=True)
@@ -286,7 +368,7 @@ class _Store:
         inputs = json.loads(path.read_text())["inputs"]
         ranges = [tuple(map(int, part.stem.split("-")[1:])) for part in folder.glob("part-*.parquet")]
         whole = {start // part_size for start, stop in ranges if stop - start == part_size or stop == inputs}
-        return _Store(folder, part_size, frozenset(whole), inputs)
+        return PartStore(folder, part_size, frozenset(whole), inputs)
 
     def holds(self, start: int, stop: int) -> bool:
         """Whether all rows of a range are in whole part files."""
@@ -335,7 +417,7 @@ def _schema(pyarrow: Any) -> Any:  # noqa: ANN401
 class _Writer:
     """Collects rows into parts, and writes them in another thread."""
 
-    def __init__(self, store: _Store) -> None:
+    def __init__(self, store: PartStore) -> None:
         self.store = store
         self.rows: list[Row] = []
         self.waiting: queue.Queue[list[Row] | None] = queue.Queue(maxsize=BEHIND)

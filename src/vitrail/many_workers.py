@@ -1,0 +1,70 @@
+"""The engine of Ray for whole data sets: every worker explains ranges of inputs and writes their part files itself.
+
+A worker keeps its model. A range whose worker died is given to another, and a part file that is there is whole, so
+the rows at the end are the same as those of one process.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray import exceptions
+
+from vitrail.errors import EngineError
+from vitrail.evaluate.bench.engines import Cluster
+from vitrail.evaluate.bench.engines_ray import connected, reason_of
+from vitrail.many import Batch, BatchExplainer, PartStore, Task, rows_of
+from vitrail.models.taking import taken
+
+RETRIES = 3
+"""How often a range is given to another worker after its own has died."""
+
+
+_open: dict[str, tuple[Task, PartStore, BatchExplainer]] = {}
+"""Of a worker: the tasks whose model it holds."""
+
+
+def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
+    """Explain the inputs of one part file and write it; how many there are.
+
+    Args:
+        shared: holds a reference to the task and its folder, which are fetched once.
+    """
+    if key not in _open:
+        task, store = ray.get(shared[0])
+        _open[key] = task, store, BatchExplainer(task.model, task.method, task.target, task.options)
+    task, store, explain = _open[key]
+    batches: list[Batch] = list(task.loader)
+    first = part * store.part_size
+    stops = list(accumulate(len(batch.names) for batch in batches))
+    last = min(first + store.part_size, stops[-1])
+    rows = []
+    for batch, stop in zip(batches, stops, strict=True):
+        start = stop - len(batch.names)
+        if start < last and stop > first:
+            rows += [row for row in rows_of(explain(batch.load()), start, batch.names) if first <= row["index"] < last]
+    store.write(rows)
+    return len(rows)
+
+
+def explain_parts(task: Task, store: PartStore, parts: Sequence[int], *, workers: int | None) -> Iterator[int]:
+    """Explain parts by the workers of a cluster; yields how many inputs each part held, as they are done."""
+    if not parts:
+        return
+    cuda = any(p.is_cuda for p in taken(task.model).parameters())
+    with connected(Cluster(workers=workers)):
+        run = ray.remote(num_cpus=1, num_gpus=int(cuda), max_retries=RETRIES)(explain_part)
+        key, shared, left = uuid4().hex, [ray.put((task, store))], iter(parts)
+        size = 2 * (workers or int(ray.cluster_resources().get("GPU" if cuda else "CPU", 1)))
+        pending = [run.remote(key, shared, part) for part in islice(left, size)]
+        while pending:
+            (done, *_), pending = ray.wait(pending)
+            try:
+                yield ray.get(done)
+            except exceptions.RayTaskError as error:
+                raise error.cause from error
+            except exceptions.RayError as error:
+                raise EngineError(f"a worker of Ray was lost {RETRIES + 1} times: {reason_of(error)}") from error
+            pending += [run.remote(key, shared, part) for part in islice(left, 1)]
