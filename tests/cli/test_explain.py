@@ -126,3 +126,39 @@ def test_auto_and_a_number_of_blocks_are_understood(run, tmp_path, command):
     assert result.exit_code == 0, result.output
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["m-consensus.json", "m-consensus_power=1.0.json", "m-le_grad_blocks=1.json"]
+
+
+def test_a_folder_becomes_a_data_set_that_is_resumed(run, place, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder, maps = tmp_path / "photos", tmp_path / "maps"
+    folder.mkdir()
+    for name in ("a.png", "b.jpg"):
+        Image.open(place / "cat.png").save(folder / name)
+    (folder / "broken.jpg").write_bytes(b"nothing")
+    command = ("explain", folder, "-m", "vit", "--method", "gae", "-t", "1", "-o", maps, "--format", "parquet")
+    result = run(*command)
+    assert result.exit_code == 1
+    assert "left out: broken.jpg" in result.stderr
+    (folder / "broken.jpg").unlink()
+    result = run(*command)
+    assert result.exit_code == 0
+    assert "2 images in" in result.stderr
+    assert "0 of them explained now" in result.stderr
+    rows = parquet.read_table(maps).to_pylist()
+    assert [(row["name"], row["target"], row["method"]) for row in rows] == [("a.png", 1, "gae"), ("b.jpg", 1, "gae")]
+    Image.open(place / "cat.png").save(folder / "c.png")
+    assert "another run (names" in run(*command).stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--format", "parquet"), "is for a folder"),
+        (("--format", "csv"), "is not a choice"),
+        (("--engine", "ray"), "--format parquet"),
+    ],
+)
+def test_formats_are_for_folders(run, more, words):
+    result = run("explain", "cat.png", "-m", "vit", *more)
+    assert result.exit_code == 1
+    assert words in result.stderr

@@ -19,6 +19,7 @@ from vitrail.apps.cli.checks import (
     check_source,
     distinct,
 )
+from vitrail.apps.cli.data_set import check_format, explain_data_set
 from vitrail.apps.cli.screen import counted, note, reported
 from vitrail.errors import InputError, OutputError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
@@ -39,6 +40,7 @@ exactly what the model saw of it.
   vitrail explain cat.png -m vit_tiny_patch16_224 --target tabby -o map.png
   vitrail explain cat.png -m weights.safetensors --arch vit_tiny_patch16_224
   vitrail explain photos/ -m vit_tiny_patch16_224 -o maps/
+  vitrail explain photos/ -m vit_tiny_patch16_224 -o maps/ --format parquet
   vitrail explain "It never comes to life." -m ./sst2-bert --method attcat
   vitrail explain "A man sleeps." --pair "A man runs." -m ./nli-bert
   vitrail explain --question "Who?" --context story.txt -m ./squad-bert
@@ -81,11 +83,13 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
         context: options.Context = None,
         squash: options.Squash = False,  # noqa: FBT002
         output: options.Output = None,
+        form: options.Format = "pictures",
+        engine: options.Engine = "local",
         debug: options.Debug = False,  # noqa: FBT002
     ) -> None:
         specs = [parse_spec(text, auto=True) for text in method] if method else default
         source = Source(given, pair=pair, question=question, context=context, squash=squash)
-        run(Asked(source, model, arch, device, specs, target or [], versus, preset, output))
+        run(Asked(source, model, arch, device, specs, target or [], versus, preset, output, form, engine))
 
     return command
 
@@ -107,6 +111,8 @@ class Asked:
     versus: str | None
     preset: str
     output: Path | None
+    form: str = "pictures"
+    engine: str = "local"
 
     @property
     def files(self) -> list[str | None]:
@@ -121,6 +127,7 @@ def run(request: Asked) -> None:
     check_source(request.source)
     check_model(request.model)
     check_presets(request.specs or (), request.preset)
+    check_format(request.form, folder=folder, engine=request.engine)
     if folder is not None:
         _check_places(folder, check_folder(request.output), request)
     elif request.output is not None:
@@ -136,6 +143,10 @@ def run(request: Asked) -> None:
         _explain_writing(request, loaded)
         return
     plan = _plan(request, loaded)
+    if folder is not None and request.form == "parquet":
+        place, squash = check_folder(request.output), request.source.squash
+        explain_data_set(folder, place, loaded, plan, squash=squash, engine=request.engine)
+        return
     if folder is not None:
         _explain_folder(folder, request, loaded, plan)
         return

@@ -138,6 +138,17 @@ Output = Annotated[
         rich_help_panel=RESULT,
     ),
 ]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="For a folder of images: pictures, or parquet, a data set of all scores that a later run resumes.",
+        rich_help_panel=RESULT,
+    ),
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help="For a data set: local, or ray for several workers.", rich_help_panel=RESULT)
+]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The page, a .html file.", rich_help_panel=RESULT)]
 Method = Annotated[
     str,
