@@ -100,10 +100,10 @@ def picture_batches(
     return [Batch([path.name for path in some], partial(load, some)) for some in groups]
 
 
-def _together(made: Sequence[Inputs]) -> Inputs:
+def _together(made: Sequence[Any]) -> Inputs:
     """Inputs of single pictures as one batch."""
     if isinstance(made[0], Tensor):
-        return torch.cat([x if x.ndim == 4 else x[None] for x in made])  # pyright: ignore
+        return torch.cat([x if x.ndim == 4 else x[None] for x in made])
     return {name: _together([x[name] for x in made]) for name in made[0]}
 
 

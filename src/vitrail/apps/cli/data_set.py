@@ -70,8 +70,9 @@ def _readable(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _class_of(target: "Target | None") -> "Target | int | None":
     """A target as the index of its class, if it is one logit: such explanations are recorded on CUDA."""
-    alone = target is not None and target.name == "logit" and isinstance(target.first, int)
-    return target.first if alone and target is not None else target
+    if target is not None and target.name == "logit" and isinstance(target.first, int):
+        return target.first
+    return target
 
 
 def _inputs(loaded: "Loaded", squash: bool, image: Any) -> Any:  # noqa: ANN401, FBT001
