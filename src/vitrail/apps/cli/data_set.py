@@ -11,7 +11,7 @@ from vitrail.apps.cli.screen import note
 from vitrail.errors import InputError, OptionError, suggest
 
 if TYPE_CHECKING:
-    from vitrail.apps.cli.session import Plan
+    from vitrail.apps.cli.session import Work
     from vitrail.models.loading import Loaded
     from vitrail.targets import Target
 
@@ -31,7 +31,7 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
         raise OptionError("--engine is for data sets: --format parquet.")
 
 
-def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Plan", *, squash: bool, engine: str) -> None:
+def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Work", *, squash: bool, engine: str) -> None:
     """All images of a folder; those that are none are named at the end."""
     from vitrail.many import explain_many, picture_batches
 
