@@ -564,8 +564,9 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
     The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
     """
     begun = time.perf_counter()
-    rows = rows_read([request.target for request in requests], requests[0].inputs)
-    with forward(model, requests[0].inputs, body, wanted_by(requests), settings, lean=True, rows=rows) as run:
+    inputs = requests[0].inputs
+    rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
+    with forward(model, inputs, body, wanted_by(requests), settings, lean=True, rows=rows) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
         used: dict[Request, set[str]] = {request: set() for request in requests}
@@ -596,7 +597,7 @@ def _follow(
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
     double = any(p.dtype is torch.float64 for p in model.parameters())
     inputs, made = requests[0].inputs, []
-    rows = rows_read([request.target for request in requests], inputs)
+    rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, wanted_by(requests), settings, procedure.pass_options, rows=rows) as run:
         for request in requests:
             found: list[tuple[Scalar, Result]] = []

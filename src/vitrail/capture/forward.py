@@ -67,7 +67,7 @@ def forward(
             keep = wanted.states | wanted.gradients
             capture = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
             capture.rows = rows
-            if walked and cut and settings.memory != "full":
+            if walked and cut and (settings.memory == "low" or (settings.memory == "auto" and inputs.ids is not None)):
                 capture.recomputed = recomputed(len(body.blocks), structure.together, settings.memory, inputs)
                 capture.again = partial(_run_again, model, capture)
             stack.callback(capture.release)
@@ -134,7 +134,8 @@ def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[I
         capturing(model, capture),
         nullcontext() if pass_options.within is None else pass_options.within(model, capture),
     ):
-        given = inputs if capture.recomputed is None else without_own_cache(model, inputs)
+        kept = capture.cut and capture.recomputed is None
+        given = inputs if kept else without_own_cache(model, inputs)
         with nullcontext(given) if capture.rows is None else keeping(model, given, capture.rows) as given:
             answer = run_in(model, given, pass_options.dtype)
     output = read_output(answer, span=capture.body.anatomy.span, broken=True, encodings=capture.body.encodings)

@@ -33,6 +33,7 @@ class BlockCapture:
     returned: object = None  # by the block, whatever else it gives beside the stream
     early: dict[Early, Any] = field(default_factory=dict)  # what was read of it as soon as it had run
     adding: Adding | None = None  # what its sub-layers add to the stream, where that is asked for
+    added: Added | None = None  # the same, measured as soon as the block had run, in a pass without a graph
 
 
 class Capture:
@@ -116,8 +117,18 @@ class Capture:
     def added(self, captured: BlockCapture) -> Added | None:
         """What the sub-layers of a block add to the stream; None if it was not asked for."""
         if captured.adding is None:
-            return None
+            return captured.added
         return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep)
+
+    def measure_added(self, index: int, device: str) -> None:
+        """Measure at once what the sub-layers of a block add, and free what that is measured by."""
+        captured = self.blocks[index]
+        if captured.adding is None or len(captured.calls) != 1:
+            return
+        with torch.no_grad(), without_functions(), own_dtypes(device):
+            captured.added = self.added(captured)
+        captured.adding.clear()
+        captured.adding = None
 
     def dropped(self, index: int, stream: Tensor, *, last: bool) -> Tensor:
         """Free what a block has left that is run again later; its stream, from which the next one goes on.
@@ -149,7 +160,7 @@ class Capture:
             captured.calls.clear()
             captured.states.clear()
             captured.early.clear()
-            captured.returned = captured.adding = None
+            captured.returned = captured.adding = captured.added = None
         self.roots.clear()
         self.recomputed = self.again = None
         self.notes.clear()
@@ -361,6 +372,8 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
     In a pass without a graph, one begins after the last block.
     """
     capture.here = capture.loose
+    if not capture.cut and capture.blocks[index].adding is not None:
+        capture.measure_added(index, first_tensor(out).device.type)
     last = index == len(capture.blocks) - 1
     if last and not capture.cut:
         torch.set_grad_enabled(True)

@@ -97,7 +97,7 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     Args:
         model: a shadow.
     """
-    part = _part_of(inputs, body)
+    part = None if inputs.ids is None else _part_of(inputs, body)
     if part is not None:
         found = _for_length(structure_of(model, part, body), part.shown.shape[1], inputs.shown.shape[1])
         if found is not None:
@@ -116,7 +116,7 @@ def _part_of(inputs: Inputs, body: Body) -> Inputs | None:
 
     All tokens at once would take more memory than the explanation: their logits, and the graph of every block.
     """
-    length = 0 if inputs.ids is None or inputs.ids.ndim != 2 else inputs.ids.shape[1]
+    length = inputs.shown.shape[1] if inputs.shown.ndim == 2 else 0
     if length <= LONGEST or not body.anatomy.causal or not body.blocks:
         return None
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
