@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import Attribution, targets
 from vitrail.apps.cli.checks import check_model, read_text
-from vitrail.apps.cli.session import Row
+from vitrail.apps.cli.session import ExplainedTarget
 from vitrail.errors import ModelError
 from vitrail.models.loading.images import LONGEST_RATIO, within_ratio
 
@@ -61,9 +61,9 @@ def test_other_names_pass(name):
 
 def test_a_heading_has_the_probability_of_its_class():
     made = Attribution(torch.rand(1, 6), "gae", targets.logit(1), "image", grid=(2, 3), size=(32, 48))
-    assert Row("church", [made]).heading == "church"
+    assert ExplainedTarget("church", [made]).heading == "church"
     known = Attribution(**{**vars(made), "provenance": {"probability": [0.9321]}})
-    assert Row("church", [known]).heading == "church, 93.2%"
+    assert ExplainedTarget("church", [known]).heading == "church, 93.2%"
 
 
 def test_a_model_that_knows_its_preprocessing_takes_what_people_pass_first():

@@ -39,6 +39,20 @@ def test_a_full_disk_is_one_line():
     assert result.stderr.decode() == "error: stdout cannot be written: No space left on device.\n"
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}, {"COLUMNS": "0"}, {"COLUMNS": "x", "TERM": "dumb"}],
+    ids=str,
+)
+def test_odd_surroundings_change_the_look_alone(changed):
+    env = {**ENV, **changed}
+    env.pop("HOME", None)
+    for args, word in ((("--help",), b"First steps"), (("methods", "consensus"), b"consensus")):
+        result = subprocess.run([*COMMAND, *args], capture_output=True, env=env, check=False)
+        assert (result.returncode, result.stderr) == (0, b"")
+        assert word in result.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("later", [0.0, 0.5, 2.0])
 def test_ctrl_c_is_one_line(later, tmp_path):

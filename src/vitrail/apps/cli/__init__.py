@@ -5,11 +5,15 @@ help, completion and usage errors answer at once: a command imports what compute
 `screen`, `options` and `checks` are light as well; `session` and `show` import torch.
 """
 
+import os
 import sys
+
+NARROWEST = 20
 
 
 def main() -> None:
     """Run the command line, or say in one line what it lacks."""
+    _check_surroundings()
     try:
         from vitrail.apps.cli.app import app
     except KeyboardInterrupt:
@@ -19,6 +23,16 @@ def main() -> None:
             raise
         sys.exit(f"error: the command line needs the package {error.name}: pip install 'vitrail[cli]'")
     app()
+
+
+def _check_surroundings() -> None:
+    """Let text be printed whatever the terminal claims to be able to show."""
+    for stream in (sys.stdout, sys.stderr):  # None where it was closed
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    width = os.environ.get("COLUMNS", "")
+    if not (width.isdecimal() and int(width) >= NARROWEST):  # 0 in some containers, where nothing would be printed
+        os.environ.pop("COLUMNS", None)
 
 
 __all__ = ["main"]

@@ -25,7 +25,7 @@ numbers of two protocols cannot be compared.
 
 [bold]First steps[/]
 
-  vitrail bench run --quick              two embedded models, three minutes
+  vitrail bench run --quick              two embedded models, about a minute
   vitrail bench recommend photo photos/  rank the methods on your pictures
   vitrail bench sanity photo photos/     do maps depend on weights and class?
   vitrail bench agreement photo photos/  which methods show the same?
