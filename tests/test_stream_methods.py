@@ -187,3 +187,19 @@ def test_every_token_of_a_decoders_answer_has_a_row_over_the_source():
         assert_close(found.table[:, unit], one.streams["encoder"].scores)
     assert_close(found.sink, found.table[:, :, 0] / found.table.sum(dim=2))
     assert found.tokens == tuple(tuple(map(str, row)) for row in inputs["input_ids"].tolist())
+
+
+@pytest.mark.parametrize("method", ["gae", "input_x_gradient"])
+def test_one_picture_has_the_text_of_its_class_and_several_have_none(method):
+    model, _ = prepared(TABLE["siglip"])
+    texts = {"input_ids": ids(3, 6), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
+    pictures = torch.randn(2, 3, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    both = vitrail.explain(model, {**texts, "pixel_values": pictures}, method, [2, 0])
+    assert both.streams == {}
+    for i, label in enumerate((2, 0)):
+        found = vitrail.explain(model, {**texts, "pixel_values": pictures[i : i + 1]}, method, label)
+        assert_close(found.streams["image"].scores, both.scores[i : i + 1])
+        own = {name: x[label : label + 1] for name, x in texts.items()}
+        alone = vitrail.explain(model, {**own, "pixel_values": pictures[i : i + 1]}, method, 0)
+        assert_close(found.streams["text"].scores, alone.streams["text"].scores)
+        assert found.streams["text"].tokens == (tuple(map(str, own["input_ids"][0].tolist())),)

@@ -15,7 +15,7 @@ from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
 from vitrail.capture.stream_checks import check_values, sample_of
-from vitrail.capture.stream_origins import WORDS, ShownStream, reported
+from vitrail.capture.stream_origins import WORDS, ShownStream, own_texts, reported
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition, watched
 from vitrail.errors import MethodError, SeamError, VitrailError
@@ -129,11 +129,12 @@ def explain_streams(
     inputs = requests[0].inputs
     with watched(model, inputs) as (seen, streams):
         check_values(streams)
-        samples = sample_of(streams, inputs.batch)
+        samples = sample_of(streams, inputs.batch, shared=inputs.shared)
         shown = reported(streams, inputs, samples)
         _check_inputs(inputs, shown)
         refused = {request: _refusal(request, shown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
+        compares = getattr(seen.answer, "logits_per_image", None) is not None
         answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls], generates=generates(model))
         groups = by_target(requests)
         starts = [
@@ -150,7 +151,8 @@ def explain_streams(
                 found = _walked(run, target, group, rows, settings)
             run.ran |= used
             for request in group:
-                made[request] = _attribution(request, found[request], run, shown, rows)
+                kept = own_texts(shown, inputs.batch, found[request][0][0].target, compares=compares)
+                made[request] = _attribution(request, found[request], run, kept, rows)
         identity = fingerprint(model)
     seconds = (time.perf_counter() - begun) / len(requests)
     walked = {i: _timed(made[request], seconds) for i, request in zip(walking, requests, strict=True)}

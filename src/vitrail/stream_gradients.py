@@ -11,7 +11,7 @@ from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.stream_checks import sample_of
-from vitrail.capture.stream_origins import ShownStream, reported
+from vitrail.capture.stream_origins import ShownStream, reported, text_rows
 from vitrail.capture.streams import watched
 from vitrail.errors import SeamError
 from vitrail.models.grids import patch_sums
@@ -65,14 +65,17 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     made = METHODS[request.entry.name](model, request)
     pictures = {i: one for i, one in enumerate(one for one in shown if one.kind == "image" and one.given)}
     streams: dict[str, Attribution] = {}
-    for given, values in made.found.items():
-        name = NAMES.get(given, given)
+    for given, every in made.found.items():
+        rows = _rows_of(model, request.inputs, given, every, made.part)
+        if rows is None:
+            continue
+        values, name = every[rows], NAMES.get(given, given)
         packed = [one for one in pictures.values() if one.parts is not None and given == "pixel_values"]
         parts = _packed(values, packed) if packed else _pictures(values) if given == "pixel_values" else [values]
         for i, one in enumerate(parts):
             summed = one if packed else one.sum(dim=_channels(model, given, one))
             picture = pictures.get(i) if name == "image" else None
-            streams[name if i == 0 else f"{name}_{i + 1}"] = _one(request, made, given, summed, picture)
+            streams[name if i == 0 else f"{name}_{i + 1}"] = _one(request, made, given, summed, picture, rows)
     if "decoder" in streams:
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
@@ -81,10 +84,17 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
 
 
+def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part: Scalar) -> slice | None:
+    """Which rows of an input belong to the samples: all, but where it is texts that pictures are compared with."""
+    if given != "input_ids" or given not in inputs.shared:
+        return slice(None)
+    return text_rows(len(values), inputs.batch, part.target, compares=hasattr(model, "logit_scale"))
+
+
 def measured_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
     """The streams of a model, or none where its attention cannot be followed."""
     with suppress(SeamError), watched(model, inputs) as (_, streams):
-        return reported(streams, inputs, sample_of(streams, inputs.batch))
+        return reported(streams, inputs, sample_of(streams, inputs.batch, shared=inputs.shared))
     return []
 
 
@@ -108,7 +118,12 @@ def _pictures(x: Tensor) -> list[Tensor]:
 
 
 def _one(
-    request: "Request", made: InputAttribution, given: str, values: Tensor, picture: ShownStream | None
+    request: "Request",
+    made: InputAttribution,
+    given: str,
+    values: Tensor,
+    picture: ShownStream | None,
+    rows: slice,
 ) -> Attribution:
     """The attribution of one input."""
     part: Scalar = made.part
@@ -132,7 +147,7 @@ def _one(
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
     if picture is not None and picture.grid is not None and picture.grid[0] * picture.grid[1] == scores.shape[1]:
         return Attribution(scores, kind="image", grid=picture.grid, provenance=known, **common)
-    tokens, valid = _labels(request.inputs, given, scores)
+    tokens, valid = _labels(request.inputs, given, scores, rows)
     return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
 
 
@@ -145,14 +160,18 @@ def _grid(pixels: Tensor, picture: ShownStream | None) -> tuple[tuple[int, int],
     return (height // tall, width // wide), True
 
 
-def _labels(inputs: Inputs, given: str, scores: Tensor) -> tuple[tuple[tuple[str, ...], ...] | None, Tensor | None]:
+def _labels(
+    inputs: Inputs, given: str, scores: Tensor, rows: slice
+) -> tuple[tuple[tuple[str, ...], ...] | None, Tensor | None]:
     """The tokens of a text, and which of them are real."""
     ids = inputs.kwargs.get(given, inputs.args[0] if inputs.args else None)
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.shape != scores.shape:
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids[rows].shape != scores.shape:
         return None, None
+    ids = ids[rows]
     own = inputs.tokens is not None and given == "input_ids" and inputs.kind == "text"
     words = inputs.tokens if own else tuple(tuple(map(str, row)) for row in ids.tolist())
     mask = inputs.kwargs.get(f"{given.removesuffix('input_ids')}attention_mask")
+    mask = mask[rows] if isinstance(mask, Tensor) else None
     fits = isinstance(mask, Tensor) and mask.shape == ids.shape and not bool(mask.bool().all())
     return words, mask.bool() if fits and isinstance(mask, Tensor) else None
 

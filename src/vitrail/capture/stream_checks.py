@@ -3,6 +3,8 @@
 The walk gives the relevance of a value row to the token of its key row, and reports the tokens of each sample apart.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -70,10 +72,13 @@ def _check_same(index: int, keys: Tensor, values: Tensor) -> None:
 UNMEASURED = "tokens of a batch belong to the samples in their order"
 
 
-def sample_of(streams: Streams, batch: int) -> Tensor:
+def sample_of(streams: Streams, batch: int, *, shared: Collection[str] = ()) -> Tensor:
     """The sample of every token: measured at the inputs, else by the tokens it is joined with.
 
     What is not measured is added to `streams.assumed`.
+
+    Args:
+        shared: names of inputs that belong to no one sample; tokens joined with none then count as the first's.
     """
     found = torch.full((streams.count,), -1)
     sure = torch.full((streams.count,), batch == 1)
@@ -83,6 +88,8 @@ def sample_of(streams: Streams, batch: int) -> Tensor:
         sure[streams.sequences[index].tokens] |= exact
     _check_apart(streams, found)
     found = _joined(streams, found)
+    if shared:
+        found = found.clamp(min=0)
     if bool((found < 0).any()):
         raise _unclear(f"{int((found < 0).sum())} of {streams.count} tokens belong to no known sample")
     if not bool(_reached(streams, sure).all()):

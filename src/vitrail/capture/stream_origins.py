@@ -11,6 +11,7 @@ from vitrail.capture.origin import boxes
 from vitrail.capture.streams import AttentionEvent, Sequence, Streams, Transition
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
+from vitrail.targets import Target, only
 
 WORDS = ("input_ids", "decoder_input_ids")
 SOUNDS = ("input_features", "input_values")
@@ -41,6 +42,31 @@ class ShownStream:
     given: str | None = None
     mask: Tensor | None = None
     parts: Tensor | None = None
+
+
+def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
+    """Which of several rows of texts belong to the samples of a batch: all, one, or None where that cannot be told.
+
+    Args:
+        compares: whether pictures are compared with texts, which belong to all of them. One picture then has the text
+            of its class. Several have none: what a text is worth for each of them alone is not known.
+    """
+    if not compares:
+        return slice(None) if rows == batch else None
+    if batch > 1 or target.first is None or target.second is not None:
+        return None
+    return slice(only(target.first), only(target.first) + 1)
+
+
+def own_texts(found: list[ShownStream], batch: int, target: Target, *, compares: bool) -> list[ShownStream]:
+    """The streams with those texts that belong to the samples (`text_rows`)."""
+    kept = []
+    for one in found:
+        rows = slice(None) if one.words is None else text_rows(len(one.tokens), batch, target, compares=compares)
+        if rows is not None:
+            words, mask = (None if x is None else x[rows] for x in (one.words, one.mask))
+            kept.append(replace(one, tokens=one.tokens[rows], words=words, mask=mask))
+    return kept
 
 
 def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
