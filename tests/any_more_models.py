@@ -166,7 +166,7 @@ TIMM = {
     "test_vit": timm_vit("test_vit", size=32, img_size=32),
     "beit3": timm_vit("beit3_base_patch16_224", **SMALL),
     "eva02_clip": timm_vit("eva02_base_patch16_clip_224", **SMALL),
-    "mixer": timm_vit("mixer_s32_224", refused="no attention was seen", img_size=32, num_blocks=2),
+    "mixer": timm_vit("mixer_s32_224", refused="no attention was seen", img_size=32),
     "resnet18": timm_vit("resnet18", refused="no attention was seen"),
 }  # fmt: skip
 AUDIOS = {

@@ -36,6 +36,7 @@ REASONS = {
     r"'output_weight'|'ffn_added'|'ffn_entering'": "what is added to the stream is not known",
     r"do not read one query": "no one query",
     r"the state|needs the model's blocks": "the stream passes by the modules that attend",
+    r"no place where the gradient could end": "ids are changed before they are looked up",
     r"no gradient": "8-bit kernels have no gradient",
     r"does not run in": "does not run in the precision asked for",
 }

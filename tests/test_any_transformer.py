@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from any_models import Entry
+from any_models import Entry, Own, Parallel, blocks
 from any_more_models import TABLE
 from any_outcomes import documented, explained, outcomes, prepared
 from torch.testing import assert_close
@@ -101,6 +101,26 @@ def close(model) -> dict[str, float]:
     return {torch.float64: {"atol": 1e-9, "rtol": 1e-7}, torch.float32: {"atol": 1e-4, "rtol": 1e-3}}.get(
         dtype, {"atol": 5e-2, "rtol": 5e-2}
     )
+
+
+class ParallelInPlace(Parallel):
+    """Attention is added to what the feed-forward part gave, in its place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.first(x)
+        attended, added = self.out(self.attend(normed)), self.feed(normed)
+        added += attended
+        return x + added
+
+
+def test_a_sublayer_that_is_written_into_is_known_as_it_was():
+    torch.manual_seed(0)
+    plain = Own(torch.nn.Embedding(64, 24), blocks(Parallel, Parallel)).double()
+    changed = Own(torch.nn.Embedding(64, 24), blocks(ParallelInPlace, ParallelInPlace)).double()
+    changed.load_state_dict(plain.state_dict())
+    ids = TABLE["own/parallel"].inputs()
+    found, expected = (vitrail.explain(model, ids, "tokentm", 1).scores for model in (changed, plain))
+    assert_close(found, expected)
 
 
 def test_the_table_has_a_hundred_and_ten_classes_and_the_groups_that_were_promised():

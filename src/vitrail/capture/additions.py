@@ -163,7 +163,7 @@ def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHand
     block = adding.block
     reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
     before = [(block.module, partial(_enter, adding)), (reads, partial(_read, adding))]
-    after = [(block.module, partial(_leave, adding))]
+    after: list[tuple[nn.Module, Callable[..., Tensor | None]]] = [(block.module, partial(_leave, adding))]
     for module, name in ((block.output, "attention"), (block.ffn_output, "ffn")):
         if module is not None:
             caller = _caller(block, module)
@@ -171,7 +171,7 @@ def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHand
     watched = (m for m in every_module(block.module) if is_norm(m) or passes(m) or scales(m))
     after += [(module, partial(_take, adding)) for module in watched]
 
-    def only_then(hook: Callable[..., None]) -> Callable[..., None]:
+    def only_then(hook: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         return lambda *given: hook(*given) if running() else None
 
     return [
@@ -231,13 +231,23 @@ def _read(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:
     adding.middle = _given(args, kwargs)
 
 
-def _give(adding: Adding, name: str, own: bool, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401, FBT001
-    """Begin to follow a result."""
+def _give(
+    adding: Adding,
+    name: str,
+    own: bool,  # noqa: FBT001
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict,
+    out: Any,  # noqa: ANN401
+) -> Tensor | None:
+    """Begin to follow a result. Sub-layers side by side may be added in place, so the model goes on with a copy."""
     followed: Followed = getattr(adding, name)
     followed.given = _given(args, kwargs) if own else None
     followed.result = followed.now = _first(out)
     followed.version = followed.now._version
     followed.times += 1
+    beside = adding.middle is not None and adding.middle is adding.entering
+    return out.clone() if beside and isinstance(out, Tensor) else None
 
 
 def _take(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401

@@ -20,7 +20,7 @@ from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.shadow import autograd, hooks, in_precision
 from vitrail.capture.stream_passes import StreamAnswer, generates, read_answer
-from vitrail.errors import TargetError
+from vitrail.errors import InputError, TargetError
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs
 
@@ -39,6 +39,11 @@ class AtInputs:
         if not scalar.requires_grad:
             raise TargetError(UNMOVED)
         places = list(self.roots.values())
+        if not places:
+            raise InputError(
+                "the model looks its words up in no nn.Embedding that was asked for the ids as they were given, so "
+                "there is no place where the gradient could end: it pads or hashes them itself."
+            )
         found = torch.autograd.grad(scalar.sum(), places, retain_graph=True, allow_unused=True)
         if all(gradient is None for gradient in found):
             raise TargetError(UNMOVED)
