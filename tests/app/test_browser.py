@@ -279,6 +279,7 @@ def test_the_address_restores_what_panels_show(opened, visit):
     shows(opened, "temple")
     opened.locator("#undo").click()
     shows(opened, "golf_ball")
+    opened.wait_for_timeout(300)  # the address follows
     address = opened.url
     again = settled(visit(address[address.index("#") :]))
     again.wait_for_selector("#unpin", timeout=90_000)
@@ -563,6 +564,7 @@ def test_random_clicks_on_a_random_network_always_show_one_state(visit):
         assert all(name in state["said"] for name in explained)
     page.evaluate("() => { document.querySelectorAll('.example')[1].click(); }")
     settled(page)
+    page.wait_for_timeout(300)  # the address follows
     wanted = page.evaluate("() => new URLSearchParams(location.hash.slice(1)).get('in')")
     assert json.loads(page.get_attribute("[data-key]", "data-key"))[0] == wanted
 
@@ -648,4 +650,17 @@ def test_every_panel_with_keys_alone_on_a_phone(visit):
     assert page.locator("#look-opacity").input_value() == "0.65"
     assert "cells" in page.url
     page.keyboard.press("Control+z")
-    assert "cells" not in page.url
+    page.wait_for_function("() => !location.hash.includes('cells')")
+
+
+def test_many_changes_of_the_look_are_one_change_of_the_address(opened):
+    """Browsers refuse more than 200 changes of the address in ten seconds."""
+    opened.evaluate(
+        """async () => { window.changes = 0; const own = history.replaceState.bind(history);
+        history.replaceState = (...args) => { window.changes += 1; own(...args); };
+        const slider = document.querySelector("#look-opacity");
+        for (let i = 0; i < 300; i++) { slider.value = (i % 20) / 20;
+            slider.dispatchEvent(new Event("input", {bubbles: true})); await null; } }"""
+    )
+    opened.wait_for_function("() => location.hash.includes('opacity=0.95')")
+    assert opened.evaluate("() => window.changes") < 20

@@ -6,6 +6,9 @@ import {percent} from "./numbers.js";
 import {PANELS} from "./panels/index.js";
 import {kindOf, toAddress} from "./store.js";
 
+/** Milliseconds without a change after which the address follows: browsers allow 200 changes of it in ten seconds. */
+const PAUSE = 100;
+
 /** Render again when the store changes. */
 function useStore(store) {
   const [, again] = useState(0);
@@ -93,8 +96,9 @@ export function Page({store}) {
   useStore(store);
   useEffect(() => {
     if (store.offline) return undefined;
+    let timer = 0;
     const address = () => { if (location.hash !== toAddress(store)) history.replaceState(null, "", toAddress(store)); };
-    const stop = store.listen(address);
+    const stop = store.listen(() => { clearTimeout(timer); timer = setTimeout(address, PAUSE); });
     const keys = (event) => {
       if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.matches("textarea, input[type=search], input:not([type])")) return;
       event.preventDefault();
@@ -109,7 +113,7 @@ export function Page({store}) {
     const paste = (event) => { if (event.clipboardData.files.length) drop(event); };
     const all = {keydown: keys, drop, dragover: over, paste};
     for (const [name, take] of Object.entries(all)) window.addEventListener(name, take);
-    return () => { stop(); for (const [name, take] of Object.entries(all)) window.removeEventListener(name, take); };
+    return () => { clearTimeout(timer); stop(); for (const [name, take] of Object.entries(all)) window.removeEventListener(name, take); };
   }, []);
   const kind = kindOf(store.asked.input);
   if (store.offline) return html`<div class="alone"><${Results} store=${store} /><aside aria-label="Choices"><${LookChoice} store=${store} /></aside></div>`;
