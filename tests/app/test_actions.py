@@ -211,6 +211,7 @@ def test_an_answer_and_its_sources_are_those_of_the_library(explorer, session, d
     np.testing.assert_allclose(unpacked(found["scores"]), expected, atol=float(expected.abs().max()) / 60000)
     assert len(found["units"]) == len(made.units) == len(found["cited"])
     assert "".join(found["prompt"]).split() == ["the", "quick", "brown", "fox"]
+    assert explaining.size_of(made) >= explaining.SMALL + table.nbytes  # counted in what the server keeps
     (longest,) = do("answer", input=text, model=writer, length=64)  # the model has 16 positions
     assert len(longest["prompt"]) + len(longest["units"]) <= 16
     with pytest.raises(OptionError, match="writes no text"):

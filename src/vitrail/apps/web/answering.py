@@ -47,8 +47,8 @@ def answer_json(found: Generation) -> dict[str, Any]:
         "text": found.text,
         "method": method,
         "prompt": list(found.tokens[:first]),
-        "units": [{"text": one.text.strip(), "raw": one.text} for one in found.units],
-        "scores": packed(_on_prompt(table, first)),
+        "units": [{"text": one.text.strip()} for one in found.units],
+        "scores": packed(table[:, :first].float()),
         "earlier": [_earlier(row, first) for row in table],
         "sink": [float(share) for share in found.sinks[method]],
         "cited": [
@@ -60,10 +60,6 @@ def answer_json(found: Generation) -> dict[str, Any]:
             for row in found.cite(CITED)
         ],
     }
-
-
-def _on_prompt(table: Float[Tensor, "u n"], first: int) -> Float[Tensor, "u c"]:
-    return table[:, :first].float()
 
 
 def _earlier(row: Float[Tensor, " n"], first: int) -> float:

@@ -1,7 +1,7 @@
 """An input before a model, and its maps: all quick methods from one recording, slow ones one by one."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -60,7 +60,8 @@ class Results:
 def size_of(value: object) -> int:
     """The bytes of an object, or of all tensors and arrays it holds, and a little for the object itself."""
     parts = [value] if hasattr(value, "nbytes") or not hasattr(value, "__dict__") else vars(value).values()
-    return SMALL + sum(getattr(part, "nbytes", 0) for part in parts)
+    held = [one for part in parts for one in (part.values() if isinstance(part, Mapping) else [part])]
+    return SMALL + sum(getattr(one, "nbytes", 0) for one in held)
 
 
 @dataclass(frozen=True, eq=False)
