@@ -12,7 +12,7 @@ import vitrail
 from vitrail import Attribution, targets
 from vitrail.apps.cli.checks import check_model, read_text
 from vitrail.apps.cli.session import ExplainedTarget
-from vitrail.errors import ModelError
+from vitrail.errors import InputError, ModelError
 from vitrail.models.loading.images import LONGEST_RATIO, within_ratio
 
 
@@ -46,6 +46,12 @@ def test_a_demonstration_model_that_is_unsure_names_its_classes(run, tmp_path):
 
 def test_a_sentence_that_ends_in_a_file_name_is_a_sentence():
     assert read_text("I saved it to notes.txt") == "I saved it to notes.txt"
+
+
+def test_a_closed_stdin_is_named(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="stdin is closed"):
+        read_text("-")
 
 
 @pytest.mark.parametrize("name", ["phto", "Photo", "sentimnt", "photo "])

@@ -76,6 +76,8 @@ def read_text(given: str) -> str:
     import sys
 
     if given == "-":
+        if sys.stdin is None:
+            raise InputError("stdin is closed: there is no text to read from it.")
         return check_text(_decoded(sys.stdin.buffer.read(), "stdin"), "stdin")
     if os.path.isdir(given):
         raise InputError(f"{given} is a folder, but the model reads text: give a text or a .txt file.")
