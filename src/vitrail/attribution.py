@@ -317,14 +317,14 @@ class Attribution:
         """Write the attribution as `.json` or `.npz`, or a picture of its first sample as `.png`, `.pdf` or `.html`."""
         from vitrail.storage import save
 
-        return save(self, Path(path))
+        return save(self, _as_path(path))
 
     @staticmethod
     def load(path: str | Path) -> "Attribution":
         """Read back what `save` wrote as `.json` or `.npz`; equal to what was saved."""
         from vitrail.storage import load
 
-        return load(Path(path))
+        return load(_as_path(path))
 
     def equals(self, other: "Attribution") -> bool:
         """Whether every field is the same, tensors entry by entry."""
@@ -349,14 +349,29 @@ class Attribution:
         return self.to_html()
 
 
+def _as_path(path: Any) -> Path:  # noqa: ANN401
+    """The path of a file, refused where nothing of the kind was given."""
+    try:
+        return Path(path)
+    except TypeError as error:
+        raise InputError(f"a file is named by a text or a Path, but {path!r} was given.") from error
+
+
+MOST_PIXELS = 100_000_000
+"""Of a map in pixels."""
+
+
 def _checked_size(size: Any) -> tuple[int, int]:  # noqa: ANN401
     """Height and width of a map, refused where they are not two whole numbers of at least 1."""
     try:
         height, width = map(operator.index, size)
     except (TypeError, ValueError):
         height = width = 0
-    if min(height, width) < 1:
-        raise InputError(f"the size of a map is (height, width), both at least 1, but {size!r} was given.")
+    if min(height, width) < 1 or height * width > MOST_PIXELS:
+        raise InputError(
+            f"the size of a map is (height, width), both at least 1 and at most {MOST_PIXELS:,} pixels together, but "
+            f"{size!r} was given."
+        )
     return height, width
 
 

@@ -194,6 +194,8 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
 def _check_values(name: str, x: Tensor) -> None:
     if x.numel() == 0:
         raise InputError(f"{name} is empty: its shape is {tuple(x.shape)}. There is nothing to explain.")
+    if x.layout is not torch.strided:
+        raise InputError(f"{name} is a tensor of layout {x.layout}. Make it an ordinary one with .to_dense().")
     if x.is_meta:
         raise InputError(f"{name} is on the meta device and holds no values. Move it to the device of the model.")
     if x.is_floating_point() and "mask" not in name and not bool(torch.isfinite(x).all()):
