@@ -149,7 +149,7 @@ def grad_cam(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     norm = next(m for n, m in blocks(model)[-1].named_modules() if n.endswith(("layernorm_before", "norm1")))
     (x,) = inputs.values()
     with GradCAM(model=Logits(), target_layers=[norm], reshape_transform=on_grid) as cam:
-        cam(input_tensor=x)
+        cam(input_tensor=x, targets=None)
 
 
 def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
@@ -258,7 +258,7 @@ def table(results: dict[str, dict]) -> str:
 
 def _line(name: str, what: str, one: dict | None, base: dict, limits: tuple[float, float] | None) -> str:
     if one is None:
-        return f"| {name} | {what} | out of memory | | | | | |"
+        return f"| {name} | {what} | failed | | | | | |"
     clock, memory = (one[name] / base[name] for name in ("seconds", "bytes"))
     shown = [f"{limit:.2f}" for limit in limits] if limits else ["", ""]
     return (
@@ -281,8 +281,8 @@ def plot(results: dict[str, dict], path: Path) -> None:
             found[what]["seconds"] / found["floor"]["seconds"] if found.get(what) else 0.0 for found in results.values()
         ]
         bars = axes.bar([i + 0.15 * place for i in range(len(results))], ratios, width=0.14, label=what)
-        axes.bar_label(bars, [f"{x:.2f}" if x else "out of\nmemory" for x in ratios], fontsize=6)
-    axes.axhline(1, color="black", linewidth=0.8)
+        axes.bar_label(bars, [f"{x:.2f}" if x else "failed" for x in ratios], fontsize=6)
+    axes.axhline(1, color="grey", linewidth=0.8, linestyle=":", zorder=0)
     axes.set_xticks([i + 0.3 for i in range(len(results))], [name.replace(", ", "\n") for name in results], fontsize=7)
     axes.set_ylabel("time / forward + backward")
     axes.legend(fontsize=7)

@@ -159,7 +159,14 @@ class PreparedExplainer:
                 else:
                     result = _walked(run, part, plan, wanted)
             weights = sampled_weights(own)
-        return request, part, result, run, used, weights
+        return (
+            request,
+            replace(part, scalar=part.scalar.detach()),
+            _detached(result),
+            _without_graph(run),
+            used,
+            weights,
+        )
 
     def _request(self, target: Callable[[Tensor], Tensor]) -> Request:
         given = {name: value for name, value in self.options.items() if name != "anatomy"}
@@ -322,6 +329,18 @@ def _walked(run: Pass, part: Scalar, plan: Walk, wanted: Wanted) -> Result:
     """The result of a walk over the layers of a pass."""
     (walked,) = walk_layers([plan], run.layers(part, wanted, again=False))
     return walked.result
+
+
+def _detached(result: Result) -> Result:
+    """A result whose tensors keep nothing else alive."""
+    return replace(result, **{name: x.detach() for name, x in vars(result).items() if isinstance(x, Tensor)})
+
+
+def _without_graph(run: Pass) -> Pass:
+    """A pass that is read and no more differentiated: what its backward pass needed is freed."""
+    seen, output = copy.copy(run), run.output
+    seen.output = replace(output, logits=output.logits.detach(), wide=output.wide.detach())
+    return seen
 
 
 def _tensors(inputs: Batch) -> dict[str, Tensor]:

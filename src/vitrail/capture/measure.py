@@ -87,6 +87,16 @@ class _Seen:
     checkpointed: bool = False
     muted: bool = False  # whether gradients end at what attention gives
 
+    def release(self) -> None:
+        """Free all tensors: graphs that lead to what hooks kept of them would hold each other for ever."""
+        for block in self.blocks:
+            block.arriving = block.entering = block.leaving = None
+            block.beside.clear()
+            block.calls.clear()
+        self.arriving = self.source = self.answer = None
+        for tensors in (self.others, self.cells, self.outside, self.cuts):
+            tensors.clear()
+
 
 _known: "WeakKeyDictionary[nn.Module, dict[Any, Structure]]" = WeakKeyDictionary()
 
@@ -190,6 +200,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
             keep_saved(model)
             return _measured(model, inputs, body, kept=True)
         judged = _judged(some, body, seen)
+        seen.release()
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
         check = _unmoved if judged.origin.measured or inputs.signal else _counted
