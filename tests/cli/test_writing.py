@@ -1,4 +1,4 @@
-"""Models that write text on the command line: translations, transcripts of sounds, answers about pictures."""
+"""Models that write text or find objects on the command line."""
 
 import math
 import struct
@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from stream_models import CLIP_VISION, MODEL, SEQ2SEQ, T5, WORDS
+from stream_models import CLIP_VISION, MODEL, SEQ2SEQ, T5, WORDS, detr
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -119,3 +119,20 @@ def test_a_question_about_a_picture_has_a_map_and_a_shaded_prompt(llava, tmp_pat
     missing = CliRunner().invoke(app, ["explain", str(photo), "-m", str(llava)])
     assert missing.exit_code != 0
     assert "give --question TEXT" in " ".join(missing.output.split())
+
+
+def test_an_object_has_a_map_with_its_box(tmp_path):
+    folder, photo = tmp_path / "detr", tmp_path / "photo.png"
+    transformers.DetrImageProcessor(size={"shortest_edge": 48, "longest_edge": 64}).save_pretrained(folder)
+    torch.manual_seed(0)
+    detr(
+        "DetrForObjectDetection", num_labels=2, id2label={0: "cat", 1: "car"}, label2id={"cat": 0, "car": 1}
+    )().save_pretrained(folder)
+    Image.linear_gradient("L").convert("RGB").resize((64, 48)).save(photo)
+    said = ran(photo, "-m", folder, "--target", "car", "-o", tmp_path / "car.json")
+    assert "car, query" in said
+    found = vitrail.Attribution.load(tmp_path / "car.json")
+    assert found.streams["encoder"].kind == "image"
+    assert found.target.first == (1,) or found.target.first == 1
+    ran(photo, "-m", folder, "-o", tmp_path / "found.png")
+    assert (tmp_path / "found.png").stat().st_size > 3000

@@ -105,3 +105,33 @@ def named_tokens(attribution: Attribution, tokenizer: Any) -> Attribution:  # no
     if tokens is not None and all(text.isdecimal() for row in tokens for text in row):
         tokens = tuple(tuple(tokenizer.convert_ids_to_tokens([int(text) for text in row])) for row in tokens)
     return replace(attribution, tokens=tokens, streams=streams)
+
+
+def boxes_figure(
+    panels: Sequence[tuple[str, Attribution, tuple[float, float, float, float]]],
+    picture: Any,  # noqa: ANN401
+    *,
+    index: int = 0,
+) -> "Figure":
+    """Maps side by side over one picture, each with a box.
+
+    Args:
+        panels: titles, maps, and the middle, width and height of each box as shares of the picture's.
+    """
+    from matplotlib.patches import Rectangle
+
+    wide, high = picture.size
+    side = 3.0 * high / wide
+    figure = new_figure(3.0 * len(panels) + MARGIN * (len(panels) + 1), side + 4 * MARGIN)
+    for place, (title, one, (x, y, width, height)) in enumerate(panels):
+        left = MARGIN + place * (3.0 + MARGIN)
+        write(figure, title, left, MARGIN / 2, fontproperties=font(HEADING - 1, "bold"))
+        axes = panel(figure, left, 2.5 * MARGIN, 3.0, side)
+        place_of = (0.0, float(wide), float(high), 0.0)
+        axes.imshow(picture, extent=place_of)
+        axes.imshow(one.heatmap((high, wide))[index].cpu().numpy(), extent=place_of, cmap="inferno", alpha=0.55)
+        corner = ((x - width / 2) * wide, (y - height / 2) * high)
+        axes.add_patch(Rectangle(corner, width * wide, height * high, fill=False, edgecolor="#00e5ff", linewidth=1.5))
+        axes.set_xlim(0, wide)
+        axes.set_ylim(high, 0)
+    return figure

@@ -48,6 +48,7 @@ exactly what the model saw of it.
   vitrail explain photo.jpg --question "What is this?" -m ./vlm -o map.png
   vitrail explain speech.wav -m ./whisper --target all -o words.html
   vitrail explain "The house is small." -m ./translator --target Haus
+  vitrail explain street.jpg -m ./detr --target car -o car.png
 """
 
 COMPARE = """Compare methods on one input; without --method, six of different kinds.
@@ -139,8 +140,8 @@ def run(request: Asked) -> None:
 
     check_early(request.specs or (), request.preset)
     loaded = open_model(request.model, request.arch, request.device)
-    if loaded.task == "writing":
-        _explain_writing(request, loaded)
+    if loaded.task in ("writing", "boxes"):
+        _explain_parts(request, loaded)
         return
     plan = _plan(request, loaded)
     if folder is not None and request.form == "parquet":
@@ -154,15 +155,17 @@ def run(request: Asked) -> None:
     present(loaded, sample, explain_sample(loaded, sample, plan), request.output)
 
 
-def _explain_writing(request: Asked, loaded: "Loaded") -> None:
-    """A model that writes text: the targets are words of what it writes."""
+def _explain_parts(request: Asked, loaded: "Loaded") -> None:
+    """A model that writes text or finds objects: the targets are words or classes of what it gives."""
+    from vitrail.apps.cli.boxes import explain_boxes
     from vitrail.apps.cli.session import Work
     from vitrail.apps.cli.writing import explain_writing
 
     if request.source.folder is not None or request.versus is not None:
-        raise InputError(f"{loaded.name} writes text about one {loaded.source}: name one, and leave out --versus.")
+        raise InputError(f"{loaded.name} is given one input at a time: name one, and leave out --versus.")
     plan = Work(request.specs or [(DEFAULT_METHOD, {})], [], request.preset)
-    explain_writing(loaded, request.source, request.targets, plan, request.output)
+    run = explain_boxes if loaded.task == "boxes" else explain_writing
+    run(loaded, request.source, request.targets, plan, request.output)
 
 
 def _check_places(folder: Path, place: Path, request: Asked) -> None:

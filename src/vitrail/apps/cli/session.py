@@ -43,7 +43,8 @@ def open_model(name: str, arch: str | None, device: str = "cpu") -> Loaded:
 def sample_of(source: Source, loaded: Loaded) -> Sample:
     """The one input that is named, as the model takes it."""
     if loaded.task not in READERS:
-        raise InputError(f"{loaded.name} writes text about a {loaded.source}: use vitrail explain.")
+        does = "finds objects" if loaded.task == "boxes" else f"writes text about a {loaded.source}"
+        raise InputError(f"{loaded.name} {does}: use vitrail explain.")
     return READERS[loaded.task](source, loaded)
 
 

@@ -104,8 +104,8 @@ class ModelCache:
     def _load(self, name: str) -> OpenModel:
         with silent():
             loaded = load(name, pickles=self.pickles)
-        if loaded.task in ("question", "writing"):
-            does = "answers questions" if loaded.task == "question" else "writes text"
-            raise ModelError(f"{name} {does}, which this page does not show: use vitrail explain.")
+        unseen = {"question": "answers questions", "writing": "writes text", "boxes": "finds objects"}
+        if loaded.task in unseen:
+            raise ModelError(f"{name} {unseen[loaded.task]}, which this page does not show: use vitrail explain.")
         loaded.model.requires_grad_(requires_grad=False)
         return OpenModel(loaded, affine(loaded) if loaded.kind == "image" else None)

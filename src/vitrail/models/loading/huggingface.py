@@ -22,6 +22,7 @@ TASKS: dict[str, tuple[str, str]] = {
     "ForQuestionAnswering": ("AutoModelForQuestionAnswering", "question"),
     "ForCausalLM": ("AutoModelForCausalLM", "causal"),
     "LMHeadModel": ("AutoModelForCausalLM", "causal"),
+    "ForObjectDetection": ("AutoModelForObjectDetection", "boxes"),
     "ForConditionalGeneration": ("", "writing"),
     "MTModel": ("", "writing"),
     "EncoderDecoderModel": ("", "writing"),
@@ -43,12 +44,27 @@ def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
     model = _model(name, getattr(transformers, AUTO[source] if source else auto), pickles=pickles)
     if task == "image":
         return _image_model(name, model, transformers)
+    if task == "boxes":
+        return _detector(name, model, transformers)
     if source is not None:
         return writer(name, model, source, lambda kind: _part(name, transformers, kind))
     tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
     classes = model.get_output_embeddings().weight.shape[0] if task == "causal" else int(config.num_labels)  # pyright: ignore
     names = _label_names(config) if task == "sequence" else None
     return Loaded(model, name, "text", task, classes, names, tokenizer=tokenizer)
+
+
+def _detector(name: str, model: nn.Module, transformers: Any) -> Loaded:  # noqa: ANN401
+    """A model that finds objects in images of any size."""
+    from vitrail.models.loading.images import picture_of
+
+    processor, names = _part(name, transformers, "AutoImageProcessor"), _label_names(model.config)
+
+    def preprocess(image: Any, *, squash: bool = False) -> Sample:  # noqa: ANN401
+        pixels = processor(images=image, return_tensors="pt")["pixel_values"]
+        return Sample({"pixel_values": pixels}, picture_of(pixels, processor))
+
+    return Loaded(model, name, "image", "boxes", len(names), names, preprocess=preprocess, processor=processor)
 
 
 def _part(name: str, transformers: Any, kind: str) -> Any:  # noqa: ANN401

@@ -52,7 +52,7 @@ class Loaded:
 
     Args:
         kind: `"image"` or `"text"`.
-        task: `"image"`, `"sequence"`, `"question"`, `"causal"` or `"writing"`.
+        task: `"image"`, `"sequence"`, `"question"`, `"causal"`, `"writing"` or `"boxes"`.
         class_names: by class index; for a language model there are none, its tokens are the classes.
         preprocess: for images.
         tokenizer: for text.
