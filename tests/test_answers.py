@@ -136,6 +136,10 @@ def test_a_generation_names_messages_documents_and_tool_results(language_model):
     first = next(iter(found.tables.values()))
     assert_close(found.table.sum(dim=1), first[:, : found.units[0].start].sum(dim=1))
     assert_close(sum(found.by_source().values()), torch.ones(2))
+    cited = found.cite(99)[0]  # what the template wrote is never cited, and its share is said beside
+    assert all(one.passage.source != "template" for one in cited)
+    assert sum(one.score for one in cited) == pytest.approx(1.0)
+    assert_close(found.template_share(), found.by_source()["template"])
 
 
 def test_generation_is_the_models_own_and_leaves_no_trace(language_model):

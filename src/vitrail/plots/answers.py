@@ -84,11 +84,17 @@ def _cited(found: Any) -> list[list[str]]:  # noqa: ANN401
     """For each part of the answer its passages in words."""
     return [
         [
-            f"{one.score:.0%} ({one.low:.0%} to {one.high:.0%}), {one.passage.source}: {one.passage.text.strip()}"
+            f"{one.score:.0%}{_between(one) if len(found.tables) > 1 else ''}, {one.passage.source}: "
+            f"{one.passage.text.strip()}"
             for one in row
         ]
         for row in found.cite(3)
     ]
+
+
+def _between(one: Any) -> str:  # noqa: ANN401
+    """The interval of a citation over several methods."""
+    return f" ({one.low:.0%} to {one.high:.0%})"
 
 
 def answer_figure(found: Any) -> "Figure":  # noqa: ANN401

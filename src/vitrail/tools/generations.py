@@ -18,7 +18,7 @@ from vitrail.plots.answers import answer_figure, answer_html
 from vitrail.storage import encode
 from vitrail.tools.answers import Answer
 from vitrail.tools.answers import answer as answer_of
-from vitrail.tools.prompts import Message, Passage, Prompt, decoded, read_prompt
+from vitrail.tools.prompts import TEMPLATE, Message, Passage, Prompt, decoded, read_prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ class Citation:
     """A passage that a part of the answer rests on.
 
     Args:
-        score: its share of the part's scores on the context, the mean over methods.
+        score: its share of the part's scores on messages, documents and reasoning, the mean over methods.
         low: the lowest share by any of the methods.
         high: the highest.
     """
@@ -86,16 +86,25 @@ class Generation:
         return found / found.sum(dim=2, keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
 
     def cite(self, k: int = 3) -> list[list[Citation]]:
-        """For each part of the answer, the k passages it rests on most, with an interval over the methods."""
+        """For each part of the answer, the k passages it rests on most, with an interval over the methods.
+
+        What the chat template wrote is no passage; `template_share` says how much of the scores falls on it.
+        """
         if k < 1:
             raise OptionError(f"k={k}, but it is a number of passages, at least 1.")
-        shares = self.shares()
+        written = [i for i, one in enumerate(self.context) if one.source != TEMPLATE] or list(range(len(self.context)))
+        shares = self.shares()[:, :, written]
+        shares = shares / shares.sum(dim=2, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
         mean, low, high = shares.mean(dim=0), shares.amin(dim=0), shares.amax(dim=0)
         order = mean.argsort(dim=1, descending=True, stable=True)[:, :k].tolist()
         return [
-            [Citation(self.context[i], float(mean[u, i]), float(low[u, i]), float(high[u, i])) for i in row]
+            [Citation(self.context[written[i]], float(mean[u, i]), float(low[u, i]), float(high[u, i])) for i in row]
             for u, row in enumerate(order)
         ]
+
+    def template_share(self) -> Float[Tensor, " u"]:
+        """The share of each part's scores that falls on what the chat template wrote, the mean over methods."""
+        return self.by_source().get(TEMPLATE, torch.zeros(len(self.units)))
 
     def by_source(self) -> dict[str, Float[Tensor, " u"]]:
         """How much each part rests on each message or document: the shares of its passages, the mean over methods."""
@@ -269,7 +278,7 @@ def _joined(
     reasons = tuple(Passage("".join(tokens[a:b]), a, b, "reasoning") for a, b in spans)
     units = tuple(Passage("".join(tokens[a:b]), a, b, "answer") for a, b in found[0].units[0])
     return Generation(
-        tokenizer.decode(ids, skip_special_tokens=True),
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         tokens,
         units,
         (*read.passages, *reasons),

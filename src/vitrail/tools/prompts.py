@@ -8,6 +8,8 @@ from vitrail.errors import InputError
 from vitrail.models.segments import sentences
 
 Message = Mapping[str, Any]
+TEMPLATE = "template"
+"""The source of what no message wrote."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _chat(
 
 def _passages(text: str, marked: Sequence[tuple[str, str]], offsets: Sequence[tuple[int, int]]) -> list[Passage]:
     """The sentences of each message or document; what no message wrote is the template's."""
-    owners, place = ["template"] * len(offsets), 0
+    owners, place = [TEMPLATE] * len(offsets), 0
     for name, part in marked:
         begin = text.find(part.strip(), place)
         if begin < 0:  # the template changed the content, as some do with white space
@@ -115,7 +117,7 @@ def _passages(text: str, marked: Sequence[tuple[str, str]], offsets: Sequence[tu
     for index in range(1, len(owners) + 1):
         if index == len(owners) or owners[index] != owners[start]:
             pieces = [text[a:b] for a, b in offsets[start:index]]
-            cut = [(0, len(pieces))] if owners[start] == "template" else sentences(pieces)
+            cut = [(0, len(pieces))] if owners[start] == TEMPLATE else sentences(pieces)
             found += [Passage("".join(pieces[a:b]), start + a, start + b, owners[start]) for a, b in cut]
             start = index
     return found

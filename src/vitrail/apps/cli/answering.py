@@ -98,6 +98,9 @@ def shown(found: "Generation", count: int) -> str:
         lines.append(part.text.strip())
         for one in cited:
             text = " ".join(one.passage.text.split())
-            lines.append(f"  {one.score:4.0%} ({one.low:.0%} to {one.high:.0%})  {one.passage.source}: {text}")
+            between = f" ({one.low:.0%} to {one.high:.0%})" if len(found.tables) > 1 else ""
+            lines.append(f"  {one.score:4.0%}{between}  {one.passage.source}: {text}")
     name, sink = next(iter(found.sinks.items()))
-    return "\n".join([*lines, f"{name}; the first token holds {float(sink.mean()):.0%} of the scores on the context."])
+    beside = f"{name}; the first token holds {float(sink.mean()):.0%} of the scores on the context"
+    template = float(found.template_share().mean())
+    return "\n".join([*lines, f"{beside}, the chat template {template:.0%}." if template else f"{beside}."])
