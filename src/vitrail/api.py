@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any
 
@@ -393,9 +393,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
 
-    def run(some: Sequence[MethodSpec]) -> list[Attribution]:
-        return _compare(model, given, some, target, preset, anatomy=anatomy, settings=settings)
-
+    run = partial(_compare, model, given, target=target, preset=preset, anatomy=anatomy, settings=settings)
     return ON_ERROR[on_error](run, methods)
 
 
@@ -425,9 +423,9 @@ def _compare(
     model: object,
     given: Prepared,
     methods: Sequence[MethodSpec],
+    *,
     target: AnyTarget,
     preset: str,
-    *,
     anatomy: Anatomy | None,
     settings: Settings,
 ) -> list[Attribution]:
@@ -520,7 +518,8 @@ def _explained(
             try:
                 begun = time.perf_counter()
                 found = _follow(model, body, [requests[i] for i in group], plan, settings)
-                made |= {i: _with_seconds(one, begun=begun) for i, one in zip(group, found, strict=True)}
+                spent = time.perf_counter() - begun
+                made |= {i: _with_provenance(one, {}, seconds=spent) for i, one in zip(group, found, strict=True)}
             except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
                 for i in group:
                     requests[i] = instead(requests[i], error)
@@ -547,11 +546,6 @@ def _timed(made: Sequence[Attribution], total: float) -> list[Attribution]:
         return [_with_provenance(made[0], {}, seconds=total, shared_seconds=0.0)]
     shared = max(0.0, total - sum(one.provenance["seconds"] for one in made))
     return [_with_provenance(one, {}, shared_seconds=shared) for one in made]
-
-
-def _with_seconds(attribution: Attribution, *, begun: float) -> Attribution:
-    """The result with the seconds that were spent on it alone."""
-    return _with_provenance(attribution, {}, seconds=time.perf_counter() - begun)
 
 
 def _with_provenance(attribution: Attribution, origin: Mapping[str, Any], **more: Any) -> Attribution:  # noqa: ANN401
@@ -585,9 +579,8 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         for request in requests:
             if len(requests) > 1:  # else both passes are its own
                 begun = time.perf_counter() - spent[request]
-            made.append(
-                _with_seconds(attribution_of(request, found[request], run, backends=used[request]), begun=begun)
-            )
+            one = attribution_of(request, found[request], run, backends=used[request])
+            made.append(_with_provenance(one, {}, seconds=time.perf_counter() - begun))
         return identity, made
 
 

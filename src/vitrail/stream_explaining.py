@@ -37,6 +37,8 @@ SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
 LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
 """Arguments that are parts of one sequence where a model has no other for them."""
 
+MOST_FORMS = 256
+"""How many forms of input are remembered for one model."""
 _known: "WeakKeyDictionary[nn.Module, dict[Any, bool]]" = WeakKeyDictionary()
 
 
@@ -47,11 +49,13 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
         model: a shadow.
         given: the anatomy that the user named; it says that there is one stream.
     """
-    if given is not None or (known_anatomy(model) is not None and not _may_have(model, inputs)):
+    if given is not None:
         return False
     kept = _known.setdefault(model, {})
     form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
     if form not in kept:
+        if len(kept) >= MOST_FORMS:
+            kept.clear()
         try:
             kept[form] = _measured(model, inputs)
         except SeamError:
@@ -61,7 +65,7 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:
     if known_anatomy(model) is not None:
-        return _several(model, inputs)
+        return _may_have(model, inputs) and _several(model, inputs)
     found = discover(model, inputs)
     if _single(found):
         return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))

@@ -28,7 +28,7 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor |
         places: where the gradient is taken.
         channels: the axis of a place that one position has along.
     """
-    rows = [(x, number.expand_as(x)) for x, number in rows if x.requires_grad]
+    rows = [(x, number) for x, number in rows if x.requires_grad]
     if not rows:
         return [None] * len(places)
     if not all(place.requires_grad for place in places):
@@ -55,9 +55,10 @@ def _read(digit: int, so_far: Tensor | None, plain: Tensor | None, coded: Tensor
     largest = plain.abs().argmax(dim=-1, keepdim=True)
     ratio = (coded.gather(-1, largest) / plain.gather(-1, largest)).double()
     power = torch.log2(ratio.clamp(min=2.0**-BASE)).round().nan_to_num(0, 0, 0)
-    off = (coded.double() - plain.double() * torch.exp2(power)).abs().amax(dim=-1)
-    power = power[..., 0]
-    exact = off <= _slack(plain) * (plain.double().abs().amax(dim=-1) * torch.exp2(power))
+    # Times a power of two is exact in the dtype itself; what overflows is not taken for exact.
+    expected = plain * torch.exp2(power).to(plain.dtype)
+    off, power = (coded - expected).abs().amax(dim=-1), power[..., 0]
+    exact = off <= _slack(plain) * expected.abs().amax(dim=-1)
     found = torch.where(exact & (so_far != MIXED), so_far + power.clamp(0, BASE - 1).long() * BASE**digit, MIXED)
     return torch.where((plain != 0).any(dim=-1), found, NOWHERE)
 
@@ -77,8 +78,7 @@ def _pulled(rows: Rows, seeds: list[Tensor], places: list[Tensor], channels: int
 def numbered(x: Tensor) -> Tensor:
     """The number of the token that every row of `[b, ..., t, d]` stands for."""
     batch, tokens = x.shape[0], x.shape[-2]
-    numbers = torch.arange(batch * tokens, device=x.device).view(batch, *[1] * (x.ndim - 3), tokens, 1)
-    return numbers.expand_as(x)
+    return torch.arange(batch * tokens, device=x.device).view(batch, *[1] * (x.ndim - 3), tokens, 1)
 
 
 def with_heads(x: Tensor, batch: int) -> Tensor | None:

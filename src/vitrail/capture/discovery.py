@@ -33,7 +33,7 @@ from vitrail.capture.executions import (
     tensors_in,
 )
 from vitrail.capture.layers import call_shape
-from vitrail.capture.refusals import check_implementation, check_weights
+from vitrail.capture.refusals import check_model
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.inputs import Inputs, check_length, check_pairs
 
@@ -129,8 +129,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     if key not in kept:
         check_pairs(model, inputs)
         check_length(model, inputs)
-        check_implementation(model)
-        check_weights(model)
+        check_model(model)
         if len(kept) >= MOST_FORMS:
             kept.clear()
         kept[key] = discovered(model, executions(model, inputs))

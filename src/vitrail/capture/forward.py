@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,13 @@ from vitrail.capture.pass_options import KEEPS, PLAIN, PassOptions, Settings, Wa
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
-from vitrail.capture.refusals import check_implementation, check_weights
+from vitrail.capture.refusals import check_model
 from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
-from vitrail.models.taking import check_target, every_module, prepared
+from vitrail.models.taking import check_target, prepared
 from vitrail.targets import AnyTarget, as_target
 
 
@@ -49,8 +50,7 @@ def forward(
     """
     check_pairs(model, inputs)
     check_length(model, inputs)
-    check_implementation(model)
-    check_weights(model)
+    check_model(model)
     body, structure = used_body(model, inputs, body)
     if lean and structure.refusal is not None:  # nothing but layers will be read
         raise SeamError(structure.refusal)
@@ -58,7 +58,7 @@ def forward(
     states = wanted.states if pass_options.graph else frozenset()
     cut = bool(wanted.gradients | states) or pass_options.level is not None or not body.blocks
     if cut:
-        check_differentiable(model)
+        check_model(model, gradients=True)
     with autograd(gradients=cut), _own_precision(inputs, pass_options), ExitStack() as stack:
         inputs = inputs.usable() if pass_options.dtype is None else inputs.usable().cast(pass_options.dtype)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
@@ -165,16 +165,6 @@ def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, 
     return leaves[0], out
 
 
-def check_differentiable(model: nn.Module) -> None:
-    """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
-    for module in every_module(model):
-        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
-            raise SeamError(
-                f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
-                "explanation needs one. Explain the model as it was before quantization."
-            )
-
-
 def _own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContextManager[object]:
     """A caller's autocast is for the model as it is, not for one in a precision that was asked for."""
     if pass_options.dtype is None:
@@ -267,5 +257,11 @@ def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs | None = N
         raise AnatomyError(f"anatomy is a vitrail.Anatomy, such as Anatomy(blocks='encoder.layers'), not {given!r}.")
     if given is not None or inputs is None:
         return resolve(given if given is not None else anatomy(model), model)
-    known = known_anatomy(model)
+    if model not in _families:
+        _families[model] = known_anatomy(model)
+    known = _families[model]
     return found_body(model, inputs) if known is None else resolve(known, model)
+
+
+_families: "WeakKeyDictionary[nn.Module, Anatomy | None]" = WeakKeyDictionary()
+"""The anatomy of the family that each shadow is of; None where it is of no known one."""

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.forward import check_differentiable
 from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import UNMOVED
+from vitrail.capture.refusals import check_differentiable
 from vitrail.capture.shadow import autograd, hooks, in_precision
 from vitrail.capture.stream_passes import StreamAnswer, generates, read_answer
 from vitrail.errors import InputError, TargetError
@@ -36,9 +36,9 @@ class AtInputs:
 
     def gradients(self, scalar: Tensor) -> dict[str, Tensor]:
         """The gradient of a scalar at every input; zero where it does not depend on one."""
+        places = list(self.roots.values())
         if not scalar.requires_grad:
             raise TargetError(UNMOVED)
-        places = list(self.roots.values())
         if not places:
             raise InputError(
                 "the model looks its words up in no nn.Embedding that was asked for the ids as they were given, so "

@@ -33,12 +33,11 @@ from vitrail.capture.streams import start_graph
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
-    check_beside,
     check_chain,
-    check_operands,
     check_results,
     check_samples,
     check_sequence,
+    check_tokens,
 )
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import SeamError
@@ -381,10 +380,9 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
             or _check_read(read[: used + 1])
         )
         together = _together(seen.blocks[: used or None], before=any(bool(rows.any()) for rows in read[:used]))
-    for check in (check_operands, check_results):
-        refusal = refusal or check(seen.blocks, inputs.batch, body, assumed)
+    refusal = refusal or check_results(seen.blocks, inputs.batch, body, assumed)
     seen.muted = True
-    refusal = refusal or check_beside(seen.blocks, body)
+    refusal = refusal or check_tokens(seen.blocks, inputs.batch, body, assumed)
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together)
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -28,6 +29,36 @@ def implementations(model: nn.Module) -> set[str]:
 def is_unseen(implementation: str) -> bool:
     """Whether attention computed in this way never appears as a function of torch."""
     return "flash" in implementation or "flex" in implementation or "/" in implementation
+
+
+_readable: "WeakSet[nn.Module]" = WeakSet()
+_differentiable: "WeakSet[nn.Module]" = WeakSet()
+"""Shadows that were checked: one stands for the same structure as long as it is used."""
+
+
+def check_model(model: nn.Module, *, gradients: bool = False) -> None:
+    """Refuse a shadow whose attention or weights cannot be read, once for all its calls.
+
+    Args:
+        gradients: whether it has to be differentiated too.
+    """
+    if model not in _readable:
+        check_implementation(model)
+        check_weights(model)
+        _readable.add(model)
+    if gradients and model not in _differentiable:
+        check_differentiable(model)
+        _differentiable.add(model)
+
+
+def check_differentiable(model: nn.Module) -> None:
+    """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
+    for module in every_module(model):
+        if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise SeamError(
+                f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
+                "explanation needs one. Explain the model as it was before quantization."
+            )
 
 
 def check_implementation(model: nn.Module) -> None:

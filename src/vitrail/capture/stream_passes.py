@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.continuations import continued
-from vitrail.capture.forward import check_differentiable
 from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.passes import UNMOVED, Settings
 from vitrail.capture.recording import Layer, own_dtypes
-from vitrail.capture.refusals import check_implementation, check_weights
+from vitrail.capture.refusals import check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, rooted, start_graph
@@ -224,9 +223,7 @@ class StreamPass:
 @contextmanager
 def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterator[StreamPass]:
     """Run a shadow once and keep the operands of every attention call."""
-    check_implementation(model)
-    check_weights(model)
-    check_differentiable(model)
+    check_model(model, gradients=True)
     calls: list[AttentionCall] = []
     with autograd(gradients=True):
         some = rooted(inputs)

@@ -28,6 +28,29 @@ class MeasuredBlock:
     calls: list[AttentionCall] = field(default_factory=list)
 
 
+def check_tokens(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: list[str]) -> str | None:
+    """Why what a block reads and what it passes on beside attention are not its tokens in order; None if they are.
+
+    Both are asked at once, and one by one only where that shows something. Gradients have to end at what attention
+    gives.
+    """
+    rows: Rows = []
+    for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
+        shaped = _shaped_operands(index, block, batch, body)
+        if isinstance(shaped, str) or not isinstance(block.leaving, Tensor) or block.entering is None:
+            break
+        if not reached([node_of(x) for x in shaped], {node for node in [node_of(block.entering)] if node is not None}):
+            break
+        rows += [(x, numbered(x)) for x in (*shaped, batch_first(part, block.leaving))]
+    else:
+        places = [block.entering for block in blocks if block.entering is not None]
+        found = zip(sources(rows, places, channels=2), body.blocks, strict=True)
+        each = [x if x is None or part.batch_first else x.T for x, part in found]
+        if all(x is not None and compare_rows(x, "", 0) is None for x in each):
+            return None
+    return check_operands(blocks, batch, body, assumed) or check_beside(blocks, body)
+
+
 def check_operands(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: list[str]) -> str | None:
     """Why the rows of the blocks' attention calls are not their tokens; None if they are."""
     rows: Rows = []
