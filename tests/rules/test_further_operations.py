@@ -152,6 +152,13 @@ def test_products_give_each_factor_half(product):
     assert_close((at_y * Y).sum(), half)
 
 
+def test_a_gated_linear_unit_is_a_product_of_its_halves():
+    arrived, given = total(ATTN, lambda x: F.glu(x, dim=-1), X)
+    assert_close(arrived, given, atol=1e-6, rtol=1e-6)
+    _, (found,), _ = relevance(ATTN, F.glu, X)
+    assert_close((found * X)[..., : D // 2].sum(), given / 2)
+
+
 def test_baddbmm_adds_what_it_is_given():
     out, gradients, seed = relevance(ATTN, lambda c, x: torch.baddbmm(c, x, ROUTER.T.expand(B, D, 3)), X[..., :3], Y)
     assert_close(out, X[..., :3] + Y @ ROUTER.T)

@@ -126,8 +126,15 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: int | float 
     return product if beta == 0 else product + (input if beta == 1 else input * beta)
 
 
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """A gated linear unit, as a product of activations."""
+    value, gate = input.chunk(2, dim=dim)
+    return value * gate.sigmoid()
+
+
 WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.multi_head_attention_forward: transparent_multihead,
+    F.glu: glu,
     torch.baddbmm: baddbmm,
     Tensor.baddbmm: baddbmm,
     Tensor.baddbmm_: baddbmm,
