@@ -573,7 +573,7 @@ def test_forced_colours_and_reduced_motion_and_print(visit):
     page = settled(visit(TEXT, forced_colors="active", reduced_motion="reduce"))
     assert page.locator(".gallery .token").first.evaluate("(one) => getComputedStyle(one).forcedColorAdjust") == "none"
     page.emulate_media(media="print")
-    assert page.locator("aside").is_hidden()
+    page.locator("aside").wait_for(state="hidden")
     assert page.locator(".gallery").is_visible()
 
 
