@@ -140,6 +140,10 @@ def test_a_generation_names_messages_documents_and_tool_results(language_model):
     assert all(one.passage.source != "template" for one in cited)
     assert sum(one.score for one in cited) == pytest.approx(1.0)
     assert_close(found.template_share(), found.by_source()["template"])
+    rows = json.loads(re.search(r'application/json">(.*?)</script>', found.to_html(), re.DOTALL)[1])["rows"]
+    marks = [column for one in found.context if one.source == "template" for column in range(one.start, one.stop)]
+    assert all(row[column] == 0 for row in rows for column in marks)
+    assert "the chat template" in found.to_html()
 
 
 def test_generation_is_the_models_own_and_leaves_no_trace(language_model):

@@ -55,6 +55,8 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
     )
     data = json.dumps({"rows": _rows(found), "cited": _cited(found)}).replace("<", "\\u003c").replace("&", "\\u0026")
     method, sink = next(iter(found.sinks.items()))
+    share = float(found.template_share().mean())
+    template = f", the chat template {share:.0%}; it is not shaded" if share else ""
     body = (
         f'<div class="vt-answer"><style>{STYLE}</style><h2>Answer</h2>'
         f'<p class="note">Point at a part of the answer, or move to it with the Tab key.</p>'
@@ -62,7 +64,7 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
         f'<h2>Passages it rests on</h2><ol class="cited" aria-live="polite"></ol>'
         f'<h2>Context</h2><div class="text">{context}</div>'
         f'<p class="note">{escape(method)}: red speaks for the answer, blue against it. The first token holds '
-        f"{float(sink.mean()):.0%} of the scores on the context.</p>"
+        f"{float(sink.mean()):.0%} of the scores on the context{template}.</p>"
         f'<script type="application/json">{data}</script><script>{SCRIPT}</script></div>'
     )
     if fragment:
@@ -74,8 +76,14 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
 
 
 def _rows(found: Any) -> list[list[float]]:  # noqa: ANN401
-    """The scores of the context for each part of the answer, the largest one or minus one."""
-    table = next(iter(found.tables.values()))[:, : found.units[0].start]
+    """The scores of the context for each part of the answer, the largest one or minus one.
+
+    What the chat template wrote is not shaded: its first token often holds more than all passages.
+    """
+    table = next(iter(found.tables.values()))[:, : found.units[0].start].clone()
+    for one in found.context:
+        if one.source == "template" and any(other.source != "template" for other in found.context):
+            table[:, one.start : one.stop] = 0.0
     largest = table.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
     return [[round(float(x), 4) for x in row] for row in table / largest]
 
