@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_line():
             [*COMMAND, "methods"], stdout=full, stderr=subprocess.PIPE, text=True, env=ENV, check=False
         )
     assert result.returncode == 1
-    assert result.stderr.decode() == "error: stdout cannot be written: No space left on device.\n"
+    assert result.stderr == "error: stdout cannot be written: No space left on device.\n"
 
 
 @pytest.mark.parametrize(
