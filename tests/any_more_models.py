@@ -125,7 +125,6 @@ ENCODERS = {
                         local_attn_chunk_length=4, num_hidden_layers=1),
     "bert_masked": encoder("BertForMaskedLM", position=3, **BERT),
     "bert_tokens": encoder("BertForTokenClassification", position=3, **BERT),
-    "bert_next": encoder("BertForNextSentencePrediction", **BERT),
     "roberta_masked": encoder("RobertaForMaskedLM", position=3, **BERT),
     "distilbert_masked": encoder("DistilBertForMaskedLM", position=3, vocab_size=WORDS, dim=32, hidden_dim=48,
                                  n_layers=2,
