@@ -153,7 +153,8 @@ def _scale(found: Sequence[Piece]) -> str:
     ends = ((-1.0, "against"), (1.0, "for")) if signed else ((1.0, "most"),)
     shades = [(shade(end, signed=signed), f"{word} {end * largest:.2g}") for end, word in ends]
     marks = " ".join(
-        f'<mark style="background:{colour};color:{ink(colour)};{TOKEN}">{text}</mark>' for colour, text in shades
+        f'<strong style="background:{colour};color:{ink(colour)};font-weight:400;{TOKEN}">{text}</strong>'
+        for colour, text in shades
     )
     return f'<p style="{SMALL}">{marks}</p>'
 
