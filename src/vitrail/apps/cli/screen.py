@@ -134,7 +134,7 @@ def _check_readable(given: dict[str, Any]) -> None:
 @contextmanager
 def _remarks_of_results() -> Iterator[None]:
     """What the library logs, such as which method stands in for another, as notes below the result it belongs to."""
-    logger, kept = logging.getLogger("vitrail"), _Kept()
+    logger, kept = logging.getLogger("vitrail"), _KeptRecords()
     handlers, passed_on = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [kept], False
     try:
@@ -145,7 +145,7 @@ def _remarks_of_results() -> Iterator[None]:
         note(f"note: {message}")
 
 
-class _Kept(logging.Handler):
+class _KeptRecords(logging.Handler):
     """Keeps the messages of warnings."""
 
     def __init__(self) -> None:
