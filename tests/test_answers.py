@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,3 +263,13 @@ def test_the_command_line_answers(language_model, tmp_path):
     assert "red key" in out.read_text()
     wrong = CliRunner().invoke(app, ["answer", "which ?", "--model", str(tmp_path / "none")])
     assert wrong.exit_code != 0
+
+
+def test_the_example_of_the_page_runs(language_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small, tokenizer = language_model
+    model = type(small)(type(small.config)(**{**small.config.to_dict(), "max_position_embeddings": 128})).eval()
+    page = (Path(__file__).parents[1] / "docs/answers.md").read_text()
+    given = {"vitrail": vitrail, "model": model, "tokenizer": tokenizer, "letter": "red key .", "diary": "it opens ."}
+    exec(re.search(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1], given)
+    assert (tmp_path / "answer.html").stat().st_size > 1000

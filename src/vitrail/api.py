@@ -23,6 +23,7 @@ from vitrail.capture.torch_private import transformed
 from vitrail.errors import (
     InputError,
     MethodError,
+    NoAttentionError,
     OptionError,
     RuleError,
     SeamError,
@@ -191,11 +192,14 @@ def instead(request: Request, error: VitrailError) -> Request:
     return _told(request.otherwise, str(error))
 
 
-def at_inputs_instead(request: Request, error: SeamError) -> Request:
-    """What stands in for a request where attention cannot be followed: itself or a gradient method, or the error."""
-    found = request
+def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | None) -> Request:
+    """What stands in for a request where attention cannot be followed: itself or a gradient method, or the error.
+
+    Nothing stands in for the default where there is no attention, or where the caller's own anatomy is contradicted.
+    """
+    found, refused = request, anatomy is not None or isinstance(error, NoAttentionError)
     while not is_gradient(found.entry.name):
-        if found.otherwise is None:
+        if found.otherwise is None or refused:
             raise error
         found = found.otherwise
     return found if found is request else _told(found, str(error))
@@ -474,7 +478,9 @@ def _compared(
             else:
                 identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
         except SeamError as error:
-            identity, made = explain_at_inputs(own, [at_inputs_instead(request, error) for request in requests])
+            identity, made = explain_at_inputs(
+                own, [at_inputs_instead(request, error, anatomy) for request in requests]
+            )
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)

@@ -36,6 +36,10 @@ class SeamError(VitrailError, RuntimeError):
     """No attention call could be intercepted, or it cannot be matched to a block."""
 
 
+class NoAttentionError(SeamError):
+    """No attention was seen in a model."""
+
+
 class RuleError(VitrailError, NotImplementedError):
     """No rule says how relevance passes through an operation of the model."""
 

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from vitrail.errors import ModelError, SeamError
+from vitrail.errors import ModelError, NoAttentionError, SeamError
 from vitrail.models.taking import every_module
 
 SEEN = (
@@ -97,7 +97,7 @@ def _whole_weight(module: nn.Module) -> bool:
     return type(weight) is nn.Parameter and not weight.is_floating_point() and not weight.is_complex()
 
 
-def no_attention(model: nn.Module) -> SeamError:
+def no_attention(model: nn.Module) -> NoAttentionError:
     """A model in which no attention was seen."""
     found = implementations(model)
     hidden = sorted(filter(is_unseen, found))
@@ -112,7 +112,7 @@ def no_attention(model: nn.Module) -> SeamError:
             f"{asked}It consists of {_kinds(every_module(model)[1:])}: a model without softmax attention, such as a "
             "state-space, convolutional, Fourier or linear-attention model, has no attention to explain."
         )
-    return SeamError(f"no attention was seen in {type(model).__name__}. {SEEN} {why}")
+    return NoAttentionError(f"no attention was seen in {type(model).__name__}. {SEEN} {why}")
 
 
 def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequence[int], outside: int) -> SeamError:
