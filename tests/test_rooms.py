@@ -16,10 +16,13 @@ ORDER = [
     {"capture"},
     {"relevance"},
     {"methods"},
+    {"stream_gradients"},
     {"stream_explaining"},
     {"api"},
     {"prepared"},
+    {"many"},
     {"evaluate"},
+    {"many_workers"},
     {"plots"},
     {"tools"},
     {"apps"},
@@ -30,6 +33,7 @@ REACHING_UP = {
     ("attribution", "plots"): "Attribution.plot and to_html; pictures are an optional extra",
     ("attribution", "storage"): "Attribution.save and load",
     ("attribution", "apps"): "Attribution.explore; the page is an optional extra",
+    ("many", "many_workers"): "workers of Ray are an optional extra",
     ("storage", "plots"): "pictures are an optional extra",
 }
 """Imports inside functions that are allowed, with the reason."""

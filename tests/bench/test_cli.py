@@ -1,6 +1,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from vitrail.apps.cli import bench as command
 from vitrail.apps.cli.app import app
 from vitrail.apps.cli.bench import changed, quick_plan
 from vitrail.errors import InputError, OptionError
@@ -182,3 +183,8 @@ def test_all_with_a_preset_leaves_out_methods_without_it(run, tmp_path):
     ran = run("run", *given, "-o", tmp_path / "r.db")
     assert ran.exit_code == 0
     assert "left out" in ran.stderr
+
+
+def test_help_names_what_the_bench_knows():
+    assert set(command.MEASURES) == set(bench.MEASURES)
+    assert set(command.PROTOCOLS) == set(bench.PROTOCOLS)

@@ -6,23 +6,39 @@ help, completion and usage errors answer at once: a command imports what compute
 """
 
 import os
+import signal
 import sys
+from types import FrameType
 
 NARROWEST = 20
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
 
 
 def main() -> None:
     """Run the command line, or say in one line what it lacks."""
     _check_surroundings()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this ignores Ctrl-C
+        signal.signal(signal.SIGINT, _stop)
     try:
         from vitrail.apps.cli.app import app
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except ImportError as error:
         if error.name is None or error.name.split(".")[0] not in {"typer", "rich"}:
             raise
         sys.exit(f"error: the command line needs the package {error.name}: pip install 'vitrail[cli]'")
     app()
+
+
+def _stop(_: int, frame: FrameType | None) -> None:
+    """Ctrl-C: leave at once while a library is imported, since its code may make an error of its own of it or abort."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"stopped\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _check_surroundings() -> None:

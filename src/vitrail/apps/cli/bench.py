@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.apps.cli import options
+from vitrail.apps.cli import INTERRUPTED, options
 from vitrail.apps.cli.checks import check_apart, check_file
-from vitrail.apps.cli.screen import INTERRUPTED, note, reported
+from vitrail.apps.cli.screen import note, reported
 from vitrail.errors import OptionError
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ MEASURES = (
     "randomisation",
     "class_sensitivity",
     "ranks",
+    "road_positive",
+    "road_negative",
 )
 """Names of the bench, for help and completion; a test compares them with the bench."""
 SEEDS = (-(2**63), 2**63 - 1)

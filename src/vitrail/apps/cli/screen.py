@@ -20,11 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 import vitrail
+from vitrail.apps.cli import INTERRUPTED
 from vitrail.errors import OptionError, VitrailError
 
 P = ParamSpec("P")
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as shells have it."""
 OWN = str(Path(vitrail.__file__).parent)
 
 
