@@ -114,7 +114,7 @@ def answer(  # noqa: PLR0913  (the public signature)
         found[0].method,
         _columns_of(found[0], tokenizer, pieces, decoder=sequences.decoder),
         added,
-        {**found[0].options, "unit": unit, "sink": sink, "hops": hops},
+        {**found[0].options, "unit": unit, "sink": sink} | ({"hops": hops} if hops else {}),
         dict(found[0].provenance),
     )
 
