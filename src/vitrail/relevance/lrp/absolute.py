@@ -192,12 +192,25 @@ def attention(operation: Operation) -> Tensor:
     return bent(out, pullback, *operation.active)
 
 
+def _same_sum(kept: tuple[Tensor, ...], operation: Operation) -> tuple[Tensor, Tensor]:
+    """The summands that the plain pass kept, which have to be those of this sum."""
+    if not kept or not all(
+        a.shape == b.shape and torch.allclose(a, b) for a, b in zip(kept, operation.active, strict=True)
+    ):
+        raise RuleError(
+            f"the sum in the module {operation.where!r} is a skip connection in one pass and not in another, so the "
+            "absolute rules cannot follow it; use lrp or attn_lrp."
+        )
+    stream, branch = kept
+    return stream, branch
+
+
 def residual(branches: Iterator[tuple[Tensor, Tensor]]) -> Rule:
     """A sub-layer and the stream it reads; `branches` are the same two in a pass that keeps the chain rule."""
 
     def rule(operation: Operation) -> Tensor:
         out = operation.run()
-        plain_stream, plain_branch = next(branches)
+        plain_stream, plain_branch = _same_sum(next(branches, ()), operation)
         axis = operation.batch_axis
 
         def pullback(relevance: Tensor, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:

@@ -126,7 +126,7 @@ class _Propagate(TorchFunctionMode):
             active = self._read_by(args)
             if active is not None and (func in self.plain or len(active) < 2 or self._adds_others(func, active)):
                 out = func(*args, **(kwargs or {}))
-                return self._at_once(out, active, entrywise=func in self.entrywise)
+                return self._at_once(func, out, active)
         return self._by_rule(func, args, kwargs or {})
 
     def _read_by(self, args: tuple) -> list[Tensor] | None:
@@ -146,12 +146,15 @@ class _Propagate(TorchFunctionMode):
         """Whether a function adds tensors of which none is a function of another alone, and no rule is for sums."""
         return func in ADDITIONS and self.sums_are_plain and self._source(active) is None
 
-    def _at_once(self, out: Any, active: list[Tensor], *, entrywise: bool) -> Any:  # noqa: ANN401
+    def _at_once(self, func: Callable[..., Any], out: Any, active: list[Tensor]) -> Any:  # noqa: ANN401
         """The result of a function that is left to the chain rule."""
         if not active:
             return self._constant(out)
-        if entrywise and len(active) == 1 and isinstance(out, Tensor) and out.shape == active[0].shape:
-            self.sources[out] = self.sources.get(active[0], active[0])
+        if func in self.entrywise and len(active) == 1 and isinstance(out, Tensor):
+            if func in MULTIPLICATIONS:
+                self.scaled[out] = active[0]
+            if out.shape == active[0].shape:
+                self.sources[out] = self.sources.get(active[0], active[0])
         return self.mark(out)
 
     def _by_rule(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
