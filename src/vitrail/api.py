@@ -21,6 +21,7 @@ from vitrail.capture.shadow import shadow
 from vitrail.capture.signals import signal_kind
 from vitrail.capture.torch_private import transformed
 from vitrail.errors import (
+    CutGraphError,
     InputError,
     MethodError,
     NoAttentionError,
@@ -196,7 +197,10 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
     """What stands in for a request where attention cannot be followed: itself or a gradient method, or the error.
 
     Nothing stands in for the default where there is no attention, or where the caller's own anatomy is contradicted.
+    Where attention has no gradient, nothing stands in for any method: gradients at the inputs would leave it out.
     """
+    if isinstance(error, CutGraphError):
+        raise error
     found, refused = request, anatomy is not None or isinstance(error, NoAttentionError)
     while not is_gradient(found.entry.name):
         if found.otherwise is None or refused:

@@ -40,6 +40,10 @@ class NoAttentionError(SeamError):
     """No attention was seen in a model."""
 
 
+class CutGraphError(SeamError):
+    """Attention, or the whole model, has no gradient."""
+
+
 class RuleError(VitrailError, NotImplementedError):
     """No rule says how relevance passes through an operation of the model."""
 

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -218,13 +218,24 @@ def _names_hash(loader: object) -> str | None:
     return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
+def _in_full(value: object) -> str:
+    """All that decides a target or an option: every number of a tensor, every field of a target."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(repr(value.tolist()).encode()).hexdigest()[:16]}"
+    if is_dataclass(value):
+        parts = ", ".join(f"{one.name}={_in_full(getattr(value, one.name))}" for one in fields(value))
+        return f"{type(value).__name__}({parts})"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_in_full, value))}]"
+    return str(value)
+
+
 def _identity(model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the numbers of a run."""
-    named = target.tolist() if isinstance(target, Tensor) else target
     return {
         "method": method,
-        "target": "predicted" if named is None else str(named),
-        "options": {name: str(value) for name, value in sorted(options.items())},
+        "target": "predicted" if target is None else _in_full(target),
+        "options": {name: _in_full(value) for name, value in sorted(options.items())},
         "model": type(taken(model)).__name__,
         "model_hash": fingerprint(taken(model)),
         "versions": dict(versions()),

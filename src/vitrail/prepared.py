@@ -113,6 +113,8 @@ class PreparedExplainer:
     def takes(self, inputs: Batch) -> bool:
         """Whether inputs have the prepared shape, masks aside."""
         here, there = self._shapes(inputs), self._shapes(self.example)
+        if _settings(inputs) != _settings(self.example):
+            return False
         return here.keys() == there.keys() and all(
             shape[1:] == there[name][1:] and 0 < shape[0] <= self.batch for name, shape in here.items()
         )
@@ -348,6 +350,11 @@ def _tensors(inputs: Batch) -> dict[str, Tensor]:
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+
+
+def _settings(inputs: Batch) -> dict[str, str]:
+    """What inputs hold beside tensors."""
+    return {} if isinstance(inputs, Tensor) else {n: repr(x) for n, x in inputs.items() if not isinstance(x, Tensor)}
 
 
 def _changed(inputs: Batch, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -118,7 +118,7 @@ def _words(
             asked = args[0] if args and isinstance(args[0], Tensor) else None
             if name in roots or asked is None or asked.shape != ids.shape:
                 continue
-            if first or bool((asked == ids).all()):
+            if bool((asked == ids).all()) or (first and len(texts) == 1):
                 return root(name, out).clone()
         return None
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.coded_gradients import with_heads
+from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
@@ -39,7 +40,7 @@ from vitrail.capture.token_order import (
     check_sequence,
     check_tokens,
 )
-from vitrail.capture.torch_private import saving_hooks
+from vitrail.capture.torch_private import saving_hooks, writes_to
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -112,12 +113,17 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         if found is not None:
             return found
     kept = _known.setdefault(model, {})
-    key = _form(inputs, body)
+    key = (*_form(inputs, body), _written(model))
     if key not in kept:
         if len(kept) >= MOST_FORMS:
             kept.clear()
         kept[key] = _measured(model, inputs.usable(), body)
     return kept[key]
+
+
+def _written(model: nn.Module) -> int:
+    """How often the weights were written to: a gate that was zero may have hidden what is measured."""
+    return sum(writes_to(p) for p in model.parameters() if not p.is_inference())
 
 
 def _part_of(inputs: Inputs, body: Body) -> Inputs | None:
@@ -388,6 +394,10 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
 
 def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:
     """Why the blocks cannot be differentiated one by one; None if they can."""
+    for index, block in enumerate(blocks):  # each starts from a leaf of its own, whatever it shares with others
+        earlier = {node for one in blocks[:index] if (node := node_of(one.entering)) is not None}
+        if earlier and reached([node_of(block.leaving)], earlier):
+            return f"block {index} reads what earlier blocks have kept beside the stream"
     leaving, arriving = [block.leaving for block in blocks], [block.arriving for block in blocks]
     return check_borders(leaving, arriving, [block.beside for block in blocks], before=before)
 

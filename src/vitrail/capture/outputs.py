@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.capture.recording import widen
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import cls, last, last_position, mean_all
+from vitrail.models.readouts import last, last_position, mean_all, position
 from vitrail.targets import NEXT_TOKEN, Similarity, Target, answer_span
 
 
@@ -267,6 +267,10 @@ def _similar(target: Similarity, output: Output, valid: Tensor) -> Scalar:
     return Scalar(read(output.wide, every), Target("similarity"), read, plain=False)
 
 
+def _first_real(valid: Tensor, content: Tensor) -> Tensor:
+    return position(valid, valid.to(torch.int64).argmax(dim=1))
+
+
 def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
     """One vector for each sample: the model's own, or made of those of its tokens."""
     if encodings.ndim == 2:
@@ -277,7 +281,7 @@ def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
             "are to be pooled is not known. Explain a model that pools them itself, such as a SentenceTransformer, or "
             "take a method that runs the whole input."
         )
-    weights = {"mean": mean_all, "first": cls, "last": last}[pooling](valid, valid).to(encodings)
+    weights = {"mean": mean_all, "first": _first_real, "last": last}[pooling](valid, valid).to(encodings)
     real = encodings.masked_fill(~valid[..., None], 0.0) if pooling == "mean" else encodings
     return torch.einsum("bt,btd->bd", weights, real)
 

@@ -8,7 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from vitrail.errors import ModelError, NoAttentionError, SeamError
+from vitrail.errors import CutGraphError, ModelError, NoAttentionError, SeamError
 from vitrail.models.taking import every_module
 
 SEEN = (
@@ -55,7 +55,7 @@ def check_differentiable(model: nn.Module) -> None:
     """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
     for module in every_module(model):
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
-            raise SeamError(
+            raise CutGraphError(
                 f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
                 "explanation needs one. Explain the model as it was before quantization."
             )
@@ -65,7 +65,7 @@ def check_implementation(model: nn.Module) -> None:
     """Refuse a model all of whose attention is computed by kernels that cannot be seen, before it runs."""
     found = implementations(model)
     if found and all(map(is_unseen, found)):
-        raise SeamError(
+        raise NoAttentionError(
             f"{type(model).__name__} is configured with attn_implementation={' and '.join(map(repr, sorted(found)))}, "
             "whose kernels keep attention to themselves. Load it with attn_implementation='sdpa' or 'eager', or call "
             "model.set_attn_implementation('sdpa')."
@@ -165,9 +165,9 @@ def why_no_gradient() -> str:
     return "it runs under torch.no_grad inside the model"
 
 
-def no_graph(where: str, why: str) -> SeamError:
+def no_graph(where: str, why: str) -> CutGraphError:
     """Attention that was computed without a graph."""
-    return SeamError(
+    return CutGraphError(
         f"{where} has no gradient: {why}. An explanation needs it, and so does the check that its rows are the tokens "
         "in order. Explain a model whose attention can be differentiated."
     )

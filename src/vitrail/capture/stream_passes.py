@@ -65,7 +65,8 @@ def read_answer(
     """
     output = read_output(model_output)
     batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
-    names = ("decoder_attention_mask", "attention_mask")
+    decodes = any(name.startswith("decoder_input") for name in inputs.kwargs)
+    names = ("decoder_attention_mask",) if decodes else ("decoder_attention_mask", "attention_mask")
     masks = [inputs.kwargs.get(name) for name in names]
     fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
     valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()

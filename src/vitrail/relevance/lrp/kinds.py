@@ -146,7 +146,8 @@ QUERIES: set[Callable[..., Any]] = {
     *(
         getattr(Tensor, name).__get__
         for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout", "grad_fn", "is_cuda",
-                     "is_cpu", "is_meta", "is_mps", "is_sparse", "is_quantized", "is_nested", "itemsize", "nbytes")
+                     "is_cpu", "is_meta", "is_mps", "is_sparse", "is_quantized", "is_nested", "itemsize", "nbytes",
+                     "_base")
     ),
     Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.storage_offset,
     Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, Tensor.is_contiguous,

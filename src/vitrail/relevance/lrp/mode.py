@@ -168,7 +168,7 @@ class _Propagate(TorchFunctionMode):
             return self._constant(func(*args, **kwargs))
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}
-            self.stale[args[0]] = True
+            self._outdate(args[0])
         function = IN_PLACE.get(func, func)
         changed = args[0] if function is not func else None
         if func in STATEMENTS and self._chained(function, args, active):
@@ -178,8 +178,14 @@ class _Propagate(TorchFunctionMode):
         else:
             out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
         if changed is not None:
-            self.stale[changed] = True
+            self._outdate(changed)
         return out
+
+    def _outdate(self, x: Tensor) -> None:
+        """A tensor was to be changed in place, and with it what it is a view of: neither may be read again."""
+        self.stale[x] = True
+        if x._base is not None:
+            self.stale[x._base] = True
 
     def _chained(self, function: Callable[..., Any], args: tuple, active: tuple[Tensor, ...]) -> bool:
         """Whether an operation is left to the chain rule, which knows tensors that change."""
@@ -314,7 +320,7 @@ class _Propagate(TorchFunctionMode):
     def active_among(self, *given: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         """The tensors among arguments that depend on what is explained."""
         found = tensors(*given)
-        if any(x in self.stale for x in found):
+        if self.stale and any(x in self.stale or x._base in self.stale for x in found):
             raise RuleError(
                 f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
                 "that: write x = x + y instead of x.add_(y) there."
