@@ -83,9 +83,16 @@ def explained(model: nn.Module, base: str, inputs: dict, method: str, target=1) 
     """The scores, or the refusal in words."""
     options = {} if method == "auto" else CHEAP.get(method, {})
     try:
-        return vitrail.explain(model, inputs, method, target, anatomy=ANATOMIES.get(base), **options).scores
+        found = vitrail.explain(model, inputs, method, target, anatomy=ANATOMIES.get(base), **options)
     except VitrailError as error:
         return f"{type(error).__name__}: {error}"
+    if found.provenance.get("level") == "inputs":  # attention cannot be followed, and the result says so
+        assert any(
+            "should attend once" in x
+            for x in [*found.provenance.get("assumed", []), found.provenance.get("default", "")]
+        )
+        return "SeamError: read at the inputs"
+    return found.scores
 
 
 def expected(case: Case, base: str, method: str) -> Tensor | str:

@@ -55,6 +55,7 @@ class Request:
     Args:
         otherwise: what stands in for it where it does not apply; None where the user asked for it by name.
         reason: why it stands in for another one, if it does.
+        at_inputs: why gradients are read at the inputs and not where the options say, if they are.
     """
 
     entry: Method
@@ -66,6 +67,7 @@ class Request:
     scalar_given: bool = False
     otherwise: "Request | None" = None
     reason: str | None = None
+    at_inputs: str | None = None
 
     @property
     def differentiates(self) -> bool:
@@ -206,7 +208,10 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
         if found.otherwise is None or refused:
             raise error
         found = found.otherwise
-    return found if found is request else _told(found, str(error))
+    if found is not request:
+        return _told(found, str(error))
+    logger.warning("%s is read at the inputs: %s", request.entry.name, error)
+    return replace(request, at_inputs=str(error))
 
 
 def _told(request: Request, reason: str) -> Request:

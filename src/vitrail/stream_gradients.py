@@ -137,11 +137,13 @@ def _one(
     known: dict[str, Any] = {"backend": "none", "level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
+    if request.at_inputs is not None:
+        known["assumed"] = [f"relevance is read at the inputs, whatever the option level says: {request.at_inputs}"]
     if given == "pixel_values" and values.ndim == 3:
         grid, assumed = _grid(values, picture)
         size = (values.shape[1], values.shape[2])
         patch = (size[0] // grid[0], size[1] // grid[1])
-        known |= {"assumed": [ASSUMED]} if assumed else {}
+        known |= {"assumed": [*known.get("assumed", []), ASSUMED]} if assumed else {}
         summed = patch_sums(values, grid, patch)
         return Attribution(summed, kind="image", grid=grid, size=size, pixels=values, provenance=known, **common)
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
