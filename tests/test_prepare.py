@@ -16,6 +16,7 @@ import vitrail
 from vitrail import prepared as preparing
 from vitrail.capture.graphs import GraphError, HostAnswers, rerun
 from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.targets import difference
 
 NAMES = ("hf_vit", "timm_vit_avg", "hf_bert")
 METHODS = ("gae", "tokentm", "attn_lrp", "consensus")
@@ -108,6 +109,15 @@ def test_classes_are_given_with_each_call(recorded):
     prepared = vitrail.prepare(model, inputs, "gae", target="given")
     assert prepared.reason is None
     assert_close(prepared(inputs, [2, 1]).scores, vitrail.explain(model, inputs, "gae", [2, 1]).scores)
+    assert_close(prepared(inputs, -1).scores, vitrail.explain(model, inputs, "gae", -1).scores)
+    for wrong, words in (
+        (99, "out of range"),
+        (True, "whole number|class"),
+        ([1], "1 targets"),
+        (difference(1, 2), "one class"),
+    ):
+        with pytest.raises(TargetError, match=words):
+            prepared(inputs, wrong)
     with pytest.raises(TargetError, match="needs one"):
         prepared(inputs)
     with pytest.raises(TargetError, match="already"):

@@ -35,7 +35,7 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
-from vitrail.targets import FORMULAS, SCALARS, Target
+from vitrail.targets import FORMULAS, SCALARS, Target, as_target
 
 Batch = Tensor | Mapping[str, Any]
 Record = Callable[[Callable[[], Any], str], Replay[Any]]
@@ -60,7 +60,7 @@ class ClassOnDevice:
 
     def __init__(self, classes: Tensor, *, scalar: str, predicted: bool) -> None:
         self.classes, self.scalar, self.predicted = classes, scalar, predicted
-        self.known = not predicted
+        self.known, self.count = not predicted, 0
 
     def start(self) -> None:
         """Begin a new computation."""
@@ -70,6 +70,7 @@ class ClassOnDevice:
         """One value for each sample."""
         if logits.ndim != 2:
             raise GraphError("the model answers at every token, and the position would be found by the host")
+        self.count = logits.shape[1]
         if not self.known:
             self.classes.copy_(logits.detach().argmax(dim=1))
             self.known = True
@@ -228,11 +229,17 @@ class PreparedExplainer:
         for name, x in _tensors(_padded(inputs, self.batch)).items():
             _tensors(self._static)[name].copy_(x)
         if target is not None:
-            given = torch.as_tensor(target)
-            each = given.expand(count) if given.ndim == 0 else given
-            if each.shape != (count,):
-                raise TargetError(f"{len(each)} targets were given for a batch of {count}.")
-            self._classes.classes.copy_(torch.cat([each, each[-1:].expand(self.batch - count)]))
+            first = self._chosen(target, count)
+            self._classes.classes.copy_(torch.tensor([*first, *first[-1:] * (self.batch - count)]))
+
+    def _chosen(self, target: object, count: int) -> tuple[int, ...]:
+        """One class for each sample, of those that the model has."""
+        given = as_target(target)
+        if not isinstance(given, Target) or given.name != "logit" or given.first is None:
+            raise TargetError("a recording takes one class, or one for each sample, as its target.")
+        if self._classes.count:
+            given = given.of(torch.empty(count, self._classes.count))
+        return (given.first,) * count if isinstance(given.first, int) else tuple(given.first or ())
 
     def _verify(self, example: Batch, reference: Attribution) -> None:
         """Drop the recording unless it gives the ordinary explanation, on the example and on other inputs."""
