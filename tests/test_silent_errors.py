@@ -1,0 +1,112 @@
+"""Ways in which a map could be wrong without a word: each is right, or refused."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import targets
+from vitrail.errors import RuleError, SeamError
+from vitrail.many import _identity
+
+IDS = torch.tensor([[3, 7, 1, 9, 4], [2, 8, 5, 6, 0]])
+
+
+class Block(nn.Module):
+    def __init__(self, change=None):
+        super().__init__()
+        self.norm, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.q, self.k, self.v, self.o, self.up = (nn.Linear(16, 16) for _ in range(5))
+        self.change = change
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (f(h).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        h = self.up(self.second(x))
+        return x + (h if self.change is None else self.change(h))
+
+
+class Model(nn.Module):
+    def __init__(self, change=None):
+        super().__init__()
+        torch.manual_seed(4)
+        self.words, self.layers = nn.Embedding(12, 16), nn.ModuleList([Block(change) for _ in range(2)])
+        self.gate, self.head = nn.Parameter(torch.zeros(1)), nn.Linear(16, 3)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+            x = (1 - self.gate) * x + self.gate * x.flip(1)
+        return self.head(x[:, 0])
+
+
+def test_a_gate_that_opens_after_the_first_call_is_seen():
+    model = Model().double().eval()
+    vitrail.explain(model, IDS, "gae", 1)
+    with torch.no_grad():
+        model.gate.fill_(1.0)
+    for one in (model, copy.deepcopy(model)):
+        with pytest.raises(SeamError):
+            vitrail.explain(one, IDS, "gae", 1)
+
+
+def written(h):
+    h = h.clone()
+    h[..., :8].mul_(torch.sigmoid(h[..., 8:]))
+    return h
+
+
+def subtracted(h):
+    h = h.clone()
+    part = h[..., :8]
+    part.sub_(torch.sigmoid(h[..., 8:]))
+    return h
+
+
+def made_new(h):
+    return torch.cat([h[..., :8] * torch.sigmoid(h[..., 8:]), h[..., 8:]], dim=-1)
+
+
+@pytest.mark.parametrize("change", [written, subtracted])
+@pytest.mark.parametrize("method", ["attn_lrp", "conservative_lrp"])
+def test_a_write_into_a_view_is_refused_by_rules(change, method):
+    with pytest.raises(RuleError, match="changed in place"):
+        vitrail.explain(Model(change).double().eval(), IDS, method, 1)
+    assert vitrail.explain(Model(made_new).double().eval(), IDS, method, 1).scores.isfinite().all()
+
+
+def test_the_mask_of_the_encoder_is_not_that_of_the_decoder():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config).double().eval()
+    source, answer = torch.randint(3, 60, (2, 1, 6)).unbind()
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
+    given = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": answer}
+    found = vitrail.explain(model, given, "input_x_gradient", targets.next_token(5))
+    words = [model.shared(ids).detach().requires_grad_() for ids in (source, answer)]
+    logits = model(inputs_embeds=words[0], attention_mask=mask, decoder_inputs_embeds=words[1]).logits
+    wanted = [(x * g).sum(dim=-1) for x, g in zip(words, torch.autograd.grad(logits[0, -1, 5], words), strict=True)]
+    assert_close(found.streams["encoder"].scores.double(), wanted[0].detach())
+    assert_close(found.streams["decoder"].scores.double(), wanted[1].detach())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (targets.similarity(torch.tensor([1.0, 2.0])), targets.similarity(torch.tensor([2.0, -1.0]))),
+        (targets.similarity(torch.ones(2)), targets.similarity(torch.ones(2), pooling="last")),
+        (targets.answer_span(absolute=True), targets.answer_span()),
+    ],
+)
+def test_a_resumed_run_knows_another_target(one, other):
+    model = nn.Linear(2, 2)
+    assert _identity(model, "gae", one, {}) != _identity(model, "gae", other, {})
+    assert _identity(model, "gae", one, {}) == _identity(model, "gae", copy.deepcopy(one), {})
