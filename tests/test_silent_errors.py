@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.errors import RuleError, SeamError
-from vitrail.many import _identity
+from vitrail.many import _identity, _names_hash, picture_batches
 
 IDS = torch.tensor([[3, 7, 1, 9, 4], [2, 8, 5, 6, 0]])
 
@@ -110,3 +110,14 @@ def test_a_resumed_run_knows_another_target(one, other):
     model = nn.Linear(2, 2)
     assert _identity(model, "gae", one, {}) != _identity(model, "gae", other, {})
     assert _identity(model, "gae", one, {}) == _identity(model, "gae", copy.deepcopy(one), {})
+
+
+def test_pictures_of_the_same_names_in_another_folder_are_another_run(tmp_path):
+    from PIL import Image
+
+    found = []
+    for folder in ("cats", "dogs"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (4, 4)).save(tmp_path / folder / "0.png")
+        found.append(_names_hash(picture_batches(tmp_path / folder, lambda image: image)))
+    assert found[0] != found[1]

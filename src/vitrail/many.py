@@ -47,10 +47,12 @@ class Batch:
     Args:
         names: one for each input.
         load: gives the inputs.
+        places: where each input lies; another place is another run.
     """
 
     names: Sequence[str]
     load: Callable[[], Inputs]
+    places: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def picture_batches(
         return _together([preprocess(open_image(path)) for path in some])
 
     groups = [paths[start : start + size] for start in range(0, len(paths), size)]
-    return [Batch([path.name for path in some], partial(load, some)) for some in groups]
+    return [
+        Batch([path.name for path in some], partial(load, some), [str(path.resolve()) for path in some])
+        for some in groups
+    ]
 
 
 def _together(made: Sequence[Any]) -> Inputs:
@@ -214,7 +219,7 @@ def _names_hash(loader: object) -> str | None:
     """A hash of the names of all inputs, where they are known before: another folder is another run."""
     if not isinstance(loader, Sequence) or not all(isinstance(one, Batch) for one in loader):
         return None
-    names = "\n".join(str(name) for one in loader for name in one.names)
+    names = "\n".join(str(name) for one in loader for name in (*one.names, *one.places))
     return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
