@@ -113,17 +113,14 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         if found is not None:
             return found
     kept = _known.setdefault(model, {})
-    key = (*_form(inputs, body), _written(model))
+    # Weights that were written to since may open a gate that hid what is measured.
+    written = sum(writes_to(p) for p in model.parameters() if not p.is_inference())
+    key = (*_form(inputs, body), written)
     if key not in kept:
         if len(kept) >= MOST_FORMS:
             kept.clear()
         kept[key] = _measured(model, inputs.usable(), body)
     return kept[key]
-
-
-def _written(model: nn.Module) -> int:
-    """How often the weights were written to: a gate that was zero may have hidden what is measured."""
-    return sum(writes_to(p) for p in model.parameters() if not p.is_inference())
 
 
 def _part_of(inputs: Inputs, body: Body) -> Inputs | None:
