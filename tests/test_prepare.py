@@ -221,3 +221,13 @@ def test_libraries_that_ask_whether_a_graph_is_recorded_go_on_as_ever():
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
         assert torch.cuda.is_current_stream_capturing()
+
+
+def test_a_model_whose_settings_changed_is_explained_as_it_is_now(recorded):
+    model, inputs = MODELS["hf_vit"].build().eval(), MODELS["hf_vit"].inputs()
+    prepared = vitrail.prepare(model, inputs, "gae")
+    assert prepared(inputs).provenance.get("prepared") is True
+    model.classifier.register_forward_hook(lambda module, args, out: out.flip(1))
+    found = prepared(inputs)
+    assert found.provenance.get("prepared") is None
+    assert_close(found.scores, vitrail.explain(model, inputs, "gae").scores)
