@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import RuleError, SeamError
+from vitrail.errors import RuleError, SeamError, VitrailError
 from vitrail.many import _identity, _names_hash, picture_batches
 
 IDS = torch.tensor([[3, 7, 1, 9, 4], [2, 8, 5, 6, 0]])
@@ -54,6 +54,37 @@ def test_a_gate_that_opens_after_the_first_call_is_seen():
     for one in (model, copy.deepcopy(model)):
         with pytest.raises(SeamError):
             vitrail.explain(one, IDS, "gae", 1)
+
+
+class Keeping(Block):
+    """A block that adds to its values what an earlier one left in a dictionary."""
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (f(h).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        v = v + 2 * self.kept["values"] if "values" in self.kept else self.kept.setdefault("values", v)
+        return x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Shared(Model):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.kept = nn.ModuleList([Keeping() for _ in range(2)]), {}
+        for layer in self.layers:
+            layer.kept = self.kept
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        self.layers[0].kept.clear()
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[:, 0])
+
+
+def test_blocks_that_share_a_tensor_beside_the_stream_are_not_run_again_one_by_one():
+    model = Shared().double().eval()
+    with pytest.raises(VitrailError, match="beside the stream"):
+        vitrail.explain(model, IDS, "gae", 1, memory="low")
 
 
 def written(h):

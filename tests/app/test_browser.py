@@ -324,6 +324,7 @@ def test_any_class_by_search_in_why_not(opened):
     view.get_by_role("button", name="chain saw").click()
     script = "() => document.querySelector('#contrast')?.innerText.includes('chain saw')"
     opened.wait_for_function(script, timeout=90_000)
+    assert "chain saw" in opened.locator("#contrast").inner_text()
 
 
 def test_a_word_of_an_answer_shows_what_it_rests_on(visit, writer):
