@@ -104,6 +104,12 @@ except vitrail.VitrailError:
     assert not found & {"transformers", "timm", "gradio", "ray", "matplotlib", "typer"}
 
 
+def test_the_first_explanation_of_an_embedded_model_imports_torch_and_little_else():
+    found, result = modules("import vitrail; vitrail.explain('photo', vitrail.zoo.example())")
+    assert result.returncode == 0, result.stderr
+    assert not found & (HEAVY - {"torch", "numpy", "PIL"} | {"torchvision", "torchao", "pandas", "sklearn", "typer"})
+
+
 def test_python_m_vitrail_is_the_command_line():
     result = subprocess.run([sys.executable, "-m", "vitrail", "--version"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.split()[0]) == (0, "vitrail")

@@ -5,11 +5,11 @@ import shutil
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import BertForSequenceClassification, ViTForImageClassification
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 import vitrail
 from vitrail import zoo
-from vitrail.errors import ModelError
+from vitrail.errors import InputError, ModelError
 from vitrail.models.zoo import files
 
 BUDGET = 30_000_000
@@ -33,11 +33,45 @@ def copied(tmp_path, monkeypatch):
     return tmp_path / "weights"
 
 
-def test_both_models_are_plain_hugging_face_models(photo, sentiment):
-    assert type(photo.model) is ViTForImageClassification
-    assert type(sentiment.model) is BertForSequenceClassification
-    assert not photo.model.training
-    assert not sentiment.model.training
+@pytest.mark.parametrize(
+    ("name", "kind", "config"),
+    [
+        ("photo", ViTForImageClassification, ViTConfig),
+        ("sentiment", BertForSequenceClassification, BertConfig),
+    ],
+)
+def test_the_classes_of_transformers_give_the_same_logits_with_the_same_weights(name, kind, config, request):
+    own = request.getfixturevalue(name)
+    given = {
+        "photo": lambda: {"pixel_values": own.preprocess(zoo.example("temple"))},
+        "sentiment": lambda: dict(own.preprocess(["a fine film", "a dull one that never ends"])),
+    }[name]()
+    settings = config.from_dict(files.read_json(f"{name}/config.json"))
+    weights = own.model.state_dict()
+    other, info = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not own.model.training
+    with torch.no_grad():
+        assert_close(own.model(**given).logits, other.eval()(**given).logits)
+    found = vitrail.explain(own.model, given).scores
+    assert_close(found, vitrail.explain(other, given).scores, atol=1e-5, rtol=1e-4)  # float32 sums in another order
+
+
+def test_a_mask_with_one_row_for_all_queries_is_not_causal(sentiment):
+    read = sentiment.preprocess(["a fine film", "a dull one that never ends"])
+    assert "causal" not in str(vitrail.structure(sentiment.model, read))
+
+
+@pytest.mark.parametrize("wrong", [{}, {"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 384)}])
+def test_the_sentiment_model_takes_ids_or_embeddings(sentiment, wrong):
+    with pytest.raises(InputError, match="one of the two"):
+        sentiment.model(**wrong)
+
+
+def test_the_photo_model_names_the_shape_it_takes(photo):
+    with pytest.raises(InputError, match=r"\[b, 3, 160, 160\], but these have the shape \[1, 3, 50, 50\]"):
+        photo.model(torch.zeros(1, 3, 50, 50))
 
 
 def test_all_weights_are_in_single_precision(photo, sentiment):

@@ -261,6 +261,8 @@ def is_causal(call: AttentionCall) -> bool:
     shown = call.weights if call.weights is not None else call.mask
     if shown is None or shown.shape[-1] == 1:
         return False
+    if call.weights is None and call.query is not None:  # one row of a mask may stand for all queries
+        shown = shown.expand(*shown.shape[:-2], call.query.shape[-2], -1)
     rows, columns = shown.shape[-2:]
     later = torch.ones(rows, columns, dtype=torch.bool, device=shown.device).triu(1 + columns - rows)
     hidden = ~shown if shown.dtype is torch.bool else shown == 0 if call.weights is not None else shown < -1e3

@@ -1,6 +1,7 @@
 """Keep the log lines and progress bars of the libraries that load models off the screen."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ NOISY = ("transformers", "huggingface_hub", "timm", "httpx", "torch.utils._pytre
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Keep the libraries' own log lines and progress bars off the screen."""
+    """Keep the libraries' own log lines and progress bars off the screen; transformers must be imported by then."""
     with _no_progress_bars():  # first, since importing transformers sets its logger's level
         loggers = [logging.getLogger(name) for name in NOISY]
         levels = [logger.level for logger in loggers]
@@ -24,10 +25,9 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Without transformers' bar over the weights; nothing to do where it is not installed."""
-    try:
-        from transformers.utils import logging as bars
-    except ImportError:
+    """Without transformers' bar over the weights; nothing to do where it is not imported."""
+    bars = sys.modules.get("transformers.utils.logging")
+    if bars is None:
         yield
         return
     shown = bars.is_progress_bar_enabled()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from vitrail.models.anatomy.parts import Anatomy, find, from_library
+from vitrail.models.anatomy.parts import ZOO, Anatomy, find, from_library
 
 _VISION = Anatomy(
     blocks="layers|encoder.layer",
@@ -156,7 +156,7 @@ def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]
     for count in range(len(names) + 1):
         here = ".".join(names[:count])
         module = model.get_submodule(here)
-        if from_library(module, "transformers") and hasattr(module, "config"):
+        if hasattr(module, "config") and any(from_library(module, package) for package in ("transformers", ZOO)):
             return here, _readout(module, family)
     return "", "auto"
 

@@ -164,7 +164,7 @@ def _block(module: nn.Module, anatomy: Anatomy) -> Block:
 
 def _attending(block: nn.Module, output: str | None) -> nn.Module | None:
     """The child of a library's own block that holds the output projection, unless another child may attend too."""
-    if output is None or not any(from_library(block, package) for package in ("transformers", "timm")):
+    if output is None or not any(from_library(block, package) for package in ("transformers", "timm", ZOO)):
         return None
     children = {name: child for name, child in block._modules.items() if child is not None}
     names = [spelling.split(".")[0] for spelling in output.split("|") if find(block, spelling) is not None]
@@ -199,7 +199,11 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
 
 def from_library(module: nn.Module, package: str) -> bool:
     """Whether the module's own class comes from a package, so that its forward is the library's."""
-    return type(module).__module__.split(".")[0] == package
+    return f"{type(module).__module__}.".startswith(f"{package}.")
+
+
+ZOO = "vitrail.models.zoo"
+"""The package of the embedded models, which have the parts of their Hugging Face namesakes."""
 
 
 Finder = Callable[[nn.Module], Anatomy | None]

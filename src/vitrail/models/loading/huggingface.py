@@ -12,6 +12,7 @@ from torch import nn
 from vitrail.errors import MissingExtraError, ModelError
 from vitrail.models.loading.loaded import Loaded, Sample
 from vitrail.models.loading.writing import AUTO, reads, writer
+from vitrail.models.silence import silent
 
 T = TypeVar("T")
 
@@ -36,6 +37,11 @@ What loads a model that writes text depends on what it is given (`writing.AUTO`)
 def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
     """A model for images, sequences, questions, next tokens or whole texts, with its processor or tokenizer."""
     transformers = _transformers(name)
+    with silent():
+        return _load(name, transformers, pickles=pickles)
+
+
+def _load(name: str, transformers: Any, *, pickles: bool) -> Loaded:  # noqa: ANN401
     config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
     _check_depth(name, config)
     auto, task = _task(name, config)

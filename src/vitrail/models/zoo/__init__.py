@@ -1,7 +1,8 @@
 """Two small models of our own training, shipped inside the package: no download, no account.
 
 `load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that tells praise
-from complaint. Both are plain Hugging Face models. Their cards lie in `vitrail/models/zoo/cards`.
+from complaint. Both are plain torch modules whose weights also load into transformers' classes of the same names.
+Their cards lie in `vitrail/models/zoo/cards`.
 `example("golf_ball")` is the path of a picture to try them on.
 """
 
@@ -9,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
-from vitrail.models.silence import silent
-from vitrail.models.zoo.files import read_checked, read_json
+from vitrail.models.zoo.files import REPAIR, read_checked, read_json
 from vitrail.models.zoo.int8 import dequantise
+from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
 from vitrail.models.zoo.sentiment import make_tokeniser
 
 __all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load"]
@@ -58,8 +59,7 @@ def load(name: str) -> Embedded:
     if name not in LOADERS:
         raise ModelError(f"there is no embedded model {name!r}. {suggest(name, LOADERS)}")
     try:
-        with silent():
-            return LOADERS[name]()
+        return LOADERS[name]()
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"the embedded models need {error.name}, which is not installed. Run: pip install 'vitrail[all]'"
@@ -68,43 +68,41 @@ def load(name: str) -> Embedded:
 
 def load_photo() -> Embedded:
     """The ViT for photographs."""
-    from transformers import ViTConfig, ViTForImageClassification
-
     from vitrail.models.zoo.photo import preprocess
 
-    model = _build("photo", ViTForImageClassification, ViTConfig)
+    model = _build("photo", ViTForImageClassification)
     return Embedded("photo", model, preprocess, _class_names(model))
 
 
 def load_sentiment() -> Embedded:
     """The BERT for sentences."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    model = _build("sentiment", BertForSequenceClassification, BertConfig)
+    model = _build("sentiment", BertForSequenceClassification)
     tokenise = make_tokeniser(limit=model.config.max_position_embeddings)
     return Embedded("sentiment", model, tokenise, _class_names(model))
 
 
-def _build(name: str, model_class: Any, config_class: Any) -> Any:  # noqa: ANN401 - Hugging Face classes
-    """A Hugging Face model with the shipped weights, every one of them and no other."""
+Model = TypeVar("Model", ViTForImageClassification, BertForSequenceClassification)
+
+
+def _build(name: str, kind: type[Model]) -> Model:
+    """A model with the shipped weights, every one of them and no other."""
     from safetensors.torch import load as parse
 
-    config = config_class.from_dict(read_json(f"{name}/config.json"))
+    config = Config.of(read_json(f"{name}/config.json"), name=name)
     weights = dequantise(parse(read_checked(f"{name}/model.safetensors")))
-    # Not load_state_dict: from_pretrained also translates the names of a checkpoint into those of this version.
-    model, info = model_class.from_pretrained(
-        None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
-    )
-    if info["missing_keys"] or info["unexpected_keys"]:
+    with torch.device("meta"):
+        model = kind(config)
+    expected = set(model.state_dict())
+    if expected != set(weights):
         raise ModelError(
-            f"the weights of {name!r} do not fit this version of transformers: missing {sorted(info['missing_keys'])}, "
-            f"unknown {sorted(info['unexpected_keys'])}."
+            f"the weights of {name!r} do not fit the model: missing {sorted(expected - set(weights))}, "
+            f"unknown {sorted(set(weights) - expected)}. {REPAIR}"
         )
-    model.config.name_or_path = f"vitrail.models.zoo:{name}"
+    model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
-def _class_names(model: Any) -> tuple[str, ...]:  # noqa: ANN401 - a Hugging Face model
+def _class_names(model: ViTForImageClassification | BertForSequenceClassification) -> tuple[str, ...]:
     return tuple(model.config.id2label[number] for number in range(model.config.num_labels))
 
 
