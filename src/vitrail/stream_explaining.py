@@ -14,10 +14,11 @@ from vitrail.attribution import Attribution, fingerprint
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
+from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_checks import check_values, sample_of
 from vitrail.capture.stream_origins import WORDS, ShownStream, own_texts, reported
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
-from vitrail.capture.streams import Streams, Transition, watched
+from vitrail.capture.streams import AttentionEvent, Streams, Transition, watched
 from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy
@@ -131,12 +132,14 @@ def explain_streams(
     every = requests
     requests = [requests[i] for i in walking]
     inputs = requests[0].inputs
-    with watched(model, inputs) as (seen, streams):
+    adds = any(_reads_changes(request) for request in requests)
+    with watched(model, inputs, sums=adds) as (seen, streams):
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
         shown = reported(streams, inputs, samples)
         _check_inputs(inputs, shown)
-        refused = {request: _refusal(request, shown) for request in requests}
+        changed, unknown = _changes(streams, samples, shown) if adds else (None, None)
+        refused = {request: _refusal(request, shown, unknown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
         compares = getattr(seen.answer, "logits_per_image", None) is not None
         answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls], generates=generates(model))
@@ -149,7 +152,7 @@ def explain_streams(
             for target, _ in groups
         ]
     made: dict[Request, Attribution] = {}
-    with stream_forward(model, inputs, streams) as run:
+    with stream_forward(model, inputs, streams, changed) as run:
         for (target, group), rows in zip(groups, starts, strict=True):
             with backends_used() as used:
                 found = _walked(run, target, group, rows, settings)
@@ -211,20 +214,58 @@ def _walked(
             crosses = any(
                 layer is not None and not torch.equal(event.queries, event.keys)
                 for event, layer in events
-                if not isinstance(event, Transition)
+                if isinstance(event, AttentionEvent)
             )
             if plan.whole is not None and crosses:
-                found[request].append((part, plan.whole(begin, events)))
+                own = [one for one in events if not isinstance(one[0], FeedForward)]
+                found[request].append((part, plan.whole(begin, own)))
             else:
                 assert plan.across is not None
-                found[request].append((part, walk_events(plan.across, begin, events)))
+                walked = walk_events(plan.across, begin, events, plan.within)
+                found[request].append((part, _from_lengths(walked, run) if plan.from_lengths else walked))
     return found
 
 
-def _refusal(request: "Request", shown: Sequence[ShownStream]) -> VitrailError | None:
-    """Why a method is not defined on several streams, or None if it is."""
+def _from_lengths(walked: Relevance, run: StreamPass) -> Relevance:
+    """The relevance of every token times the length of its first vector."""
+    assert run.changes is not None
+    lengths = run.changes.lengths.nan_to_num(0.0).to(walked.scores)
+    return Relevance(walked.scores * lengths, walked.own * lengths)
+
+
+def _reads_changes(request: "Request") -> bool:
+    """Whether a method reads how tokens are transformed."""
+    return isinstance(request.plan, Walk) and request.plan.across is not None and "output_weight" in request.plan.needs
+
+
+def _changes(
+    streams: Streams, samples: Tensor, shown: Sequence[ShownStream]
+) -> tuple[StreamChanges | None, SeamError | None]:
+    """How every layer transforms tokens, or why that is not known."""
+    real = torch.ones(streams.count, dtype=torch.bool)
+    for one in shown:
+        if one.mask is not None:
+            hidden = one.tokens[~one.mask & (one.tokens >= 0)]
+            real[hidden] = False
+    try:
+        return changes(streams, samples, real), None
+    except SeamError as why:
+        return None, why
+
+
+def _refusal(request: "Request", shown: Sequence[ShownStream], unknown: SeamError | None) -> VitrailError | None:
+    """Why a method is not defined on several streams, or None if it is.
+
+    Args:
+        unknown: why it is not known how layers transform tokens.
+    """
     if isinstance(request.plan, Walk) and request.plan.across is not None:
-        return None
+        return unknown if _reads_changes(request) else None
+    if getattr(_plan(request.entry), "across", None) is not None:
+        return MethodError(
+            f"{request.entry.name} with {_given(request)} reads what is not measured on several streams. Leave these "
+            "options at their defaults."
+        )
     names = ", ".join(one.name for one in shown)
     walking = [name for name, entry in METHODS.items() if getattr(_plan(entry), "across", None) is not None]
     gradients = [name for name in METHODS if is_gradient(name)]
@@ -233,6 +274,12 @@ def _refusal(request: "Request", shown: Sequence[ShownStream]) -> VitrailError |
         f"changes its tokens between blocks. Methods that walk over all streams: {', '.join(walking)}; gradients at "
         f"all inputs: {', '.join(gradients)}."
     )
+
+
+def _given(request: "Request") -> str:
+    """The options that are not those of the recommended preset, as the user would write them."""
+    usual = request.entry.resolve("recommended", {}, "text")
+    return ", ".join(f"{name}={value!r}" for name, value in request.options.items() if value != usual.get(name))
 
 
 def _plan(entry: Any) -> object:  # noqa: ANN401
@@ -303,7 +350,6 @@ def _one(
     pixels = run.inputs.kwargs.get("pixel_values", run.inputs.args[0] if run.inputs.args else None)
     if stream.kind == "image" and isinstance(pixels, Tensor) and pixels.ndim in (4, 5):
         size = (pixels.shape[-2], pixels.shape[-1])
-    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
     own_scores = read(own)
     return Attribution(
         scores=read(scores),
@@ -322,9 +368,16 @@ def _one(
         provenance={
             "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",
             **({} if request.reason is None else {"default": request.reason}),
-            **({"assumed": assumed} if (assumed := [*[SHARES] * merged, *run.streams.assumed]) else {}),
+            **({"assumed": assumed} if (assumed := _assumed(request, run)) else {}),
         },
     )
+
+
+def _assumed(request: "Request", run: StreamPass) -> list[str]:
+    """What was not measured, or is a choice where the method's paper has one stream alone."""
+    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
+    changed = run.changes.assumed if run.changes is not None and _reads_changes(request) else []
+    return [*[SHARES] * merged, *run.streams.assumed, *changed]
 
 
 def _words(stream: ShownStream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None:

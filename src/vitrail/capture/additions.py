@@ -424,7 +424,7 @@ def _through(
     """The matrix after norms and scales, and what each row is multiplied by beside."""
     rows: Tensor | None = None
     for module, given, gave in steps:
-        centred, gain, factor = _step(
+        centred, gain, factor = norm_step(
             module, widen(_as_stream(given, stream)), widen(_as_stream(gave, stream)), given.dtype
         )
         weight = widen(weight).to(gain.dtype)
@@ -434,7 +434,7 @@ def _through(
     return weight, rows
 
 
-def _step(module: nn.Module, given: Tensor, gave: Tensor, dtype: torch.dtype) -> tuple[bool, Tensor, Tensor | None]:
+def norm_step(module: nn.Module, given: Tensor, gave: Tensor, dtype: torch.dtype) -> tuple[bool, Tensor, Tensor | None]:
     """A norm with its statistics as they were, or a scale: whether the mean is taken off, gain, rows' factors."""
     ones, zero = torch.ones_like(given[0, 0]), torch.zeros_like(given[0, 0])
     held = {name: widen(x.detach()) for name, x in module.named_parameters() if x.shape == ones.shape}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,17 +12,18 @@ from vitrail.capture.continuations import continued
 from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.passes import UNMOVED, Settings
-from vitrail.capture.recording import Layer, own_dtypes
+from vitrail.capture.recording import Layer, Stream, own_dtypes
 from vitrail.capture.refusals import check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.stream_changes import FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, rooted, start_graph
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.targets import Target, as_target
 
-Event = tuple[Transition, None] | tuple[AttentionEvent, Layer]
-"""What happens between tokens, with the layer of an attention call."""
+Event = tuple[Transition, None] | tuple[AttentionEvent, Layer] | tuple[FeedForward, Layer]
+"""What happens to tokens, with the layer of an attention call or of a feed-forward layer."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,16 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
 class StreamPass:
     """One forward pass with its graph, ready to be differentiated."""
 
-    def __init__(self, inputs: Inputs, streams: Streams, calls: list[AttentionCall], answer: StreamAnswer) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        streams: Streams,
+        calls: list[AttentionCall],
+        answer: StreamAnswer,
+        changes: StreamChanges | None = None,
+    ) -> None:
         self.inputs, self.streams, self.calls, self.answer = inputs, streams, calls, answer
+        self.changes = changes  # how its layers transform tokens, where a method asks for it
         self.ran: set[str] = set()  # the backends that computed sums over its maps
 
     def events(self, part: Scalar, settings: Settings, *, again: bool, needs_gradient: bool) -> Iterator[Event]:
@@ -150,9 +159,44 @@ class StreamPass:
             for event in reversed(self.streams.events):
                 if isinstance(event, Transition):
                     yield event, None
-                elif not needs_gradient or gradients[event.call] is not None:  # else it takes no part
-                    yield event, self._layer(event, gradients[event.call], scale, settings)
+                    continue
+                yield from self._feed_forward(event.call, gradients, needed=needs_gradient)
+                if not needs_gradient or gradients[event.call] is not None:  # else it takes no part
+                    yield event, self._changing(event, self._layer(event, gradients[event.call], scale, settings))
                     gradients[event.call] = None
+
+    def _feed_forward(self, call: int, gradients: list[Tensor | None], *, needed: bool) -> Iterator[Event]:
+        """The feed-forward layers between an attention call and the next one, last to first."""
+        if self.changes is None:
+            return
+        for one in reversed([layer for layer in self.changes.layers if layer.after == call + 1]):
+            if not needed or gradients[one.call] is not None:
+                valid = (one.tokens >= 0) & self.changes.real[one.tokens.clamp(min=0)]
+                start = torch.zeros(valid.shape, dtype=one.entering.dtype, device=one.entering.device)
+                yield one, Layer(call, len(self.calls), valid.to(start.device), start, stream=one.states())
+
+    def _changing(self, event: AttentionEvent, layer: Layer) -> Layer:
+        """The layer with what it adds to its stream, where a method asks for that."""
+        if self.changes is None:
+            return layer
+        if event.call in self.changes.pools:
+            return layer
+        if event.call not in self.changes.calls:
+            raise SeamError(
+                f"the answer has a gradient at attention call {event.call + 1}, but was not found to be made of it, so "
+                "what the call adds is not known. Take a method that reads attention maps only, such as gae."
+            )
+        added, device = self.changes.calls[event.call], layer.valid.device
+        valid = layer.valid & (self.changes.real[event.keys] & (added.places >= 0)).to(device)
+        if (visible := layer.visible) is not None:
+            valid = valid & visible.any(dim=2).any(dim=1)
+        return replace(
+            layer,
+            valid=valid,
+            output_weight=added.weight.to(device),
+            output_rows=None if added.rows is None else added.rows.to(device),
+            stream=Stream(entering=added.entering().to(device)),
+        )
 
     def _scale(self, part: Scalar) -> float:
         """What the scalar is divided by: in half precision the backward pass starts at size one."""
@@ -222,8 +266,14 @@ class StreamPass:
 
 
 @contextmanager
-def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterator[StreamPass]:
-    """Run a shadow once and keep the operands of every attention call."""
+def stream_forward(
+    model: nn.Module, inputs: Inputs, streams: Streams, changes: StreamChanges | None = None
+) -> Iterator[StreamPass]:
+    """Run a shadow once and keep the operands of every attention call.
+
+    Args:
+        changes: how its layers transform tokens, where a method asks for it.
+    """
     check_model(model, gradients=True)
     calls: list[AttentionCall] = []
     with autograd(gradients=True):
@@ -236,7 +286,8 @@ def stream_forward(model: nn.Module, inputs: Inputs, streams: Streams) -> Iterat
                 f"the model made {len(streams.seen.calls)} attention calls when it was measured and {len(calls)} now: "
                 "what it runs depends on chance or on earlier calls, so its attention cannot be followed."
             )
-        yield StreamPass(inputs, streams, calls, read_answer(answer, inputs, calls, generates=generates(model)))
+        read = read_answer(answer, inputs, calls, generates=generates(model))
+        yield StreamPass(inputs, streams, calls, read, changes)
 
 
 def _start(module: nn.Module, args: tuple, out: object) -> None:

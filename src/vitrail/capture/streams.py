@@ -11,7 +11,7 @@ earlier result feeds. Whatever mixes tokens between two attention calls, as a co
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.outputs import run_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
@@ -152,6 +153,7 @@ class Seen:
     cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
     inputs: Inputs | None = None  # with leaves for all floating-point tensors
     answer: Any = None
+    sums: Sums | None = None  # what was added and normed, where that is asked for
 
 
 @dataclass(eq=False)
@@ -212,13 +214,17 @@ class Streams:
 
 
 @contextmanager
-def watched(model: nn.Module, inputs: Inputs) -> Iterator[tuple[Seen, Streams]]:
-    """A pass of a shadow whose attention results are cut from the graph, and the streams measured in it."""
+def watched(model: nn.Module, inputs: Inputs, *, sums: bool = False) -> Iterator[tuple[Seen, Streams]]:
+    """A pass of a shadow whose attention results are cut from the graph, and the streams measured in it.
+
+    Args:
+        sums: keep what is added to the residual streams, too.
+    """
     half = any(p.dtype is torch.float16 for p in model.parameters())
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = rooted(inputs if dtype is None else inputs.cast(dtype))
-        seen = Seen(inputs=some)
+        seen = Seen(inputs=some, sums=Sums() if sums else None)
         with in_precision(model, dtype), _watching(model, seen):
             seen.answer = run_model(model, some)
         if not seen.calls:
@@ -247,6 +253,8 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
     for module in model.modules():
         handles.append(module.register_forward_pre_hook(_enter(seen), with_kwargs=True))
         handles.append(module.register_forward_hook(_leave(seen)))
+        if seen.sums is not None:
+            handles.append(module.register_forward_hook(watch_norms(seen.sums)))
 
     def emit(call: AttentionCall) -> None:
         seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
@@ -256,7 +264,8 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
         seen.calls[-1].output, seen.calls[-1].order = leaf, order
         return leaf.clone()  # a copy, because models may write into what attention gave
 
-    with hooks(handles), attention_calls(emit, safe=True, cut=cut):
+    adding = nullcontext() if seen.sums is None else WatchSums(seen.sums, lambda: len(seen.calls))
+    with hooks(handles), adding, attention_calls(emit, safe=True, cut=cut):
         yield
 
 

@@ -11,6 +11,7 @@ and s_i scales row i of the map.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from einops import einsum, rearrange
@@ -241,4 +242,34 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
     row = check_choice("readout", readout, STARTS)
     start = lambda last: TokenTMState(row(last), row(last))  # noqa: E731
     check_choice("scalar", scalar, SCALARS)
-    return Walk(start, step, finish, needs=early.needs | {"output_grad"}, scalar=scalar, early=early)
+    measured = value_bias and layer_scale and aggregate and embedding == "stream"  # on several streams
+    return Walk(
+        start,
+        step,
+        finish,
+        needs=early.needs | {"output_grad"},
+        scalar=scalar,
+        early=early,
+        across=partial(across, use=use) if measured else None,
+        within=partial(growth_of, use=use) if ffn else None,
+        from_lengths=initial == "lengths",
+    )
+
+
+def across(
+    rows: Float[Tensor, "r q"], layer: Layer, *, use: tuple[bool, bool]
+) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
+    """Eqs. 13 and 14 on one of several streams: what an attention call gives to its keys."""
+    if layer.stream.entering is None:  # a pooling query reads the tokens; nothing is known of a transformation there
+        return rows, pull(layer, rows, positive).mean(dim=1)
+    weights = weigh_tokens(attention_change(layer, "entering", bias=True, scale=True), layer.valid, use=use)
+    weights = torch.where(layer.valid[:, None], weights, 0)  # padding, and rows of windows that belong to no token
+    factor = layer.output_rows if use[0] else None
+    asked = rows if factor is None else rows * factor.to(rows)
+    return rows, (pull(layer, asked, positive) * weights).mean(dim=1)
+
+
+def growth_of(layer: Layer, *, use: tuple[bool, bool]) -> Float[Tensor, "r t"]:
+    """Eq. 16 on one of several streams: the diagonal of `I + diag(w)`."""
+    weights = weigh_tokens(ffn_change(layer, "ffn_entering", scale=True), layer.valid, use=use)[:, 0]
+    return 1 + torch.where(layer.valid, weights, 0)

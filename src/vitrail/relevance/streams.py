@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
+from vitrail.capture.stream_changes import FeedForward
 from vitrail.capture.stream_passes import Event
 from vitrail.capture.streams import AttentionEvent, Transition
 from vitrail.errors import OptionError
@@ -19,6 +20,9 @@ from vitrail.relevance.dense import Weigh
 
 Across = Callable[[Tensor, Layer], tuple[Tensor, Tensor]]
 """What an attention call leaves with its query rows `[rows, q]`, and what it gives to its key rows `[rows, k]`."""
+
+Within = Callable[[Layer], Tensor]
+"""What a feed-forward layer multiplies the relevance of its tokens `[rows, n]` by."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,23 @@ class Relevance:
     own: Float[Tensor, " n"]
 
 
-def walk_events(across: Across, start: Float[Tensor, " n"], events: Iterable[Event]) -> Relevance:
-    """The relevance of every token, for events that come last to first."""
+def walk_events(
+    across: Across, start: Float[Tensor, " n"], events: Iterable[Event], within: Within | None = None
+) -> Relevance:
+    """The relevance of every token, for events that come last to first.
+
+    Args:
+        within: what a feed-forward layer multiplies by; without it these layers change nothing.
+    """
     scores, own = start.clone(), start.clone()
     for event, layer in events:
+        if isinstance(event, FeedForward):
+            if within is not None and layer is not None:
+                real = event.tokens >= 0
+                growth = torch.ones_like(scores)
+                growth[event.tokens[real].to(scores.device)] = within(layer).to(scores)[real.to(scores.device)]
+                scores, own = scores * growth, own * growth
+            continue
         if layer is None:
             assert isinstance(event, Transition)
             source, target = event.source.to(scores.device), event.target.to(scores.device)
@@ -86,7 +103,7 @@ def bi_modal(weigh: Weigh, start: Float[Tensor, " n"], events: Sequence[Event]) 
 
 def _two(events: Sequence[Event]) -> tuple[Tensor, Tensor]:
     """The tokens of the encoder and of the decoder, or an error that says why there are no such two."""
-    calls = [event for event, layer in events if isinstance(event, AttentionEvent)]
+    calls = [event for event, _ in events if isinstance(event, AttentionEvent)]
     own = [event.queries for event in calls if torch.equal(event.queries, event.keys)]
     cross = [event for event in calls if not torch.equal(event.queries, event.keys)]
     found = {tuple(x.flatten().tolist()): x for x in own}

@@ -44,6 +44,10 @@ class Walk:
         early: what is read with `layer.taken` and takes some of the states in `needs`.
         across: for models with several streams, what an attention call leaves with its query rows and what it gives to
             its key rows; None where the method is defined on one stream only.
+        within: for models with several streams, what a feed-forward layer multiplies the relevance of its tokens by;
+            None where such layers take no part.
+        from_lengths: for models with several streams, whether the relevance of every token is multiplied by the length
+            of its first vector in the end.
         whole: for models with several streams, the scores of all tokens from all events at once, in place of a walk.
     """
 
@@ -55,6 +59,8 @@ class Walk:
     scalar: str = "logit"
     early: Early | None = None
     across: Callable[[Any, Layer], tuple[Any, Any]] | None = None
+    within: Callable[[Layer], Any] | None = None
+    from_lengths: bool = False
     whole: Callable[..., Any] | None = None
 
 

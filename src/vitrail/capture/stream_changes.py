@@ -1,0 +1,406 @@
+"""How the layers of a model with several streams transform the vectors of tokens.
+
+Measured in the pass whose attention results are cut. What an attention call gives enters the residual stream at the
+first sum of which one operand depends on it and the other is a state that its queries, or values, are made of. The map
+from the heads' outputs to what is added is the derivative of that operand: it has to be the same at every token, but
+for the statistics of a norm that stands between (`additions`). A feed-forward layer is a sum of a state of the stream
+and of something that is made of this state alone.
+
+The vector of a token that attention reads is the one that the same sum adds to. Tokens of another stream, which no sum
+of this call adds to, are taken as the value projection reads them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.additions import TOLERANCES, Unknown, norm_step
+from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.executions import Node, from_data, node_of, reached, tensors_in
+from vitrail.capture.recording import Stream, widen
+from vitrail.capture.stream_sums import Normed, Sum, base_of
+from vitrail.capture.streams import AttentionEvent, CutCall, Place, Rows, Streams
+from vitrail.errors import SeamError
+
+READ = "vectors of tokens that attention reads of another stream are those that the value projection is given"
+LOOSE = "sums between attention calls whose tokens cannot be told take no part as feed-forward layers"
+
+
+@dataclass(frozen=True, eq=False)
+class AddedByCall:
+    """What an attention call adds to a stream.
+
+    Args:
+        weight: from the heads' outputs to what is added, `[channels, heads * d]`.
+        rows: what a norm multiplies each query's row by beside, `[rows, q]`; None for one.
+        vectors: states of tokens, one in each row.
+        places: the row of `vectors` for every key `[rows, k]`, -1 where it has none.
+    """
+
+    weight: Tensor
+    rows: Tensor | None
+    vectors: Tensor
+    places: Tensor
+
+    def entering(self) -> Tensor:
+        """The vector of every key, zero where it has none."""
+        places = self.places.to(self.vectors.device)
+        return self.vectors[places.clamp(min=0)] * (places >= 0)[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """A feed-forward layer on the tokens of some samples, -1 where there is none.
+
+    Args:
+        call: the last attention call on the same tokens before.
+        after: how many attention calls came before.
+    """
+
+    tokens: Tensor
+    entering: Tensor
+    added: Tensor
+    call: int
+    after: int
+
+    def states(self) -> Stream:
+        """What enters the layer and what it adds, sample by sample."""
+        return Stream(ffn_entering=self.entering, ffn_added=self.added)
+
+
+@dataclass(eq=False)
+class StreamChanges:
+    """What all layers of a pass add to the streams.
+
+    Args:
+        real: which tokens are no padding.
+        lengths: of the first vector of every token; not a number where there is none.
+        calls: by the number of the call.
+        pools: calls of a learned query that pools tokens, whose result is added to no stream.
+    """
+
+    real: Tensor
+    lengths: Tensor
+    calls: dict[int, AddedByCall] = field(default_factory=dict)
+    pools: set[int] = field(default_factory=set)
+    layers: list[FeedForward] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The sum at which the result of a call enters its stream.
+
+    Args:
+        side: which operand is the state of the stream.
+        tokens: the token of every row of the operands, -1 for none.
+    """
+
+    sum: Sum
+    side: int
+    channels: int
+    tokens: Tensor
+
+    @property
+    def state(self) -> Tensor:
+        """The vectors that are added to, one in each row."""
+        return flat(self.sum.operands[self.side], self.channels)
+
+    @property
+    def added(self) -> Tensor:
+        """What is added, with its graph."""
+        return self.sum.operands[1 - self.side]
+
+
+def flat(x: Tensor, channels: int) -> Tensor:
+    """A tensor as rows of channels, without its graph."""
+    return widen(x.detach()).movedim(channels, -1).flatten(0, -2)
+
+
+def changes(streams: Streams, samples: Tensor, real: Tensor) -> StreamChanges:
+    """What every attention call and every feed-forward layer adds to the streams.
+
+    Args:
+        samples: the sample of every token.
+        real: which tokens are no padding.
+    """
+    found = StreamChanges(real, torch.full((streams.count,), torch.nan, dtype=torch.float64))
+    entered: list[_Found] = []
+    results = {id(place.tensor): place for place in streams.places if place.result}
+    for event in streams.attentions:
+        one = streams.seen.calls[event.call]
+        place = results[id(one.output)]
+        if not _is_used(streams, event.call, place):
+            continue
+        try:
+            where = _entered(streams, event, one, place)
+            if where is None:
+                found.pools.add(event.call)
+                continue
+            found.calls[event.call] = _added(streams, event, one, where, found)
+            entered.append(where)
+        except Unknown as why:
+            raise SeamError(
+                f"what attention call {event.call + 1} adds to its stream is not known: {why}. Take a method that "
+                "reads attention maps only, such as gae."
+            ) from None
+    found.layers = _feed_forward(streams, entered, samples, found)
+    return found
+
+
+def _is_used(streams: Streams, call: int, place: Place) -> bool:
+    """Whether the answer or a later attention call is made of what a call gave."""
+    later = [x for one in streams.seen.calls[call + 1 :] for x in (one.call.query, one.call.key, one.call.value)]
+    leaf = node_of(place.tensor)
+    nodes = [node_of(x) for x in (*later, *tensors_in(streams.seen.answer))]
+    return leaf is not None and bool(reached(nodes, {leaf}))
+
+
+def _entered(streams: Streams, event: AttentionEvent, one: CutCall, place: Place) -> _Found | None:
+    """The sum at which the result of a call enters its stream; None for a learned query, whose result enters none."""
+    assert streams.seen.sums is not None
+    leaf = node_of(place.tensor)
+    asks = [node_of(x) for x in (one.call.query, one.call.value, one.call.key) if x is not None]
+    for some in (x for x in streams.seen.sums.found if x.after > event.call):
+        fed = [bool(leaf is not None and reached([node], {leaf})) for node in some.nodes]
+        if fed[0] == fed[1]:
+            continue
+        side = fed.index(False)
+        state = base_of(some.nodes[side])
+        if state is not None and not reached(asks, {state}):
+            continue
+        if not some.kept(side):
+            raise Unknown("the model writes into the stream after the sum, so it is not there any more")
+        return _rows_of(some, side, place)
+    if not from_data(one.call.query):
+        return None
+    raise Unknown("no sum was seen of it and of a state that its queries are made of")
+
+
+def _rows_of(some: Sum, side: int, place: Place) -> _Found:
+    added = some.operands[1 - side]
+    for channels in (-1, 1) if added.ndim == 4 else (-1,):
+        tokens = _tokens(added, channels, place)
+        if tokens is not None:
+            return _Found(some, side, channels, tokens)
+    raise Unknown("rows of what is added are made of more than one token")
+
+
+def _tokens(x: Tensor, channels: int, place: Place) -> Tensor | None:
+    """The token of every row of a tensor that is made of what a call gave; None where a row has several."""
+    shape = x.movedim(channels, -1).shape[:-1]
+    numbers = torch.arange(shape.numel(), device=x.device).view(*shape, 1).movedim(-1, channels)
+    (fed,) = sources([(x, numbers)], [place.tensor], channels=place.channels)
+    if fed is None or bool((fed == MIXED).any()):
+        return None
+    fed = fed.cpu()
+    real = (fed >= 0) & (place.tokens >= 0)
+    pairs = torch.stack([fed[real], place.tokens[real]], dim=1).unique(dim=0)
+    if not len(pairs) or len(pairs[:, 0].unique()) != len(pairs) or len(pairs[:, 1].unique()) != len(pairs):
+        return None
+    return torch.full((shape.numel(),), -1).index_copy(0, pairs[:, 0], pairs[:, 1])
+
+
+def _added(streams: Streams, event: AttentionEvent, one: CutCall, where: _Found, found: StreamChanges) -> AddedByCall:
+    weight, rows = _projection(streams, event, one, where)
+    vectors, tokens = where.state, where.tokens
+    _keep_lengths(found, vectors, tokens)
+    places = _places(event.keys, tokens, streams.count)
+    if bool((places < 0).any()):
+        read, of = _read_by_values(streams, event, one)
+        if read.shape[1] != vectors.shape[1]:
+            raise Unknown(
+                f"tokens of {read.shape[1]} channels are read into a stream of {vectors.shape[1]}, so directions "
+                "cannot be compared"
+            )
+        _keep_lengths(found, read, of)
+        other = _places(event.keys, of, streams.count)
+        places = torch.where(places < 0, torch.where(other < 0, -1, other + len(vectors)), places)
+        vectors = torch.cat([vectors, read.to(vectors)])
+        found.assumed = [READ]
+    _check_lengths(vectors, places, found.real[event.keys])
+    return AddedByCall(weight, rows, vectors, places)
+
+
+def _check_lengths(vectors: Tensor, places: Tensor, real: Tensor) -> None:
+    """Refuse vectors of length zero: no ratio to them is defined."""
+    read = places[(places >= 0) & real].unique()
+    zero = vectors[read.to(vectors.device)].eq(0).all(dim=1)
+    if bool(zero.any()):
+        raise Unknown(
+            f"{int(zero.sum())} of {len(read)} tokens are vectors of zeros in their stream, as queries of a detector "
+            "are at first, so that no change of length is defined"
+        )
+
+
+def _places(wanted: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """The row that each wanted token has, -1 for none."""
+    rows = torch.full((count,), -1)
+    known = tokens >= 0
+    rows[tokens[known]] = torch.arange(len(tokens))[known]
+    return rows[wanted.cpu()]
+
+
+def _keep_lengths(found: StreamChanges, vectors: Tensor, tokens: Tensor) -> None:
+    """Keep the length of the first vector that is known of each token."""
+    known = tokens >= 0
+    new = tokens[known]
+    lengths = vectors.norm(dim=1).double().cpu()[known]
+    found.lengths[new] = torch.where(found.lengths[new].isnan(), lengths, found.lengths[new])
+
+
+def _projection(streams: Streams, event: AttentionEvent, one: CutCall, where: _Found) -> tuple[Tensor, Tensor | None]:
+    """The map from the heads' outputs to what is added, and what a norm multiplies each query's row by."""
+    try:
+        return _matrix(event, one, where.added, where.channels, where.tokens), None
+    except Unknown:
+        norm = _norm_between(streams, one, where)
+        if norm is None:
+            raise
+    tokens = where.tokens
+    weight = _matrix(event, one, norm.given, -1, tokens)
+    centred, gain, factor = norm_step(
+        norm.module, flat(norm.given, -1)[None], flat(norm.gave, -1)[None], norm.gave.dtype
+    )
+    weight = gain[:, None] * (weight - weight.mean(dim=0) if centred else weight)
+    if factor is None:
+        return weight, None
+    places = _places(event.queries, tokens, streams.count)
+    return weight, factor.flatten()[places.clamp(min=0).to(factor.device)] * (places >= 0).to(factor)
+
+
+def _norm_between(streams: Streams, one: CutCall, where: _Found) -> Normed | None:
+    """The norm whose result is what is added."""
+    assert streams.seen.sums is not None
+    leaf, added = node_of(one.output), where.added
+    for norm in streams.seen.sums.norms:
+        if norm.gave.shape == added.shape and where.channels == -1 and bool((norm.gave == added).all()):
+            node = node_of(norm.given)
+            if leaf is not None and reached([node], {leaf}):
+                return norm
+    return None
+
+
+def _matrix(event: AttentionEvent, one: CutCall, x: Tensor, channels: int, tokens: Tensor) -> Tensor:
+    """The derivative `[channels, heads * d]` of rows of a tensor by the heads' outputs, the same at all tokens.
+
+    One backward pass gives one row of it at every token, so that as many are needed as there are channels by token.
+    """
+    rows = torch.nonzero(tokens >= 0)[:, 0]
+    at = _places(tokens[rows], event.queries.flatten(), int(max(tokens.max(), event.queries.max())) + 1)
+    width = x.shape[channels]
+    found = []
+    for some in torch.arange(width).split(len(rows)):
+        seed = torch.zeros(len(tokens), width, dtype=x.dtype, device=x.device)
+        seed[rows[: len(some)].to(x.device), some.to(x.device)] = 1
+        found.append(_pulled(event.rows, one, x, channels, seed)[at[: len(some)].to(x.device)])
+    weight = torch.cat(found)
+    again = torch.randn(width, generator=torch.Generator().manual_seed(0)).to(x)
+    seed = torch.zeros(len(tokens), width, dtype=x.dtype, device=x.device)
+    seed[rows.to(x.device)] = again
+    each, wanted = _pulled(event.rows, one, x, channels, seed)[at.to(x.device)], widen(again) @ weight
+    allowed = TOLERANCES.get(x.dtype, 5e-2) * wanted.abs().amax()
+    if bool((each - wanted).abs().amax() > allowed):
+        raise Unknown("it is not the same linear map at every token: an activation, a gate or a norm stands between")
+    return weight
+
+
+def _pulled(rows: Rows, one: CutCall, x: Tensor, channels: int, seed: Tensor) -> Tensor:
+    """The gradient at the heads' outputs, one row `[heads * d]` for each query."""
+    assert one.output is not None
+    shaped = seed.view(*x.movedim(channels, -1).shape).movedim(-1, channels)
+    (gradient,) = torch.autograd.grad(x, one.output, shaped, retain_graph=True)
+    return widen(rows.four(gradient.permute(one.order))).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _read_by_values(streams: Streams, event: AttentionEvent, one: CutCall) -> tuple[Tensor, Tensor]:
+    """What the projection of the values was given: vectors, and the token of each."""
+    value = one.call.value
+    if value is None:
+        raise Unknown("its values are not known")
+    heads = event.rows if event.rows.heads is not None else Rows(None, value.shape[0] // event.keys.shape[0])
+    numbers, entries = heads.numbers(value), heads.four(value.detach()).transpose(1, 2).flatten(2).flatten(0, 1)
+    keys, found = event.keys.flatten().cpu(), None
+    for x in reversed(one.before):
+        (fed,) = sources([(value, numbers)], [x], channels=-1)
+        if fed is None or bool((fed == MIXED).any()) or not bool((fed >= 0).any()):
+            continue
+        rows = fed.flatten().cpu()
+        tokens = torch.where(rows >= 0, keys[rows.clamp(min=0)], -1)
+        if len(tokens[tokens >= 0].unique()) != int((tokens >= 0).sum()):
+            continue
+        found = flat(x, -1), tokens
+        first = int(torch.nonzero(rows >= 0)[0])
+        if not bool(torch.isin(entries[rows[first]], x.detach().flatten(0, -2)[first]).all()):
+            return found
+    if found is None:
+        raise Unknown("the vectors that its values are made of were not seen")
+    return found
+
+
+def _feed_forward(
+    streams: Streams, entered: Sequence[_Found], samples: Tensor, found: StreamChanges
+) -> list[FeedForward]:
+    """The feed-forward layers in order: sums of a state of the stream and of what is made of it."""
+    assert streams.seen.sums is not None
+    widths = {where.state.shape[1] for where in entered}
+    of_calls = {id(where.sum) for where in entered}
+    branches: list[tuple[Node, Node]] = []
+    made: list[FeedForward] = []
+    results = [place for place in streams.places if place.result]
+    for some in reversed(streams.seen.sums.found):
+        side = None if id(some) in of_calls else _state_side(some)
+        result = node_of(some.result)
+        inner = any(result in reached([branch], {state, result}) for branch, state in branches if result is not None)
+        if side is None or inner or not widths & {some.result.shape[-1], some.result.shape[1]}:
+            continue
+        branch, state = some.nodes[1 - side], base_of(some.nodes[side])
+        assert branch is not None
+        assert state is not None
+        branches.append((branch, state))
+        layer = _layer(some, side, results, samples)
+        if layer is None:
+            found.assumed += [] if LOOSE in found.assumed else [LOOSE]
+        else:
+            made.append(layer)
+    return made[::-1]
+
+
+def _state_side(some: Sum) -> int | None:
+    """Which operand of a sum is a state that the other one is made of; None for neither."""
+    for side in (0, 1):
+        state = base_of(some.nodes[side])
+        if (
+            state is not None
+            and state is not base_of(some.nodes[1 - side])
+            and reached([some.nodes[1 - side]], {state})
+        ):
+            return side if some.kept(0) and some.kept(1) else None
+    return None
+
+
+def _layer(some: Sum, side: int, results: list[Place], samples: Tensor) -> FeedForward | None:
+    """A feed-forward layer on the tokens of the last attention call that feeds it; None where they cannot be told."""
+    for call, place in reversed([*enumerate(results[: some.after])]):
+        for channels in (-1, 1) if some.result.ndim == 4 else (-1,):
+            tokens = _tokens(some.result, channels, place)
+            if tokens is not None:
+                rows = _by_sample(tokens, samples)
+                real, wanted = rows >= 0, rows.clamp(min=0)
+                state, added = (
+                    flat(x, channels)[wanted.to(x.device)] for x in (some.operands[side], some.operands[1 - side])
+                )
+                return FeedForward(torch.where(real, tokens[wanted], -1), state, added, call, some.after)
+    return None
+
+
+def _by_sample(tokens: Tensor, samples: Tensor) -> Tensor:
+    """The rows of each sample's tokens, -1 where a sample has fewer."""
+    known = torch.nonzero(tokens >= 0)[:, 0]
+    each = [known[samples[tokens[known]] == sample] for sample in samples[tokens[known]].unique().tolist()]
+    rows = torch.full((len(each), max(map(len, each))), -1)
+    for row, some in zip(rows, each, strict=True):
+        row[: len(some)] = some
+    return rows

@@ -1,0 +1,309 @@
+"""TokenTM on several streams against whole matrices: transformed vectors are formed, modules are called, in float64."""
+
+import pytest
+import torch
+from stream_models import TABLE, prepared
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import targets
+from vitrail.errors import MethodError, SeamError
+
+EXACT = {"atol": 1e-12, "rtol": 1e-6}
+
+
+class Aggregation:
+    """C of the paper for all tokens of all streams of one sample; every update map is applied to whole rows."""
+
+    def __init__(self, count):
+        self.rows = torch.eye(count, dtype=torch.float64)
+        self.lengths = torch.full((count,), torch.nan, dtype=torch.float64)
+
+    def begin(self, tokens, vectors):
+        self.lengths[tokens] = vectors.norm(dim=1)
+
+    def attend(self, queries, keys, maps, gradients, vectors, transformed, rows=None):
+        """`U = I + E_h[G+ A diag(w)]` for maps `[h, q, k]` and transformed vectors `[h, k, d]`."""
+        scaled = maps * gradients * weights(vectors, transformed)[:, None]
+        mixing = scaled.clamp(min=0).mean(dim=0) * (1 if rows is None else rows[:, None])
+        self.rows[queries] = self.rows[queries] + mixing @ self.rows[keys]
+
+    def feed(self, tokens, vectors, transformed):
+        self.rows[tokens] = self.rows[tokens] * (1 + weights(vectors, transformed[None]).T)
+
+    def join(self, new, old, shares):
+        self.rows[new] = self.rows[new] + shares @ self.rows[old]
+
+    def read(self, weights):
+        return (weights @ self.rows) * self.lengths
+
+
+def weights(vectors, transformed):
+    """Length ratio times the softmax of cosines over all tokens, for `[n, d]` and `[h, n, d]`."""
+    lengths, before = transformed.norm(dim=2), vectors.norm(dim=1)
+    cosines = (transformed * vectors).sum(dim=2) / (lengths * before)
+    return lengths / before * cosines.exp() / cosines.exp().sum(dim=1, keepdim=True)
+
+
+def eager(model):
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "eager"
+
+
+def watch(model, ends):
+    """Run-time table: for every module whose name ends so, what it was given and gave."""
+    seen = {}
+
+    def hook(name):
+        def keep(module, args, kwargs, out):
+            given = args[0] if args else kwargs.get("hidden_states")
+            seen[name] = (given, out[0] if isinstance(out, tuple) else out, kwargs, out)
+
+        return keep
+
+    for name, module in model.named_modules():
+        if name.endswith(ends):
+            module.register_forward_hook(hook(name), with_kwargs=True)
+    return seen
+
+
+def by_head(values, weight, heads):
+    """Values `[n, h * e]` through the slices of an output projection `[d, h * e]`: `[h, n, d]`."""
+    values, slices = (x.unflatten(-1, (heads, -1)) for x in (values, weight))
+    return torch.einsum("nhe,dhe->hnd", values, slices)
+
+
+def probability(logits, token):
+    return logits.softmax(dim=-1)[..., token].sum()
+
+
+NAMES = {
+    "bart": ("self_attn", "encoder_attn", "v_proj", "out_proj", "fc1", "fc2"),
+    "t5": ("SelfAttention", "EncDecAttention", "v", "o", "DenseReluDense", "DenseReluDense"),
+}
+
+
+def seq2seq_matrices(name, model, inputs, sample):
+    """Rows of C for an encoder-decoder, all sub-layers in the order of the forward pass."""
+    own, cross, value, output, first, last = NAMES[name]
+    seen = watch(model, (own, cross, f".{value}", first, last, ".layer.0", ".layer.1", ".layer.2"))
+    out = model(**{n: x[sample : sample + 1] for n, x in inputs.items()}, output_attentions=True)
+    kinds = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    maps = {kind: getattr(out, kind) for kind in kinds}
+    p = probability(out.logits[0, 4], 7)
+    grads = {kind: torch.autograd.grad(p, maps[kind], retain_graph=True) for kind in kinds}
+    modules, heads = dict(model.named_modules()), 2
+    n, m = inputs["input_ids"].shape[1], inputs["decoder_input_ids"].shape[1]
+    found, tokens = Aggregation(n + m), {"encoder": torch.arange(n), "decoder": torch.arange(n, n + m)}
+    stem = {"bart": "model.{}.layers.{}", "t5": "{}.block.{}"}[name]
+    with torch.no_grad():
+        for side in ("encoder", "decoder"):
+            for i in range(2):
+                layer = stem.format(side, i)
+                for kind in (own, cross) if side == "decoder" else (own,):
+                    path = f"{layer}.{kind}" if name == "bart" else f"{layer}.layer.{int(kind == cross)}.{kind}"
+                    state = seen[path if name == "bart" else path.rpartition(".")[0]][0][0]
+                    if i == 0 and kind == own:
+                        found.begin(tokens[side], state)
+                    keys = tokens["encoder"] if kind == cross else tokens[side]
+                    given = seen[f"{path}.{value}"][0][0]
+                    vectors = given if kind == cross else state
+                    transformed = by_head(seen[f"{path}.{value}"][1][0], modules[f"{path}.{output}"].weight, heads)
+                    maps_of = "cross_attentions" if kind == cross else f"{side}_attentions"
+                    found.attend(tokens[side], keys, maps[maps_of][i][0], grads[maps_of][i][0], vectors, transformed)
+                if name == "bart":
+                    found.feed(tokens[side], seen[f"{layer}.fc1"][0][0], seen[f"{layer}.fc2"][1][0])
+                else:
+                    feed = f"{layer}.layer.{1 if side == 'encoder' else 2}"
+                    found.feed(tokens[side], seen[feed][0][0], seen[f"{feed}.DenseReluDense"][1][0])
+    start = torch.zeros(n + m, dtype=torch.float64)
+    start[n + 4] = 1
+    return found.read(start).split([n, m])
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_an_encoder_decoder_equals_whole_matrices(name):
+    model, inputs = prepared(TABLE[name])
+    found = vitrail.explain(model, inputs, "tokentm", targets.logit(7, position=4))
+    eager(model)
+    for sample in range(2):
+        encoder, decoder = seq2seq_matrices(name, model, inputs, sample)
+        assert_close(found.streams["encoder"].scores[sample], encoder, **EXACT)
+        assert_close(found.streams["decoder"].scores[sample], decoder, **EXACT)
+    assert any("value projection" in line for line in found.provenance["assumed"])
+
+
+def pre_norm(found, seen, modules, layer, tokens, maps, names, heads):
+    """One block of a tower or of a language model: attention after a norm, then a feed-forward part after a norm."""
+    output, after = names
+    state = seen[layer][0][0]
+    values = seen[f"{layer}.self_attn.v_proj"][1][0]
+    weight = modules[f"{layer}.self_attn.{output}"].weight
+    groups = weight.shape[1] // values.shape[1]
+    values = values.unflatten(-1, (heads // groups, -1)).repeat_interleave(groups, dim=1).flatten(1)
+    found.attend(tokens, tokens, *maps, state, by_head(values, weight, heads))
+    found.feed(tokens, seen[f"{layer}.{after}"][0][0], seen[f"{layer}.mlp"][1][0])
+    return state
+
+
+def test_a_language_model_with_a_tower_equals_whole_matrices():
+    model, inputs = prepared(TABLE["llava"])
+    found = vitrail.explain(model, inputs, "tokentm", targets.next_token(7))
+    eager(model)
+    ends = tuple(f"layers.{i}" for i in range(3))
+    seen = watch(model, (*ends, "self_attn", "v_proj", "mlp", "layer_norm2", "post_attention_layernorm"))
+    out = model(**{n: x[:1] for n, x in inputs.items()})
+    tower, text = ([n for n in seen if part in n and n.endswith("self_attn")] for part in ("vision", "language"))
+    maps = {n: seen[n][3][1] for n in [*tower[:-1], *text]}  # the tower is read behind its last but one block
+    grads = torch.autograd.grad(probability(out.logits[0, -1], 7), list(maps.values()))
+    pairs = {n: (a.detach()[0], g[0]) for (n, a), g in zip(maps.items(), grads, strict=True)}
+    patches, words, modules = torch.arange(17), torch.arange(17, 39), dict(model.named_modules())
+    aggregation = Aggregation(39)
+    with torch.no_grad():
+        for part, tokens, names in ((tower[:-1], patches, ("out_proj", "layer_norm2")),
+                                    (text, words, ("o_proj", "post_attention_layernorm"))):  # fmt: skip
+            for i, n in enumerate(part):
+                layer = n.rpartition(".")[0]
+                if i == 0:
+                    aggregation.begin(tokens, seen[layer][0][0])
+                    if part is text:
+                        images = words[inputs["input_ids"][0] == 39]
+                        aggregation.join(images, patches[1:], torch.eye(16, dtype=torch.float64))
+                pre_norm(aggregation, seen, modules, layer, tokens, pairs[n], names, 2)
+        start = torch.zeros(39, dtype=torch.float64)
+        start[-1] = 1
+        image, prompt = aggregation.read(start).split([17, 22])
+    assert_close(found.streams["text"].scores[0], prompt, **EXACT)
+    assert_close(found.streams["image"].scores[0], image[1:], **EXACT)
+
+
+def windows(side, size, shift):
+    """The tokens of each window of a grid that is rolled by `shift`."""
+    grid = torch.arange(side * side).view(side, side).roll((-shift, -shift), (0, 1))
+    return grid.unflatten(0, (-1, size)).unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def merges(side):
+    shares = torch.zeros((side // 2) ** 2, side * side, dtype=torch.float64)
+    for y in range(side):
+        for x in range(side):
+            shares[y // 2 * (side // 2) + x // 2, y * side + x] = 1 / 4
+    return shares
+
+
+SWIN_PARTS = {
+    "swin": ("attention", "attention.v_proj", "attention.o_proj", "mlp.fc2"),
+    "swin_v2": ("attention.self", "attention.self.value", "attention.output.dense", "output.dense"),
+}
+"""Attention, the projections of values and of outputs, and the end of the feed-forward part."""
+
+
+@pytest.mark.parametrize("name", ["swin", pytest.param("swin_v2", marks=pytest.mark.slow)])
+def test_shifted_windows_and_merges_equal_whole_matrices(name):
+    """Cosines are compared within a window. The second version has a norm between the projection and the stream."""
+    model, inputs = prepared(TABLE[name])
+    found = vitrail.explain(model, inputs, "tokentm", 3)
+    eager(model)
+    seen = watch(model, (".blocks.0", ".blocks.1", *SWIN_PARTS[name], "layernorm_before", "layernorm_after"))
+    out = model(inputs["pixel_values"][:1], output_attentions=True)
+    names = [n for n in seen if n.endswith(f".{SWIN_PARTS[name][0]}")]
+    maps = [seen[n][3][1] for n in names]
+    grads = torch.autograd.grad(probability(out.logits[0], 3), maps)
+    modules, aggregation = dict(model.named_modules()), Aggregation(256 + 64)
+    with torch.no_grad():
+        for i, (n, a, g) in enumerate(zip(names, maps, grads, strict=True)):
+            layer, side = n.removesuffix(f".{SWIN_PARTS[name][0]}"), (16, 8)[i // 2]
+            parts = {part: f"{layer}.{end}" for part, end in zip(("", "value", "output", "feed"), SWIN_PARTS[name], strict=True)}  # fmt: skip  # noqa: E501
+            tokens = i // 2 * 256 + torch.arange(side * side)
+            if i == 2:
+                aggregation.join(tokens, torch.arange(256), merges(16))
+            if i % 2 == 0:
+                aggregation.begin(tokens, seen[layer][0][0])
+            inside = windows(side, 4, 2 * (i % 2))
+            swin_block(aggregation, seen, modules, layer, parts, tokens, inside, a.detach(), g)
+    start = torch.cat([torch.zeros(256), torch.full((64,), 1 / 64)]).double()
+    assert_close(found.scores[0], aggregation.read(start)[:256], **EXACT)
+
+
+def swin_block(found, seen, modules, layer, parts, tokens, inside, maps, grads):
+    state, weight, scale = seen[layer][0][0], modules[parts["output"]].weight, None
+    values = seen[parts["value"]][1].flatten(0, -2).view(len(inside), 16, -1)
+    norm, (given, gave) = modules[f"{layer}.layernorm_before"], seen[f"{layer}.layernorm_before"][:2]
+    behind = "swinv2" in layer
+    if behind:  # statistics of the pass, then one matrix for all tokens
+        scale = (given[0].var(dim=-1, correction=0) + norm.eps).rsqrt()
+        weight = norm.weight[:, None] * (weight - weight.mean(dim=0))
+    for window, some in enumerate(inside):
+        transformed = by_head(values[window], weight, maps.shape[1])
+        rows = None if scale is None else scale[some]
+        found.attend(tokens[some], tokens[some], maps[window], grads[window], state[some], transformed, rows)
+    middle = state + gave[0] if behind else seen[f"{layer}.layernorm_after"][0][0]
+    added = seen[f"{layer}.layernorm_after"][1][0] if behind else seen[parts["feed"]][1][0]
+    found.feed(tokens, middle, added)
+
+
+def test_padding_and_batches_change_nothing():
+    model, inputs = prepared(TABLE["bart"])
+    target = targets.logit([7, 9], position=4)
+    found = vitrail.explain(model, inputs, "tokentm", target)
+    pad = torch.nn.functional.pad
+    longer = {
+        "input_ids": pad(inputs["input_ids"], (0, 3), value=1),
+        "attention_mask": pad(inputs["attention_mask"], (0, 3)),
+        "decoder_input_ids": pad(inputs["decoder_input_ids"], (0, 2), value=1),
+        "decoder_attention_mask": pad(torch.ones_like(inputs["decoder_input_ids"]), (0, 2)),
+    }
+    padded = vitrail.explain(model, longer, "tokentm", target)
+    for name in ("encoder", "decoder"):
+        count = found.streams[name].scores.shape[1]
+        assert_close(padded.streams[name].scores[:, :count], found.streams[name].scores, **EXACT)
+        assert float(padded.streams[name].scores[:, count:].abs().max()) == 0
+        for i, token in enumerate((7, 9)):
+            alone = {n: x[i : i + 1] for n, x in inputs.items()}
+            one = vitrail.explain(model, alone, "tokentm", targets.logit(token, position=4))
+            assert_close(one.streams[name].scores[0], found.streams[name].scores[i], **EXACT)
+
+
+def test_without_any_weight_it_is_gae():
+    model, inputs = prepared(TABLE["t5"])
+    options = {"length": False, "direction": False, "ffn": False, "initial": "identity", "scalar": "logit"}
+    found = vitrail.explain(model, inputs, "tokentm", targets.logit(7, position=4), **options)
+    gae = vitrail.explain(model, inputs, "gae", targets.logit(7, position=4))
+    for name in ("encoder", "decoder"):
+        assert_close(found.streams[name].scores, gae.streams[name].scores)
+
+
+def test_options_that_cannot_be_measured_are_named():
+    model, inputs = prepared(TABLE["t5"])
+    with pytest.raises(MethodError, match=r"value_bias=False.*several streams"):
+        vitrail.explain(model, inputs, "tokentm", targets.logit(7, position=4), value_bias=False)
+
+
+class Gated(torch.nn.Module):
+    """A text that asks for another one; what attention gives is gated by the token that asks."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(40, 16), torch.nn.Linear(16, 5)
+        self.maps = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(5))
+
+    def attend(self, x, y):
+        heads = [f(t).unflatten(-1, (2, 8)).transpose(1, 2) for f, t in zip(self.maps, (x, y, y), strict=False)]
+        given = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        return self.maps[3](given * self.maps[4](x).sigmoid())
+
+    def forward(self, input_ids, decoder_input_ids):
+        x, y = self.words(decoder_input_ids), self.words(input_ids)
+        y = y + self.attend(y, y)
+        return self.head((x + self.attend(x, y)).mean(dim=1))
+
+
+def test_a_gate_is_refused_by_name_and_gae_still_walks():
+    torch.manual_seed(0)
+    model = Gated().double().eval()
+    inputs = {"input_ids": torch.randint(4, 40, (2, 7)), "decoder_input_ids": torch.randint(4, 40, (2, 5))}
+    with pytest.raises(SeamError, match="not the same linear map at every token"):
+        vitrail.explain(model, inputs, "tokentm", 3)
+    kept = vitrail.compare(model, inputs, methods=["gae", "tokentm"], target=3, on_error="keep")
+    assert [one.method for one in kept] == ["gae"]
