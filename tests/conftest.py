@@ -7,6 +7,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from type_checks import check_sparingly
+
+check_sparingly()
+
 if not torch.cuda.is_available():  # so that the kernels run, slowly, on any machine; read when Triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

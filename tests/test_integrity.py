@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ from PIL import Image
 from snapshots import Snapshot, surroundings
 from torch import Tensor, nn
 from torch.testing import assert_close
+from type_checks import unchecked
 from wrapped_models import (
     ANATOMIES,
     CASES,
@@ -45,14 +45,7 @@ EXACT = {"atol": 1e-9, "rtol": 1e-9}
 @pytest.fixture(autouse=True, scope="module")
 def _unchecked():
     """Shapes are checked elsewhere; here the checks would draw random numbers, and take most of the time."""
-    checked = jaxtyping.jaxtyped
-
-    def unless_nested(*, typechecker):
-        return lambda f: f if "<locals>" in f.__qualname__ else checked(f, typechecker=typechecker)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        patch.setattr(jaxtyping, "jaxtyped", unless_nested)
+    with unchecked():
         yield
 
 

@@ -1,0 +1,90 @@
+"""Check the annotations of the package while tests run, and do not check the same thing again and again.
+
+`--jaxtyping-packages` decorates every function of the package. Used as it is, that takes more than half of the time of
+the tests, for two reasons. Functions without a shape in their annotations need no record of sizes: beartype checks them
+alone. A function inside another is decorated, which compiles it, whenever the outer one runs: only the first of its
+instances are checked.
+"""
+
+import dataclasses
+import inspect
+from collections import Counter
+from contextlib import contextmanager
+from functools import wraps
+from typing import get_args, get_type_hints
+
+import jaxtyping
+import pytest
+
+INSTANCES = 3
+"""How many instances of one inner function are checked in a process."""
+
+
+def check_sparingly() -> None:
+    """Replace the decorator that the import hook puts on functions; call it before the package is imported."""
+    everything, made = jaxtyping.jaxtyped, Counter()
+
+    def jaxtyped(*, typechecker):
+        def decorated(thing):
+            if isinstance(thing, type):
+                return _class(thing, decorated, lambda: everything(thing, typechecker=typechecker))
+            if "<locals>" in thing.__qualname__:
+                made[thing.__code__] += 1
+                if jaxtyping.config.jaxtyping_disable or made[thing.__code__] > INSTANCES:
+                    return thing
+            if _names_shapes(thing):
+                return everything(thing, typechecker=typechecker)
+            return _plainly(thing, typechecker) if thing.__annotations__ else thing
+
+        return decorated
+
+    jaxtyping.jaxtyped = jaxtyped
+
+
+@contextmanager
+def unchecked():
+    """Check nothing: checks draw random numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        yield
+
+
+def _class(found, decorated, otherwise):
+    """Data classes are checked where they are made; methods of any class have been decorated already."""
+    if not dataclasses.is_dataclass(found):
+        return found
+    if "__init__" not in vars(found) or _names_shapes(found.__init__):
+        return otherwise()
+    found.__init__ = decorated(found.__init__)
+    return found
+
+
+def _plainly(function, typechecker):
+    """The function with its types checked. beartype rewrites the annotations of what it is given: they are put back."""
+    declared = dict(function.__annotations__)
+    checked = typechecker(function)
+    function.__annotations__ = declared
+
+    @wraps(function)
+    def either(*args, **kwargs):
+        return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+
+    return either
+
+
+def _names_shapes(function) -> bool:
+    """Whether an annotation names a shape, or might: generators run later, and some names exist for pyright alone."""
+    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(kind(function) for kind in later):
+        return True
+    try:
+        hints = get_type_hints(function)
+    except Exception:
+        return True
+    return any(map(_is_shape, hints.values()))
+
+
+def _is_shape(hint) -> bool:
+    if isinstance(hint, list | tuple):
+        return any(map(_is_shape, hint))
+    return (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)) or any(map(_is_shape, get_args(hint)))
