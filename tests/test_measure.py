@@ -7,6 +7,8 @@ import transformers
 from tiny_models import DECODER, MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import vitrail
 from vitrail import Anatomy, targets
@@ -98,6 +100,18 @@ class Convolved(Block):
         return super().attend(self.mix(x.transpose(1, 2)).transpose(1, 2))
 
 
+class ProjectedTokens(Block):
+    """Keys that are made of all tokens, by a projection along the axis of tokens that starts at zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(16, 16)
+        nn.init.zeros_(self.mix.weight)
+
+    def attend(self, x):
+        return super().attend(x + self.mix(x.transpose(1, 2)).transpose(1, 2))
+
+
 class Flipped(Block):
     """What attention gives is added to the tokens in reverse."""
 
@@ -157,7 +171,18 @@ def picture(height=32, width=32, batch=2):
 
 @pytest.mark.parametrize(
     "block",
-    [Windows, BatchWindows, Shuffled, ShuffledKeys, Packed, Convolved, Flipped, FlippedByHand, ConvolvedAfterByHand],
+    [
+        Windows,
+        BatchWindows,
+        Shuffled,
+        ShuffledKeys,
+        Packed,
+        Convolved,
+        ProjectedTokens,
+        Flipped,
+        FlippedByHand,
+        ConvolvedAfterByHand,
+    ],
 )
 @pytest.mark.parametrize("method", WALKING)
 def test_attention_whose_rows_are_not_the_tokens_is_refused(block, method):
@@ -393,6 +418,39 @@ def test_structure_is_measured_once(monkeypatch):
     for method in ("gae", "rollout", "attcat"):
         vitrail.explain(model, inputs, method)
     assert len(made) <= 1
+
+
+class Deep(Picture):
+    """Twelve blocks, so that the patch embedding is a small part of the work, as it is in real models."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(12)])
+
+
+class Products(TorchDispatchMode):
+    """Counts the floating-point operations of products and convolutions, forward and backward."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        counted = flop_registry.get(func.overloadpacket)
+        self.count += 0 if counted is None else counted(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def products(call):
+    with Products() as counter:
+        call()
+    return counter.count
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2", "own"])
+def test_a_first_explanation_makes_at_most_three_times_the_products_of_a_later_one(name):
+    model, inputs = (built(Deep), picture()) if name == "own" else (tiny(name), MODELS[name].inputs())
+    first, later = (products(lambda: vitrail.explain(model, inputs, "gae", 0)) for _ in range(2))
+    assert 0 < later < first <= 3 * later
 
 
 class Between(Picture):

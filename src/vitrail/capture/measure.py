@@ -28,6 +28,7 @@ from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_inpu
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.refusals import hybrid, no_graph, why_no_gradient
+from vitrail.capture.row_maps import CheapProjections
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
 from vitrail.capture.streams import start_graph
@@ -286,7 +287,11 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
             out.register_hook(lambda given: torch.zeros_like(given) if seen.muted and given is not None else None)
         return out
 
-    with hooks(_stations(model, inputs, body, seen)), attention_calls(emit, safe=True, cut=mute):
+    with (
+        hooks(_stations(model, inputs, body, seen)),
+        CheapProjections(lambda: seen.here is not None),
+        attention_calls(emit, safe=True, cut=mute),
+    ):
         yield
 
 
