@@ -1,4 +1,6 @@
-"""How well explanations of a language model's answers name what the answers rest on: the protocol `answers`.
+"""How well, and how fast, explanations name what the answers of a language model rest on.
+
+Without seconds, but resumable and with intervals: `vitrail bench run -m ./lm -d people --protocol answers`.
 
     python benchmarks/answers_quality.py --model ./lm --contexts 100 --sentences 16 [--json FILE]
 
@@ -18,7 +20,8 @@ import numpy as np
 import torch
 
 from vitrail.evaluate import answers
-from vitrail.evaluate.answers import PRIORS, Context, Scores, ask, by_method, difference, measure
+from vitrail.evaluate.answers import PRIORS, Scores, ask, by_method, difference, measure
+from vitrail.evaluate.data import contexts
 
 METHODS: dict[str, Scores] = {
     **PRIORS,
@@ -38,33 +41,16 @@ METHODS: dict[str, Scores] = {
 REFERENCE = "context_cite"
 
 
-def facts(seed: int, *, sentences: int) -> Context:
-    """People with a job, a city and an animal, and a question whose answer takes several sentences."""
-    random = np.random.default_rng(seed)
-    names = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas", "Karin", "Louis")
-    animals = ["cat", "dog", "parrot", "horse", "rabbit", "turtle", "goat", "hamster"]
-    people = [names[i] for i in random.permutation(len(names))[: max(2, sentences // 3)]]
-    said, about = [], {}
-    for name in people:
-        job, city, animal = (words[int(random.integers(len(words)))] for words in
-                             (answers.PEOPLE, answers.PLACES, animals))  # fmt: skip
-        about[name] = [f"{name} works as a {job}.", f"{name} lives in {city}.", f"{name} has a {animal}."]
-        said += about[name]
-    said = [said[i] for i in random.permutation(len(said))]
-    who = people[int(random.integers(len(people)))]
-    return Context(tuple(said), f"What do you know about {who}? Answer in one sentence.")
-
-
 MAKE = {
-    "passages": lambda seed, given: facts(seed, sentences=given.sentences),
-    "needle": lambda seed, given: answers.needle(seed, sentences=given.sentences),
-    "four needles": lambda seed, given: answers.needle(seed, sentences=given.sentences, needles=4),
-    "long needle": lambda seed, given: answers.needle(seed, sentences=4 * given.sentences),
-    "variables": lambda seed, given: answers.variables(seed, sentences=given.sentences),
+    "passages": lambda seed, given: contexts.people(seed, sentences=given.sentences),
+    "needle": lambda seed, given: contexts.needle(seed, sentences=given.sentences),
+    "four needles": lambda seed, given: contexts.needle(seed, sentences=given.sentences, needles=4),
+    "long needle": lambda seed, given: contexts.needle(seed, sentences=4 * given.sentences),
+    "variables": lambda seed, given: contexts.variables(seed, sentences=given.sentences),
 }
 
 
-ABLATED = ("passages", "lookup")
+ABLATED = ("passages",)
 """Kinds of questions whose answers are also measured on ablations."""
 
 

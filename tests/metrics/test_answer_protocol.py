@@ -9,11 +9,12 @@ from torch.testing import assert_close
 
 from vitrail.evaluate import answers
 from vitrail.evaluate.answers import Ablations, AnswerMeasures, Question, difference, measure, recall
+from vitrail.evaluate.data import contexts
 
 
 def test_a_needle_stands_in_the_sentence_that_is_gold():
     for seed in range(5):
-        context = answers.needle(seed, sentences=9, needles=3)
+        context = contexts.needle(seed, sentences=9, needles=3)
         (place,) = context.gold
         assert context.value in context.sentences[place]
         assert sum("magic number" in one for one in context.sentences) == 3
@@ -22,7 +23,7 @@ def test_a_needle_stands_in_the_sentence_that_is_gold():
 
 def test_a_chain_of_variables_leads_from_the_question_to_the_value():
     for seed in range(5):
-        context = answers.variables(seed, sentences=10, steps=3)
+        context = contexts.variables(seed, sentences=10, steps=3)
         name = context.question.split("VAR ")[1].split("?")[0]
         for place in reversed(context.gold):
             said = context.sentences[place].removesuffix(".").split()

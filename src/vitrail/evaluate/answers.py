@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -22,71 +23,14 @@ from torch import Tensor, nn
 from vitrail.api import explain
 from vitrail.capture.continuations import log_probabilities
 from vitrail.errors import InputError
+from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.sources import lds, recall_at
+from vitrail.models.inputs import position_limit
 from vitrail.models.segments import Span
 from vitrail.targets import continuation
 
 HELD_OUT_SEED = 7919
 """Of the ablations that are measured on; `context_cite` is fitted to others."""
-NOUNS = ("river", "garden", "market", "tower", "bridge", "harbor", "library", "castle", "meadow", "station", "museum")
-PLACES = ("Oslo", "Lima", "Cairo", "Dublin", "Hanoi", "Quito", "Tunis", "Riga", "Accra", "Sofia", "Perth", "Kyoto")
-PEOPLE = ("painter", "baker", "sailor", "teacher", "farmer", "doctor", "singer", "tailor", "miner", "pilot", "writer")
-DOINGS = ("walked past", "looked at", "wrote about", "talked about", "sat beside", "ran around", "dreamed of", "drew")
-TIMES = ("in the morning", "at noon", "in the evening", "last week", "in spring", "after lunch", "on Monday")
-
-
-@dataclass(frozen=True)
-class Context:
-    """Sentences, a question about them, and the sentences that answer it.
-
-    Args:
-        gold: the places of the sentences that hold the answer; empty where they are not known.
-        value: the words in them that the answer repeats.
-    """
-
-    sentences: tuple[str, ...]
-    question: str
-    gold: tuple[int, ...] = ()
-    value: str = ""
-
-
-def _filler(random: np.random.Generator) -> str:
-    pick = lambda names: names[int(random.integers(len(names)))]  # noqa: E731
-    return f"The {pick(PEOPLE)} {pick(DOINGS)} the {pick(NOUNS)} {pick(TIMES)}."
-
-
-def needle(seed: int, *, sentences: int, needles: int = 1) -> Context:
-    """Other sentences, and among them the numbers of some cities; the question is about one of them."""
-    random = np.random.default_rng(seed)
-    cities = [PLACES[i] for i in random.permutation(len(PLACES))[:needles]]
-    numbers = [str(random.integers(1_000_000, 10_000_000)) for _ in cities]
-    said = [_filler(random) for _ in range(sentences)]
-    places = sorted(random.permutation(sentences)[:needles].tolist())
-    for place, city, number in zip(places, cities, numbers, strict=True):
-        said[place] = f"The magic number of {city} is {number}."
-    asked = int(random.integers(needles))
-    question = f"What is the magic number of {cities[asked]}? Answer with the number only."
-    return Context(tuple(said), question, (places[asked],), numbers[asked])
-
-
-def variables(seed: int, *, sentences: int, steps: int = 2) -> Context:
-    """Chains of variables among other sentences; the question is about the last variable of one chain."""
-    random = np.random.default_rng(seed)
-    letters = [f"{a}{b}" for a in "BDFGHJKLMNPQRSTVWXZ" for b in "AEIOU"]
-    names = [letters[i] for i in random.permutation(len(letters))[: 2 * steps]]
-    said = [_filler(random) for _ in range(sentences)]
-    places = sorted(random.permutation(sentences)[: 2 * steps].tolist())
-    chains = [names[:steps], names[steps:]]
-    numbers = [str(random.integers(10_000, 100_000)) for _ in chains]
-    gold: list[list[int]] = [[], []]
-    for turn, place in enumerate(places):
-        which, step = turn % 2, turn // 2
-        chain = chains[which]
-        given = numbers[which] if step == 0 else chain[step - 1]
-        said[place] = f"VAR {chain[step]} = {given}."
-        gold[which].append(place)
-    question = f"What is the value of VAR {chains[0][-1]}? Answer with the number only."
-    return Context(tuple(said), question, tuple(gold[0]), numbers[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,44 +60,80 @@ class Question:
         return {"input_ids": self.ids[None], "attention_mask": torch.ones_like(self.ids)[None]}
 
 
-def ask(model: Any, tokenizer: Any, context: Context, *, max_new_tokens: int = 24) -> Question:  # noqa: ANN401
+def ask(model: Any, tokenizer: Any, context: ContextExample, *, max_new_tokens: int = 24) -> Question:  # noqa: ANN401
     """The model's own greedy answer, or the digits of it that are the value where that is known."""
-    text = " ".join(context.sentences)
-    message = [{"role": "user", "content": f"{text}\n\n{context.question}"}]
-    chat = getattr(tokenizer, "chat_template", None) is not None
-    prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) if chat else (
-        f"{message[0]['content']}\n")  # fmt: skip
-    read = tokenizer(prompt, add_special_tokens=not chat, return_offsets_mapping=True)
-    begin = prompt.index(text)
-    sources, place = [], begin
-    for sentence in context.sentences:
-        place = prompt.index(sentence, place)
-        sources.append(_columns(read["offset_mapping"], place, place + len(sentence)))
-        place += len(sentence)
+    prompt, places = _prompt(tokenizer, context)
+    read = tokenizer(prompt, add_special_tokens=not _has_chat(tokenizer), return_offsets_mapping=True)
+    sources = tuple(_columns(read["offset_mapping"], a, b) for a, b in places)
     ids = torch.tensor(read["input_ids"], device=next(model.parameters()).device)
+    limit = position_limit(model)
+    if limit is not None and len(ids) + max_new_tokens > limit:
+        raise InputError(f"the prompt has {len(ids)} tokens and {max_new_tokens} may follow; the model reads {limit}.")
+    answer = _answered(model, tokenizer, ids, max_new_tokens)
+    span = _within(tokenizer, answer, context.value)
+    first, last = span or (0, len(answer))
+    return Question(
+        torch.cat([ids, torch.tensor(answer[:last], device=ids.device)]),
+        len(ids) + first,
+        len(ids) + last,
+        sources,
+        context.gold,
+        _value(context, prompt, places, read["offset_mapping"]),
+        None if not context.value else span is not None,
+    )
+
+
+def _has_chat(tokenizer: Any) -> bool:  # noqa: ANN401
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def _prompt(tokenizer: Any, context: ContextExample) -> tuple[str, list[Span]]:  # noqa: ANN401
+    """What the model is given, and the letters of each sentence in it."""
+    text = " ".join(context.sentences)
+    if _has_chat(tokenizer):
+        message = [{"role": "user", "content": f"{text}\n\n{context.question}"}]
+        prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    else:
+        prompt = f"{text}\n\n{context.question}\n"
+    begin = prompt.find(text)
+    if begin < 0:
+        raise InputError("the chat template changes the text of the context, so its sentences cannot be found again.")
+    ends = [begin + end for end in accumulate(len(sentence) + 1 for sentence in context.sentences)]
+    return prompt, [(end - 1 - len(one), end - 1) for end, one in zip(ends, context.sentences, strict=True)]
+
+
+def _answered(model: Any, tokenizer: Any, ids: Int[Tensor, " t"], count: int) -> list[int]:  # noqa: ANN401
+    """The tokens that the model continues with, without those that end a text."""
+    end = tokenizer.eos_token_id
     with torch.no_grad():
-        every = model.generate(ids[None], attention_mask=torch.ones_like(ids)[None], max_new_tokens=max_new_tokens,
-                               do_sample=False, pad_token_id=tokenizer.eos_token_id)[0]  # fmt: skip
+        every = model.generate(
+            ids[None], attention_mask=torch.ones_like(ids)[None], max_new_tokens=count, do_sample=False,
+            pad_token_id=tokenizer.pad_token_id if end is None else end,
+        )[0]  # fmt: skip
     answer = every[len(ids) :].tolist()
-    while answer and answer[-1] == tokenizer.eos_token_id:
+    while answer and answer[-1] == end:
         answer.pop()
     if not answer:
         raise InputError("the model's answer is empty, so there is nothing to explain.")
-    span = _within(tokenizer, answer, context.value)
-    first, last = span or (0, len(answer))
-    value = ()
-    if context.value:
-        at = prompt.index(context.value, begin)
-        value = tuple(range(*_columns(read["offset_mapping"], at, at + len(context.value))))
-    whole = torch.cat([ids, torch.tensor(answer, device=ids.device)])
-    right = None if not context.value else span is not None
-    return Question(whole[: len(ids) + last], len(ids) + first, len(ids) + last, tuple(sources), context.gold, value,
-                    right)  # fmt: skip
+    return answer
+
+
+def _value(
+    context: ContextExample, prompt: str, places: Sequence[Span], offsets: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    """The tokens of the value in the first gold sentence that holds it."""
+    for place in context.gold:
+        if context.value and context.value in context.sentences[place]:
+            at = prompt.index(context.value, places[place][0])
+            return tuple(range(*_columns(offsets, at, at + len(context.value))))
+    return ()
 
 
 def _columns(offsets: Sequence[tuple[int, int]], begin: int, end: int) -> Span:
     """The tokens that hold these letters."""
     found = [i for i, (a, b) in enumerate(offsets) if b > a and b > begin and a < end]
+    if not found:
+        raise InputError("the tokenizer leaves nothing of a sentence of the context.")
     return found[0], found[-1] + 1
 
 
@@ -218,7 +198,8 @@ def by_method(name: str, **options: Any) -> Scores:  # noqa: ANN401
 
 def at_random(model: object, question: Question) -> Float[Tensor, " t"]:
     """A row that every method has to beat."""
-    return torch.rand(len(question.ids), generator=torch.Generator().manual_seed(len(question.ids)))
+    seed = int((question.ids.cpu() * torch.arange(1, len(question.ids) + 1)).sum())
+    return torch.rand(len(question.ids), generator=torch.Generator().manual_seed(seed))
 
 
 def by_position(model: object, question: Question) -> Float[Tensor, " t"]:
@@ -271,7 +252,9 @@ def pooled(scores: Float[Tensor, " t"], sources: Sequence[Span], pool: str) -> F
     return torch.stack([POOLS[pool](scores[a:b]) for a, b in sources])
 
 
-def recall(scores: Float[Tensor, " t"], sources: Sequence[Span], gold: Sequence[int], percent: float = 10.0) -> float:
+def recall(
+    scores: Float[Tensor, " t"], sources: Sequence[Span], gold: Sequence[int], percent: int | float = 10
+) -> float:
     """The share of the gold tokens among the best tokens of the context."""
     inside = torch.full_like(scores, -torch.inf)
     for a, b in sources:
@@ -279,6 +262,14 @@ def recall(scores: Float[Tensor, " t"], sources: Sequence[Span], gold: Sequence[
     marked = torch.zeros(1, len(scores), dtype=torch.bool)
     marked[0, list(gold)] = True
     return float(recall_at(inside[None], marked, percent)[0])
+
+
+def score_lds(each: Float[Tensor, " s"], known: Ablations) -> float:
+    """The linear datamodeling score of sentence scores; equal scores predict nothing and have 0."""
+    if bool((known.values == known.values[0]).all()):
+        raise InputError("no ablation changes the answer's log-probability, so none can be predicted.")
+    score = float(lds(each[None], known.keep[None], known.values[None])[0])
+    return 0.0 if math.isnan(score) else score
 
 
 def measure(
@@ -307,7 +298,6 @@ def measure(
         gold |= {"recall": recall(scores, question.sources, question.value)} if question.value else {}
     if known is None:
         return AnswerMeasures(seconds, **gold)
-    score = float(lds(each[None], known.keep[None], known.values[None])[0])
     best = torch.zeros(len(ks), len(each), dtype=torch.bool)
     for row, k in enumerate(ks):
         best[row, each.argsort(descending=True, stable=True)[:k]] = True
@@ -315,7 +305,7 @@ def measure(
     drop, kept = (known.whole - after).split(len(ks))
     numbers = {k: float(x) for k, x in zip(ks, drop, strict=True)}
     alone = {k: float(x) for k, x in zip(ks, kept, strict=True)}
-    return AnswerMeasures(seconds, 0.0 if math.isnan(score) else score, numbers, alone, **gold)
+    return AnswerMeasures(seconds, score_lds(each, known), numbers, alone, **gold)
 
 
 def difference(

@@ -204,7 +204,7 @@ def _embedded(name: str) -> Any:  # noqa: ANN401
     return zoo.load(name)
 
 
-EMBEDDED = ("photo", "sentiment")
+EMBEDDED = ("photo", "sentiment", "lookup")
 
 
 def taken(model: object) -> nn.Module:
@@ -245,7 +245,7 @@ def _what(model: object) -> str:
         return "None. Did the function that builds the model return it?"
     if isinstance(model, str):
         return (
-            f"the text {model!r}. Names that work here are {' and '.join(EMBEDDED)}. Load another model first, for "
+            f"the text {model!r}. Names that work here are {', '.join(EMBEDDED)}. Load another model first, for "
             "example with vitrail.models.loading.load, transformers or timm, and pass it."
         )
     if isinstance(model, type):

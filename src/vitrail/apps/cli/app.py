@@ -57,7 +57,7 @@ MANUAL = """See what a Transformer looked at, in an image or a text.
 
 [bold]Models[/]
 
-  photo, sentiment                      two small models in the package
+  photo, sentiment, lookup              small models in the package
   vit_tiny_patch16_224                  a timm name
   google/vit-base-patch16-224           a Hugging Face id
   ./my-model                            a Hugging Face folder

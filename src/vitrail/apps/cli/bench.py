@@ -39,6 +39,9 @@ numbers of two protocols cannot be compared.
   -d pets=PATH                           a published set and where it lies
   -d "imagenet(fold=0)=PATH"             with an option of its reader
   -d photos/  -d reviews.txt             your own pictures, or a text a line
+  -d "needle(sentences=30)"              contexts for a language model; also
+                                         variables, people, lookup
+  -d contexts.jsonl                      your own contexts and questions
   --limit 200                            so many, at even distances
 
 [bold]Protocols[/]
@@ -51,6 +54,7 @@ numbers of two protocols cannot be compared.
   vitrail     ours: small, no labels needed
   sanity      weights randomised from the output down; another class
   agreement   rank correlation between methods
+  answers     language models: which sentences an answer came from
 
 [bold]Breaking off and going on[/]
 
@@ -74,6 +78,8 @@ N examples only. One line says which do not apply to the data and are left out.
       --method all --subset 50 --device cuda --dtype bfloat16
   vitrail bench run -m photo -d imagenette=val.zip --ablation vtranm
       --protocol vtranm
+  vitrail bench run -m ./lm -d needle -d people --protocol answers
+      --method gae --method ifr --method context_cite --limit 100
   vitrail bench run --plan plan.yaml -o results.db
 """
 
@@ -85,7 +91,7 @@ off on the way.
 
 PLOT = "Draw what becomes of accuracy and probability while pixels or tokens are removed."
 
-PROTOCOLS = ("chefer", "vtranm", "gradtoken", "attcat", "cui", "vitrail", "sanity", "agreement")
+PROTOCOLS = ("chefer", "vtranm", "gradtoken", "attcat", "cui", "vitrail", "sanity", "agreement", "answers")
 MEASURES = (
     "segmentation",
     "pointing",
@@ -107,6 +113,11 @@ MEASURES = (
     "ranks",
     "road_positive",
     "road_negative",
+    "gold_recall",
+    "gold_rank",
+    "lds",
+    "answer_drop",
+    "answer_sufficiency",
 )
 """Names of the bench, for help and completion; a test compares them with the bench."""
 SEEDS = (-(2**63), 2**63 - 1)

@@ -22,7 +22,7 @@ STDOUT = Path("-")
 PRESETS = ("recommended", "fine", "paper", "official", "lxt")
 FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav"}
 LONGEST_NAME = 255
-EMBEDDED = ("photo", "sentiment")
+EMBEDDED = ("photo", "sentiment", "lookup")
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="photo or sentiment (inside the package), a timm name, a Hugging Face id or folder, or a .safetensors "
-        "file with --arch.",
+        help="photo, sentiment or lookup (inside the package), a timm name, a Hugging Face id or folder, or a "
+        ".safetensors file with --arch.",
         show_default=False,
         rich_help_panel=AIM,
         autocompletion=MODEL_NAMES,
@@ -74,7 +74,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="photo, sentiment, a timm name, a Hugging Face id or folder, or a .safetensors file.",
+        help="photo, sentiment, lookup, a timm name, a Hugging Face id or folder, or a .safetensors file.",
         show_default=False,
         autocompletion=MODEL_NAMES,
     ),

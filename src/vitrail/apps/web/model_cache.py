@@ -16,6 +16,7 @@ from vitrail.models.loading import EMBEDDED, Loaded, load, silent
 KEPT = 3
 """Models that stay loaded beside the embedded ones."""
 PICTURES = frozenset({"photo"})
+OFFERED = ("photo", "sentiment")
 """The embedded models that read pictures; the others read text."""
 READS = {"image": "pictures", "text": "text"}
 
@@ -62,7 +63,7 @@ class ModelCache:
 
     def names(self, kind: str) -> list[str]:
         """The models offered for pictures or text; what an allowed one reads is known only once it is open."""
-        own = [name for name in EMBEDDED if (name in PICTURES) == (kind == "image")]
+        own = [name for name in OFFERED if (name in PICTURES) == (kind == "image")]
         with self._table:
             known = {name: opened.loaded.kind for name, opened in self._open.items()}
         return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]

@@ -17,7 +17,18 @@ from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.identity import hash_of, library_versions, model_identity, set_hash
 from vitrail.evaluate.bench.measures import find_measure
 from vitrail.evaluate.bench.opened import Opened, RunSettings, find_entry, forget, open_data, open_model
-from vitrail.evaluate.bench.plan import DTYPES, DataSpec, Finished, Measurement, ModelSpec, Plan, Trial, Unit, ablation
+from vitrail.evaluate.bench.plan import (
+    DTYPES,
+    PRIORS,
+    DataSpec,
+    Finished,
+    Measurement,
+    ModelSpec,
+    Plan,
+    Trial,
+    Unit,
+    ablation,
+)
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.worker import Worker
@@ -291,7 +302,8 @@ def _trials(plan: Plan, opened: Opened) -> list[Trial]:
     if plan.ablation is not None:
         blocks = len(find_body(opened.loaded.model, None).blocks)
         more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
-    return [trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)]
+    priors = [Trial(name) for name in PRIORS] if opened.kind == "answer" else []
+    return [*(trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)), *priors]
 
 
 def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:

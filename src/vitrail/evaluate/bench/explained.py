@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from vitrail import targets
 from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, VitrailError
 from vitrail.evaluate import metrics
+from vitrail.evaluate.bench.contexts import Contexts, explained_contexts
 from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
@@ -31,11 +34,12 @@ class Shown:
 
     Args:
         scores: one per patch or token.
-        classes: the explained class of each example; empty for questions.
+        classes: the explained class of each example; empty for questions and contexts.
         maps: for pictures, the patches in their places.
         pixels: for methods that work on pixels.
         others: for each example, what is shown for the other classes that a metric asks for.
         cascade: the scores of the model whose parts are randomised one after the other, with the parts' names.
+        failed: for contexts, which are explained one by one, why the method has no scores of an example.
     """
 
     scores: Float[Tensor, "b n"]
@@ -44,6 +48,7 @@ class Shown:
     pixels: Float[Tensor, "b h w"] | None = None
     others: tuple[Mapping[int, "Shown"], ...] = ()
     cascade: Sequence[tuple[str, Float[Tensor, "b n"]]] = ()
+    failed: tuple[str | None, ...] = ()
 
     @property
     def finest(self) -> Float[Tensor, "b y x"]:
@@ -72,6 +77,7 @@ class Shown:
             None if self.pixels is None else self.pixels[some],
             tuple(self.others[i] for i in some) if self.others else (),
             [(part, scores[some]) for part, scores in self.cascade],
+            tuple(self.failed[i] for i in some) if self.failed else (),
         )
 
 
@@ -91,6 +97,7 @@ def neighbour(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
 
 def rival(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
     """The likeliest beside the explained one; none where the model has but one class."""
+    assert not isinstance(batch, Contexts)
     logits = batch.logits.clone()
     for row, c in enumerate(classes):
         logits[row, c] = -float("inf")
@@ -174,9 +181,12 @@ def explained(
     batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
 ) -> dict[str, Shown | str]:
     """What each method shows, or why it cannot; all from one recording if none of them fails."""
-    target = targets.answer_span() if not classes else targets.logit(classes)
     if model is None:
         model = batch.opened.loaded.model
+    if isinstance(batch, Contexts):
+        found = explained_contexts(batch, trials, preset, model)
+        return {trial_id(trial): _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
+    target = targets.answer_span() if not classes else targets.logit(classes)
     specs = [(trial.name, trial.options) for trial in trials]
     together = compare(model, batch.inputs, specs, target, preset, on_error="keep")
     made = iter(together)
@@ -197,6 +207,12 @@ def _shown_or_reason(batch: Batch, trial: Trial, attribution: Attribution, class
         return _shown(batch, attribution, classes)
     except VitrailError as error:
         return _reason(trial, error)
+
+
+def _rows_shown(trial: Trial, rows: Sequence[Tensor | Exception]) -> Shown:
+    """Scores of texts of several lengths, zeros after their ends, and why some have none."""
+    scores = pad_sequence([torch.zeros(1) if isinstance(one, Exception) else one for one in rows], batch_first=True)
+    return Shown(scores, (), failed=tuple(_reason(trial, one) if isinstance(one, Exception) else None for one in rows))
 
 
 def _shown(batch: Batch, attribution: Attribution, classes: Classes) -> Shown:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vitrail.errors import OptionError, suggest
-from vitrail.evaluate.bench import on_both, on_pictures, on_texts
+from vitrail.evaluate.bench import on_answers, on_both, on_pictures, on_texts
 from vitrail.evaluate.bench.measure import Column, Measure
 from vitrail.evaluate.bench.protocols import Protocol
 
@@ -30,6 +30,11 @@ MEASURES: dict[str, Measure] = {
         on_both.RANDOMISATION,
         on_both.CLASS_SENSITIVITY,
         on_both.RANKS,
+        on_answers.GOLD_RECALL,
+        on_answers.GOLD_RANK,
+        on_answers.LDS,
+        on_answers.ANSWER_DROP,
+        on_answers.ANSWER_SUFFICIENCY,
     )
 }
 

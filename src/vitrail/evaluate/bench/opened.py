@@ -1,7 +1,8 @@
 """Models and data sets by their specs, kept open between units.
 
-Beside the published data sets there are those of the package (`demo_pictures`, `demo_sentences`) and the user's own
-(a folder of pictures, a file of sentences). The bench draws random numbers from its own seed (`own_generators`).
+Beside the published data sets there are those of the package (`demo_pictures`, `demo_sentences`, contexts written from
+a seed) and the user's own (a folder of pictures, a file of sentences or of contexts). The bench draws random numbers
+from its own seed (`own_generators`).
 """
 
 import random
@@ -20,6 +21,7 @@ from torch import Tensor
 from vitrail.errors import InputError, ModelError, OptionError, suggest
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
+from vitrail.evaluate.data.contexts import CONTEXTS, GENERATED
 from vitrail.evaluate.data.examples import Dataset, DatasetEntry, ImageExample, TextExample
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
@@ -173,9 +175,10 @@ OWN: dict[str, DatasetEntry] = {
         DatasetEntry("sentences", read_sentences, "text", (), "a text file, one text a line", "your own"),
         DatasetEntry("demo_pictures", read_demo_pictures, "image", (), "nothing: it is inside the package", "vitrail"),
         DatasetEntry("demo_sentences", read_demo_sentences, "text", (), "nothing: it is inside the package", "vitrail"),
+        *CONTEXTS.values(),
     )
 }
-NO_PATH = ("demo_pictures", "demo_sentences")
+NO_PATH = ("demo_pictures", "demo_sentences", *GENERATED)
 
 
 def find_entry(name: str) -> DatasetEntry:
@@ -186,20 +189,23 @@ def find_entry(name: str) -> DatasetEntry:
     return table[name]
 
 
+FILES = {".txt": "sentences", ".jsonl": "contexts"}
+
+
 def guess(path: str) -> str:
     """The name under which a user's own folder or file is read."""
     place = Path(path)
     if place.is_dir():
         return "pictures"
-    if place.suffix == ".txt":
-        return "sentences"
+    if place.suffix in FILES:
+        return FILES[place.suffix]
     raise InputError(
-        f"{path} is neither a folder of pictures nor a .txt file with one text a line. Other data sets are written "
-        "NAME=PATH, for example sst2=glue/SST-2."
+        f"{path} is neither a folder of pictures nor a .txt file with one text a line, nor a .jsonl file with one "
+        "context a line. Other data sets are written NAME=PATH, for example sst2=glue/SST-2."
     )
 
 
-KINDS = {"image": "image", "sequence": "text", "question": "question"}
+KINDS = {"image": "image", "sequence": "text", "question": "question", "causal": "answer"}
 """A model's task -> the kind of data it reads."""
 
 
@@ -236,7 +242,7 @@ def open_model(spec: ModelSpec, device: str) -> Opened:
     if loaded.task not in KINDS:
         raise ModelError(
             f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or "
-            "texts or answer questions."
+            "texts or answer questions, and causal language models."
         )
     loaded.model.to(place).requires_grad_(requires_grad=False)
     shift, scale = affine(loaded) if loaded.kind == "image" else (torch.zeros(1), torch.ones(1))

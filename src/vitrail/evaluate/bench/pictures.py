@@ -21,6 +21,7 @@ from vitrail.capture.predict import predict
 from vitrail.errors import InputError
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
+from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.coco import SPELT_IN_VOC
 from vitrail.evaluate.data.examples import IGNORE, ImageExample
 from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
@@ -234,12 +235,14 @@ class Pictures:
         )
 
 
-def read_pictures(opened: Opened, settings: RunSettings, examples: Sequence[Any], view: str) -> tuple[Pictures, Broken]:
+def read_pictures(
+    opened: Opened, settings: RunSettings, examples: Sequence[Any], protocol: Protocol
+) -> tuple[Pictures, Broken]:
     """The pictures that can be opened, and why the others cannot."""
     good, pixels, broken = [], [], {}
     for example in examples:
         try:
-            picture = opened.loaded.image(example.image, squash=view == "squash").picture
+            picture = opened.loaded.image(example.image, squash=protocol.view == "squash").picture
         except InputError as error:
             broken[example.key] = str(error)
             continue
@@ -249,7 +252,7 @@ def read_pictures(opened: Opened, settings: RunSettings, examples: Sequence[Any]
     stacked = torch.stack(pixels) if pixels else torch.zeros(size)
     weight = next(opened.loaded.model.parameters())
     images = stacked.to(opened.device).to(weight.dtype) / 255
-    return Pictures(opened, settings, good, images, view), broken
+    return Pictures(opened, settings, good, images, protocol.view), broken
 
 
 def guide_identity(guide: str) -> str:

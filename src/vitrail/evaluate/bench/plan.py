@@ -16,6 +16,8 @@ from vitrail.evaluate.bench.protocols import CLASSES, Protocol, find_protocol
 from vitrail.methods import METHODS
 
 Spec = tuple[str, dict[str, Any]]
+PRIORS = ("random", "position")
+"""Rows of every table of answers that read nothing of the model: random scores, and later tokens first."""
 _BARE: dict[str, Any] = {"length": False, "direction": False, "ffn": False, "initial": "identity"}
 _SCHEMES = ("none", "rollout_elementwise", "rollout_matmul", "average_elementwise", "average_matmul")
 
@@ -115,12 +117,16 @@ class Trial:
 
     def resolved(self, preset: str, kind: str) -> dict[str, Any]:
         """Every option with its value, and the preset they started from."""
+        if self.name in PRIORS:
+            return {"preset": "recommended"}
         given = dict(self.options)
         chosen = given.pop("preset", preset)
         return {"preset": chosen, **METHODS[self.name].resolve(chosen, given, kind)}
 
     def label(self, preset: str, kind: str) -> str:
         """The method with the options that differ from the recommended ones."""
+        if self.name in PRIORS:
+            return self.name
         options = self.resolved(preset, kind)
         return METHODS[self.name].label(options.pop("preset"), options, kind)
 

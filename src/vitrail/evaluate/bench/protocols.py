@@ -9,6 +9,7 @@ picture. Theirs is a zebra, ours a golf ball unless `guide` names a file.
 `vitrail`: ours, small and without labels, for `bench recommend` and first looks.
 `sanity`: does the map depend on the weights (Adebayo et al., NeurIPS 2018, arXiv:1810.03292) and on the class?
 `agreement`: how like each other are the maps of two methods?
+`answers`: does an explanation of a language model's answer name the sentences of the context that it came from?
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -43,11 +44,14 @@ class Protocol:
         text_mode: how many tokens go at which level.
         absolute: whether AOPC takes absolute differences.
         kendall: between which lists tau is taken.
-        ks: of token F1.
-        k: of Precision@K.
+        ks: of token F1; of answers, how many sentences are removed, or kept alone.
+        k: of Precision@K; of answers, the best so many per cent of the tokens that recall looks among.
         text_target: the explained class of texts.
         guide: a picture beside each, by its name in the package (`golf_ball`, `temple`) or its path; pictures of the
             class that the model sees in it are left out. Empty for none.
+        ablations: of answers, how many random subsets of the sentences the linear datamodeling score is taken over.
+        pool: how the scores of a sentence's tokens become one: their `sum`, `mean` or `max`.
+        new_tokens: how long an answer may be.
     """
 
     name: str
@@ -68,6 +72,9 @@ class Protocol:
     k: int = 20
     text_target: str = "label"
     guide: str = ""
+    ablations: int = 64
+    pool: str = "sum"
+    new_tokens: int = 24
 
     def __post_init__(self) -> None:
         for name, table in CHOICES.items():
@@ -78,6 +85,9 @@ class Protocol:
                 )
         if len(self.levels) < 2 or self.levels[0] != 0 or list(self.levels) != sorted(set(self.levels)):
             raise OptionError(f"protocol {self.name}: levels rise from 0 to at most 1, but they are {self.levels}.")
+        for name in ("ablations", "new_tokens"):
+            if getattr(self, name) < LEAST[name]:
+                raise OptionError(f"protocol {self.name}: {name}={getattr(self, name)}; it is at least {LEAST[name]}.")
 
     def table(self) -> dict[str, Any]:
         """The conventions as plain data; what is measured decides no number, so it is not among them."""
@@ -90,8 +100,9 @@ class Protocol:
 
     @property
     def sight(self) -> str:
-        """What tells apart how pictures are shown."""
-        return f"{self.view} beside {self.guide}" if self.guide else self.view
+        """What tells apart how pictures are shown, and how long answers may be."""
+        view = f"{self.view} beside {self.guide}" if self.guide else self.view
+        return f"{view}, {self.new_tokens} new tokens"
 
     def measuring(self, metrics: tuple[str, ...]) -> "Protocol":
         """The same conventions for other metrics."""
@@ -119,7 +130,9 @@ def _brief(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+LEAST = {"ablations": 2, "new_tokens": 1}
 CHOICES: dict[str, tuple[str, ...]] = {
+    "pool": ("sum", "mean", "max"),
     "target": CLASSES,
     "text_target": CLASSES,
     "judged": CLASSES,
@@ -152,6 +165,10 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol("sanity", ("randomisation", "class_sensitivity"), judged="predicted", text_target="predicted"),
         Protocol("agreement", ("ranks",), judged="predicted", text_target="predicted"),
+        Protocol(
+            "answers", ("gold_recall", "gold_rank", "lds", "answer_drop", "answer_sufficiency"), judged="predicted",
+            text_target="predicted", ks=(1, 3), k=10,
+        ),
     )
 }  # fmt: skip
 

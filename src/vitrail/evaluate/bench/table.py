@@ -255,12 +255,17 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
         "measured on nearly all examples."
     )
     lines = [
-        f"Protocol {protocol.name}: {said}; explained class {protocol.target_of(about['data']['kind'])}.",
+        f"Protocol {protocol.name}: {said}; explained {_explained(group)}.",
         f"Model {about['model']['hash']}, data {about['data']['content']}; {about['device']}, perturbed passes in "
         f"{about['dtype']}; {versions}.",
         f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples{paired}",
     ]
     return (*lines, *_skipped(group))
+
+
+def _explained(group: TableGroup) -> str:
+    kind = group.about["data"]["kind"]
+    return "the model's answer" if kind == "answer" else f"class {group.protocol.target_of(kind)}"
 
 
 def conventions(group: TableGroup) -> str:
@@ -277,6 +282,10 @@ def conventions(group: TableGroup) -> str:
         "kendall": f"tau of {protocol.kendall}",
         "token_f1": f"k = {', '.join(map(str, protocol.ks))}",
         "randomisation": "weights randomised from the output down, size of the rank correlation with the trained map",
+        "gold_recall": f"the best {protocol.k} % of the tokens of the context",
+        "lds": f"{protocol.ablations} random ablations of sentences that nothing was fitted to, sentence scores by the "
+        f"{protocol.pool} of their tokens",
+        "answer_drop": f"{' or '.join(map(str, protocol.ks))} sentences removed",
         "class_sensitivity": "rank correlation with the map of the likeliest other class",
     }
     return "; ".join(text for name, text in said.items() if name in needs) or "plain"

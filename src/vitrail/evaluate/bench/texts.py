@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ModelError
+from vitrail.evaluate.bench.contexts import Contexts, read_contexts
 from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
+from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.examples import QuestionExample, TextExample
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import is_blank
@@ -97,7 +99,9 @@ class Texts:
         )
 
 
-def read_texts(opened: Opened, settings: RunSettings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
+def read_texts(
+    opened: Opened, settings: RunSettings, examples: Sequence[Any], protocol: Protocol
+) -> tuple[Texts, Broken]:
     """The texts as token ids, cut where the model or the papers end."""
     broken = {e.key: f"{e.key}: the text is empty." for e in examples if any(map(is_blank, e.texts))}
     good = [example for example in examples if example.key not in broken]
@@ -123,7 +127,9 @@ def _without_content(encoding: Mapping[str, Tensor]) -> list[int]:
     return (~content.any(dim=1)).nonzero()[:, 0].tolist()
 
 
-def read_questions(opened: Opened, settings: RunSettings, examples: Sequence[Any], view: str) -> tuple[Texts, Broken]:
+def read_questions(
+    opened: Opened, settings: RunSettings, examples: Sequence[Any], protocol: Protocol
+) -> tuple[Texts, Broken]:
     """Questions with contexts; those without an answer, or whose answer was cut off, are left out."""
     broken = {e.key: f"{e.key}: the question has no answer." for e in examples if not e.answers}
     good = [example for example in examples if example.key not in broken]
@@ -167,9 +173,10 @@ def _answer_tokens(encoding: Any, row: int, example: QuestionExample) -> tuple[i
     return None if first is None or last is None else (first, last)
 
 
-Batch = Pictures | Texts
-READERS: dict[str, Callable[[Opened, RunSettings, Sequence[Any], str], tuple[Batch, Broken]]] = {
+Batch = Pictures | Texts | Contexts
+READERS: dict[str, Callable[[Opened, RunSettings, Sequence[Any], Protocol], tuple[Batch, Broken]]] = {
     "image": read_pictures,
     "text": read_texts,
     "question": read_questions,
+    "answer": read_contexts,
 }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vitrail.errors import EngineError, InputError, OptionError
+from vitrail.evaluate.bench.contexts import Contexts
 from vitrail.evaluate.bench.explained import Classes, Explanations, Shown, one_line
 from vitrail.evaluate.bench.identity import hash_of
 from vitrail.evaluate.bench.measure import Measure
@@ -19,6 +20,9 @@ from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.storage import is_finite
+
+WITHOUT_CLASSES = ("question", "answer")
+"""Kinds of data whose answer is explained in place of a class."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class _Bench:
 
     def _batch(self, protocol: Protocol) -> tuple[Batch, dict[str, str]]:
         if protocol.sight not in self.batches:
-            batch, broken = READERS[self.opened.kind](self.opened, self.settings, self.examples, protocol.view)
+            batch, broken = READERS[self.opened.kind](self.opened, self.settings, self.examples, protocol)
             if protocol.guide and isinstance(batch, Pictures):
                 broken, batch = {**broken, **shown_beside(batch, protocol.guide)}, beside_guide(batch, protocol.guide)
             self.batches[protocol.sight] = batch, {**self.broken, **broken}
@@ -81,7 +85,7 @@ class _Bench:
         """The job's examples that can be explained, and why the others cannot."""
         whole, broken = self._batch(job.protocol)
         reasons = {key: reason for key, reason in broken.items() if key in job.keys}
-        if job.protocol.target_of(self.opened.kind) == "label" and self.opened.kind != "question":
+        if job.protocol.target_of(self.opened.kind) == "label" and self.opened.kind not in WITHOUT_CLASSES:
             for key, label in zip(whole.keys, whole.labels, strict=True):
                 if key in job.keys and not (label is not None and 0 <= label < self.opened.loaded.classes):
                     reasons[key] = f"{key}: the label {label} is no class of {self.opened.loaded.name}."
@@ -96,8 +100,8 @@ class _Bench:
         return self.parts[place]
 
     def _classes(self, batch: Batch, protocol: Protocol) -> Classes:
-        """The explained class of each example; nothing for questions, whose answer is explained."""
-        if self.opened.kind == "question":
+        """The explained class of each example; nothing for questions and contexts, whose answer is explained."""
+        if self.opened.kind in WITHOUT_CLASSES or isinstance(batch, Contexts):
             return ()
         if protocol.target_of(self.opened.kind) == "label":
             return tuple(label for label in batch.labels if label is not None)

@@ -1,4 +1,4 @@
-"""An example is one picture, text or question with its annotations; a `Dataset` reads examples one by one.
+"""An example is one picture, text, question or context with its annotations; a `Dataset` reads examples one by one.
 
 `DatasetEntry` is a line of the table of data sets: its reader, its kind and the options of the reader.
 """
@@ -140,7 +140,24 @@ class QuestionExample:
         return bool(self.answers)
 
 
-Example = ImageExample | TextExample | QuestionExample
+@dataclass(frozen=True)
+class ContextExample:
+    """Sentences and a question about them that a language model answers in its own words.
+
+    Args:
+        key: the same for the same example in every run, and unique in its set.
+        gold: the places of the sentences that hold the answer; empty where they are not known.
+        value: the words in them that the answer repeats.
+    """
+
+    key: str
+    sentences: tuple[str, ...]
+    question: str
+    gold: tuple[int, ...] = ()
+    value: str = ""
+
+
+Example = ImageExample | TextExample | QuestionExample | ContextExample
 
 
 E = TypeVar("E", bound=Example)
@@ -226,7 +243,7 @@ class DatasetEntry:
 
     Args:
         read: takes a path (or a `datasets` object where `needs` says so) and options as keywords.
-        kind: `image`, `text` or `question`.
+        kind: `image`, `text`, `question`, or `answer` for contexts that a language model answers from.
         gives: what an example carries beside its input.
         needs: what has to lie at the path.
         paper: where it was published.

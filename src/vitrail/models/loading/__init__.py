@@ -22,8 +22,8 @@ def load(name: str, *, arch: str | None = None, pickles: bool = False) -> Loaded
     """A model that is ready to be explained, in evaluation mode on the CPU.
 
     Args:
-        name: `photo` or `sentiment` (the models inside the package), a timm name, a Hugging Face id or folder, or a
-            `.safetensors` file.
+        name: `photo`, `sentiment` or `lookup` (the models inside the package), a timm name, a Hugging Face id or
+            folder, or a `.safetensors` file.
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
     """
@@ -57,19 +57,22 @@ def _check_name(name: str) -> Path:
     return path
 
 
+EMBEDDED_TASKS = {"photo": "image", "sentiment": "sequence", "lookup": "causal"}
+
+
 def load_embedded(name: str) -> Loaded:
     """A model inside the package with its preprocessing or tokenizer."""
     from vitrail.models.zoo.photo import SIZE
 
-    found = zoo.load(name)
-    text = name == "sentiment"
+    found, task = zoo.load(name), EMBEDDED_TASKS[name]
+    text = task != "image"
     return Loaded(
         model=found.model,
         name=name,
         kind="text" if text else "image",
-        task="sequence" if text else "image",
+        task=task,
         classes=len(found.class_names),
-        class_names=found.class_names,
+        class_names=None if task == "causal" else found.class_names,
         preprocess=None if text else _photo,
         tokenizer=found.preprocess.tokenizer if text else None,  # pyright: ignore[reportFunctionMemberAccess]
         image_size=None if text else (SIZE, SIZE),

@@ -1,7 +1,8 @@
-"""Two small models of our own training, shipped inside the package: no download, no account.
+"""Three small models of our own training, shipped inside the package: no download, no account.
 
 `load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that tells praise
-from complaint. Both are plain torch modules whose weights also load into transformers' classes of the same names.
+from complaint; both are plain torch modules whose weights also load into transformers' classes of the same names.
+`load("lookup")` is a tiny Llama of transformers that looks up in its context what a person has.
 Their cards lie in `vitrail/models/zoo/cards`.
 `example("golf_ball")` is the path of a picture to try them on.
 """
@@ -18,6 +19,7 @@ from torch import nn
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
 from vitrail.models.zoo.files import REPAIR, read_checked, read_json
 from vitrail.models.zoo.int8 import dequantise
+from vitrail.models.zoo.lookup import build_lookup, make_reader
 from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
 from vitrail.models.zoo.sentiment import make_tokeniser
 
@@ -81,6 +83,14 @@ def load_sentiment() -> Embedded:
     return Embedded("sentiment", model, tokenise, _class_names(model))
 
 
+def load_lookup() -> Embedded:
+    """The language model that looks up what a person has; its classes are its tokens."""
+    model = build_lookup()
+    read = make_reader(limit=model.config.max_position_embeddings)
+    words = sorted(read.tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return Embedded("lookup", model, read, tuple(word for word, _ in words))
+
+
 Model = TypeVar("Model", ViTForImageClassification, BertForSequenceClassification)
 
 
@@ -106,5 +116,5 @@ def _class_names(model: ViTForImageClassification | BertForSequenceClassificatio
     return tuple(model.config.id2label[number] for number in range(model.config.num_labels))
 
 
-LOADERS: dict[str, Callable[[], Embedded]] = {"photo": load_photo, "sentiment": load_sentiment}
+LOADERS: dict[str, Callable[[], Embedded]] = {"photo": load_photo, "sentiment": load_sentiment, "lookup": load_lookup}
 NAMES = tuple(LOADERS)
