@@ -1,5 +1,6 @@
 """Models that cut the graph: what has no gradient is an error, and what is recomputed later changes nothing."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import vitrail
-from vitrail.errors import SeamError, TargetError, VitrailError
+from vitrail.errors import OptionError, SeamError, TargetError, VitrailError
 from vitrail.methods import METHODS
 
 IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
@@ -205,3 +206,86 @@ def test_an_anatomy_without_blocks_measures_where_the_answer_is_read(method, poo
     )
     assert_close(found, expected)
     assert bool(found.any())
+
+
+# Several streams
+
+
+class Captioning(nn.Module):
+    """A picture that words look at."""
+
+    def __init__(self, call=plainly, *, seeing=nullcontext, words=plainly):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"batch_first": True, "norm_first": True}
+        self.call, self.seeing, self.words = call, seeing, words
+        self.patches, self.embed = nn.Conv2d(3, 12, 8, 8), nn.Embedding(20, 12)
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(12, 3, 16, **sizes) for _ in range(2))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(12, 3, 16, **sizes) for _ in range(2))
+        self.head = nn.Linear(12, 3)
+        self.double().eval()
+
+    def forward(self, pixel_values, input_ids):
+        with self.seeing():
+            x = self.patches(pixel_values).flatten(2).transpose(1, 2)
+            for layer in self.encoder:
+                x = self.call(layer, x)
+        y = self.words(self.embed, input_ids)
+        for layer in self.decoder:
+            y = self.call(layer, y, x)
+        return self.head(y.mean(dim=1))
+
+
+AT_INPUTS = ("attn_lrp", "conservative_lrp", "input_x_gradient", "integrated_gradients")
+
+
+def captioned():
+    dice = torch.Generator().manual_seed(1)
+    return {"pixel_values": torch.randn(1, 3, 16, 24, generator=dice, dtype=torch.float64), "input_ids": IDS[:1]}
+
+
+@pytest.mark.parametrize("method", [*AT_INPUTS, "gae"])
+@pytest.mark.parametrize("words", [plainly, NOT_REENTRANT], ids=["words", "checkpointed_words"])
+def test_checkpointed_streams_are_explained_as_if_they_were_not(method, words):
+    """A plain CheckpointError once: rules, leaves and cuts are gone when a region is recomputed."""
+    options = {"steps": 2} if method == "integrated_gradients" else {}
+    model = Captioning(NOT_REENTRANT, words=words)
+    expected = vitrail.explain(Captioning(), captioned(), method, 1, **options).streams
+    for _ in range(2):  # what is measured is remembered
+        found = vitrail.explain(model, captioned(), method, 1, **options).streams
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name].scores, expected[name].scores) for name in expected)
+
+
+@pytest.mark.parametrize("method", [*AT_INPUTS, "gae", "auto"])
+@pytest.mark.parametrize(
+    "options",
+    [{"call": REENTRANT}, {"seeing": torch.no_grad}, {"words": REENTRANT}],
+    ids=["reentrant", "no_grad", "reentrant_words"],
+)
+def test_a_stream_without_a_gradient_is_an_error_and_never_zeros(method, options):
+    with pytest.raises(VitrailError):
+        vitrail.explain(Captioning(**options), captioned(), method, 1)
+
+
+def test_an_input_that_is_not_read_has_zeros():
+    class Deaf(Captioning):
+        def forward(self, pixel_values, input_ids):
+            return super().forward(torch.ones_like(pixel_values), input_ids)
+
+    found = vitrail.explain(Deaf(), captioned(), "input_x_gradient", 1).streams
+    assert not bool(found["image"].scores.any())
+    assert bool(found["text"].scores.any())
+
+
+@pytest.mark.parametrize("method", AT_INPUTS)
+def test_streams_are_read_at_the_level_that_their_options_say(method):
+    options = {"steps": 2} if method == "integrated_gradients" else {}
+    found = vitrail.explain(Captioning(), captioned(), method, 1, **options)
+    levels = {name: one.options["level"] for name, one in found.streams.items()}
+    assert levels == {"image": "pixels", "text": "inputs_embeds"}
+    for level in levels.values():
+        same = vitrail.explain(Captioning(), captioned(), method, 1, level=level, **options)
+        assert all(torch.equal(same.streams[name].scores, found.streams[name].scores) for name in levels)
+    with pytest.raises(OptionError, match=r"level='embedding_output'.*several streams"):
+        vitrail.explain(Captioning(), captioned(), method, 1, level="embedding_output", **options)

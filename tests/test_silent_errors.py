@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
+from wrapped_models import CASES, build, inputs_of
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import RuleError, SeamError, VitrailError
+from vitrail.errors import OptionError, RuleError, SeamError, VitrailError
 from vitrail.many import _identity, _names_hash, picture_batches
 
 IDS = torch.tensor([[3, 7, 1, 9, 4], [2, 8, 5, 6, 0]])
@@ -152,3 +153,23 @@ def test_pictures_of_the_same_names_in_another_folder_are_another_run(tmp_path):
         Image.new("RGB", (4, 4)).save(tmp_path / folder / "0.png")
         found.append(_names_hash(picture_batches(tmp_path / folder, lambda image: image)))
     assert found[0] != found[1]
+
+
+# The level that was asked for
+
+
+@pytest.mark.parametrize("method", ["attn_lrp", "conservative_lrp", "input_x_gradient", "integrated_gradients"])
+def test_a_level_that_cannot_be_met_is_refused_and_the_one_that_is_read_is_said(method):
+    """The options once said embedding_output of a map that was read at the pixels."""
+    model, inputs = CASES["one_block"].model("vit"), inputs_of("vit")
+    given = {"steps": 2} if method == "integrated_gradients" else {}
+    with pytest.raises(OptionError, match=r"cannot be read at level='embedding_output'.*should attend once.*'pixels'"):
+        vitrail.explain(model, inputs, method, 1, level="embedding_output", **given)
+    found = vitrail.explain(model, inputs, method, 1, **given)
+    assert found.options["level"] == "pixels"
+    twin = CASES["one_block"].twin(build("vit"))
+    wanted = vitrail.explain(twin, inputs, method, 1, level="pixels", **given)
+    named = vitrail.explain(model, inputs, method, 1, level="pixels", **given)
+    for one in (found, named):
+        assert_close(one.pixels, wanted.pixels, rtol=1e-12, atol=1e-18)
+        assert_close(one.scores, wanted.scores, rtol=1e-12, atol=1e-18)

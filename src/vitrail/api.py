@@ -42,7 +42,7 @@ from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
 from vitrail.stream_explaining import explain_at_inputs, explain_streams, has_streams
-from vitrail.stream_gradients import is_gradient
+from vitrail.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.targets import AnyTarget, Target, as_target, with_scalar
 
 MethodSpec = str | tuple[str, Mapping[str, Any]]
@@ -55,7 +55,8 @@ class Request:
     Args:
         otherwise: what stands in for it where it does not apply; None where the user asked for it by name.
         reason: why it stands in for another one, if it does.
-        at_inputs: why gradients are read at the inputs and not where the options say, if they are.
+        level: where the user asked for relevance to be read; None where the method's own level is taken.
+        at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
     """
 
     entry: Method
@@ -67,6 +68,7 @@ class Request:
     scalar_given: bool = False
     otherwise: "Request | None" = None
     reason: str | None = None
+    level: str | None = None
     at_inputs: str | None = None
 
     @property
@@ -94,6 +96,7 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         inputs=entry.prepare(inputs, options),
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
+        level=given.get("level"),
     )
 
 
@@ -210,8 +213,10 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
         found = found.otherwise
     if found is not request:
         return _told(found, str(error))
+    found = replace(request, at_inputs=str(error))
+    check_level_at_inputs(found)
     logger.warning("%s is read at the inputs: %s", request.entry.name, error)
-    return replace(request, at_inputs=str(error))
+    return found
 
 
 def _told(request: Request, reason: str) -> Request:

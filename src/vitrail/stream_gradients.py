@@ -1,19 +1,18 @@
 """Gradient methods on models with several streams: one attribution for each of the model's inputs."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from vitrail.attribution import Attribution
-from vitrail.capture.input_gradients import InputAttribution, input_x_gradient, integrated_gradients
+from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.stream_checks import sample_of
 from vitrail.capture.stream_origins import ShownStream, reported, text_rows
 from vitrail.capture.streams import watched
-from vitrail.errors import SeamError
+from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs
 
@@ -54,6 +53,8 @@ NAMES = {
     "tgt": "decoder",
 }
 """What the stream of an input is called."""
+LEVELS = {"pixel_values": "pixels", "pixel_values_videos": "pixels", "image_patches": "pixels"}
+"""The levels of inputs that are pictures."""
 
 
 def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownStream]) -> Attribution:
@@ -62,6 +63,7 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     Args:
         shown: the streams that were measured; none where they cannot be.
     """
+    check_level_at_inputs(request)
     made = METHODS[request.entry.name](model, request)
     pictures = {i: one for i, one in enumerate(one for one in shown if one.kind == "image" and one.given)}
     streams: dict[str, Attribution] = {}
@@ -70,8 +72,8 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
         if rows is None:
             continue
         values, name = every[rows], NAMES.get(given, given)
-        packed = [one for one in pictures.values() if one.parts is not None and given == "pixel_values"]
-        parts = _packed(values, packed) if packed else _pictures(values) if given == "pixel_values" else [values]
+        packed = [one for one in pictures.values() if one.parts is not None and given == PICTURE]
+        parts = _packed(values, packed) if packed else _pictures(values) if given == PICTURE else [values]
         for i, one in enumerate(parts):
             summed = one if packed else one.sum(dim=_channels(model, given, one))
             picture = pictures.get(i) if name == "image" else None
@@ -84,6 +86,26 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
 
 
+def level_of(given: str) -> str:
+    """The level at which the relevance of an input is read: where words become vectors, or at the numbers given."""
+    return "inputs_embeds" if given.endswith(("input_ids", "inputs_embeds")) else LEVELS.get(given, "inputs")
+
+
+def check_level_at_inputs(request: "Request") -> None:
+    """Refuse a level that the caller named and that no input has."""
+    inputs = request.inputs
+    names = {inputs.main or ("input_ids" if inputs.ids is not None else PICTURE), *inputs.kwargs}
+    names = {PICTURE if name == inputs.main and inputs.kind == "image" else name for name in names}
+    offered = sorted({level_of(name) for name in names} - {"inputs"})
+    if request.level in (None, *offered):
+        return
+    why = request.at_inputs or "this model has several streams of tokens, or changes its tokens between blocks."
+    raise OptionError(
+        f"{request.entry.name} cannot be read at level={request.level!r} here, but only at the inputs: {why} "
+        f"Leave level out{' or name ' if offered else ''}{' or '.join(map(repr, offered))}."
+    )
+
+
 def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part: Scalar) -> slice | None:
     """Which rows of an input belong to the samples: all, but where it is texts that pictures are compared with."""
     if given != "input_ids" or given not in inputs.shared:
@@ -93,9 +115,13 @@ def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part:
 
 def measured_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
     """The streams of a model, or none where its attention cannot be followed."""
-    with suppress(SeamError), watched(model, inputs) as (_, streams):
-        return reported(streams, inputs, sample_of(streams, inputs.batch, shared=inputs.shared))
-    return []
+    try:
+        with watched(model, inputs) as (_, streams):
+            return reported(streams, inputs, sample_of(streams, inputs.batch, shared=inputs.shared))
+    except CutGraphError:  # gradients would leave that attention out
+        raise
+    except SeamError:
+        return []
 
 
 def _packed(values: Tensor, pictures: Sequence[ShownStream]) -> list[Tensor]:
@@ -132,14 +158,16 @@ def _one(
         "target": part.target,
         "signed": request.entry.is_signed(request.options),
         "preset": request.preset,
-        "options": dict(request.options),
+        "options": {**request.options, "level": level_of(given)},
     }
     known: dict[str, Any] = {"backend": "none", "level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
     if request.at_inputs is not None:
-        known["assumed"] = [f"relevance is read at the inputs, whatever the option level says: {request.at_inputs}"]
-    if given == "pixel_values" and values.ndim == 3:
+        known["assumed"] = [
+            f"relevance is read at the inputs, because attention cannot be followed: {request.at_inputs}"
+        ]
+    if given == PICTURE and values.ndim == 3:
         grid, assumed = _grid(values, picture)
         size = (values.shape[1], values.shape[2])
         patch = (size[0] // grid[0], size[1] // grid[1])

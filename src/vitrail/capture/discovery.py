@@ -35,6 +35,7 @@ from vitrail.capture.executions import (
 from vitrail.capture.layers import call_shape
 from vitrail.capture.refusals import check_model
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.shadow import without_recomputation
 from vitrail.models.inputs import Inputs, check_length, check_pairs
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -132,7 +133,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         check_model(model)
         if len(kept) >= MOST_FORMS:
             kept.clear()
-        kept[key] = discovered(model, executions(model, inputs))
+        kept[key] = without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
     return kept[key]
 
 

@@ -59,7 +59,7 @@ def forward(
     cut = bool(wanted.gradients | states) or pass_options.level is not None or not body.blocks
     if cut:
         check_model(model, gradients=True)
-    with autograd(gradients=cut), _own_precision(inputs, pass_options), ExitStack() as stack:
+    with autograd(gradients=cut), own_precision(inputs, pass_options), ExitStack() as stack:
         inputs = inputs.usable() if pass_options.dtype is None else inputs.usable().cast(pass_options.dtype)
         early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
 
@@ -165,7 +165,7 @@ def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, 
     return leaves[0], out
 
 
-def _own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContextManager[object]:
+def own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContextManager[object]:
     """A caller's autocast is for the model as it is, not for one in a precision that was asked for."""
     if pass_options.dtype is None:
         return nullcontext()

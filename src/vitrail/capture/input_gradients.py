@@ -4,27 +4,32 @@ Nothing has to be known of the blocks, so this works for models with several str
 cannot be read.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointError
 
+from vitrail.capture.forward import own_precision, run_in
 from vitrail.capture.hooks import Capture, naming
-from vitrail.capture.outputs import Scalar, run_model
+from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import UNMOVED
-from vitrail.capture.refusals import check_differentiable
-from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.capture.refusals import REENTRANT, check_differentiable, no_graph, why_no_gradient
+from vitrail.capture.shadow import autograd, hooks, keep_saved, keeps_saved
 from vitrail.capture.stream_passes import StreamAnswer, generates, read_answer
-from vitrail.errors import InputError, TargetError
+from vitrail.capture.torch_private import saving_hooks
+from vitrail.errors import CutGraphError, InputError, TargetError
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs
 
-Edit = Callable[[Tensor], Tensor]
+Edit = Callable[[str, Tensor], Tensor]
+"""What becomes of the input of a name before the gradient ends there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +39,8 @@ class AtInputs:
     roots: dict[str, Tensor]
     answer: StreamAnswer
 
-    def gradients(self, scalar: Tensor) -> dict[str, Tensor]:
-        """The gradient of a scalar at every input; zero where it does not depend on one."""
+    def gradients(self, scalar: Tensor) -> dict[str, Tensor | None]:
+        """The gradient of a scalar at every input; None where none arrives."""
         places = list(self.roots.values())
         if not scalar.requires_grad:
             raise TargetError(UNMOVED)
@@ -44,38 +49,84 @@ class AtInputs:
                 "the model looks its words up in no nn.Embedding that was asked for the ids as they were given, so "
                 "there is no place where the gradient could end: it pads or hashes them itself."
             )
-        found = torch.autograd.grad(scalar.sum(), places, retain_graph=True, allow_unused=True)
+        try:
+            found = torch.autograd.grad(scalar.sum(), places, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise no_graph("a part of the model", REENTRANT) from error
         if all(gradient is None for gradient in found):
             raise TargetError(UNMOVED)
-        pairs = zip(self.roots.items(), found, strict=True)
-        return {name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}
+        return dict(zip(self.roots, found, strict=True))
+
+
+class _SeesRegions(TorchFunctionMode):
+    """Take note of regions under `torch.utils.checkpoint`, by how their operations save tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside, self.met = saving_hooks(), False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # noqa: ANN401
+        """Look, and run the function."""
+        self.met = self.met or saving_hooks() != self.outside
+        return func(*args, **(kwargs or {}))
 
 
 def at_inputs(
-    model: nn.Module, inputs: Inputs, edit: Edit = lambda x: x, pass_options: PassOptions = PLAIN
+    model: nn.Module, inputs: Inputs, edit: Edit = lambda name, x: x, pass_options: PassOptions = PLAIN
 ) -> AtInputs:
-    """Run a shadow once with leaves in the place of its inputs.
+    """Run a shadow once with leaves in the place of its inputs, and again where parts of it would be recomputed.
+
+    Recomputation happens in the backward pass, when the leaves, the rules and the precision of this pass are gone.
 
     Args:
-        edit: what becomes of every input before the gradient ends there.
         pass_options: the precision of the pass, and the context that the model runs in.
     """
+    seen = nullcontext() if keeps_saved(model) else _SeesRegions()
+    try:
+        found = _run(model, inputs, edit, pass_options, seen)
+        again = isinstance(seen, _SeesRegions) and seen.met
+    except CheckpointError:  # recomputed under rules, which is not how it was computed
+        found, again = None, True
+    if again:
+        keep_saved(model)
+        found = _run(model, inputs, edit, pass_options, nullcontext())
+    assert found is not None
+    return found
+
+
+def _run(
+    model: nn.Module,
+    inputs: Inputs,
+    edit: Edit,
+    pass_options: PassOptions,
+    watching: AbstractContextManager[object],
+) -> AtInputs:
     check_differentiable(model)
     dtype = pass_options.dtype
     roots: dict[str, Tensor] = {}
-    with autograd(gradients=True), in_precision(model, dtype), _rules(model, pass_options) as capture:
+    with (
+        autograd(gradients=True),
+        own_precision(inputs, pass_options),
+        _rules(model, pass_options) as capture,
+    ):
         usable = (inputs if dtype is None else inputs.cast(dtype)).usable()
 
         def root(name: str, x: Tensor) -> Tensor:
-            roots[name] = edit(x.detach().clone()).requires_grad_()
+            if not torch.is_grad_enabled():
+                raise no_graph(f"what the model makes of {name}", why_no_gradient())
+            roots[name] = edit(name, x.detach().clone()).requires_grad_()
             capture.roots.append(roots[name])
             return roots[name]
 
         def leaf(name: str, x: Any) -> Any:  # noqa: ANN401
             real = isinstance(x, Tensor) and x.is_floating_point() and "mask" not in name
-            return root(name, x) if real else x
+            return root(PICTURE if name == _picture(inputs) else name, x) if real else x
 
-        args = tuple(leaf("pixel_values" if i == 0 else str(i), x) for i, x in enumerate(usable.args))
+        args = tuple(leaf(PICTURE if i == 0 else str(i), x) for i, x in enumerate(usable.args))
         some = replace(usable, args=args, kwargs={name: leaf(name, x) for name, x in usable.kwargs.items()})
         table = _table(model)
         handles = [
@@ -83,9 +134,17 @@ def at_inputs(
             for module in model.modules()
             if isinstance(module, nn.Embedding)
         ]
-        with hooks(handles):
-            answer = run_model(model, some)
+        with hooks(handles), watching:
+            answer = run_in(model, some, dtype)
         return AtInputs(roots, read_answer(answer, some, [], generates=generates(model)))
+
+
+PICTURE = "pixel_values"
+
+
+def _picture(inputs: Inputs) -> str | None:
+    """The keyword of a picture, whatever the model calls it."""
+    return inputs.main if inputs.kind == "image" else None
 
 
 @contextmanager
@@ -148,22 +207,51 @@ def input_x_gradient(
     """Every input times the gradient of the target there, by the rules that the pass is run with."""
     run = at_inputs(model, inputs, pass_options=pass_options)
     parts = run.answer.scalars(target)
-    each = [{name: run.roots[name].detach() * g for name, g in run.gradients(part.scalar).items()} for part in parts]
+    found = [run.gradients(part.scalar) for part in parts]
+    _check_reached(model, inputs, parts, found, pass_options)
+    each = [{name: _or_zero(g, run.roots[name]) * run.roots[name].detach() for name, g in one.items()} for one in found]
     return InputAttribution(parts[0], _added(parts[0], each))
+
+
+def _or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient
+
+
+def _check_reached(
+    model: nn.Module,
+    inputs: Inputs,
+    parts: Sequence[Scalar],
+    found: Sequence[Mapping[str, Tensor | None]],
+    pass_options: PassOptions = PLAIN,
+) -> None:
+    """Refuse a scalar that an input changes by a way that has no gradient: zeros would say that it does not."""
+    for part, gradients in zip(parts, found, strict=True):
+        every = torch.arange(len(part.scalar), device=part.scalar.device)
+        for missing in [name for name, gradient in gradients.items() if gradient is None]:
+            run = at_inputs(
+                model, inputs, lambda name, x, cut=missing: x.flip(-1) + 1 if name == cut else x, pass_options
+            )
+            if not torch.equal(part.read(run.answer.output.wide, every).detach(), part.scalar.detach()):
+                raise CutGraphError(
+                    f"the answer depends on {missing}, but no gradient arrives there: a part of the model runs under "
+                    "torch.no_grad, detaches what it gives, or rounds it to whole numbers. Explain a model that can be "
+                    "differentiated from its answer to this input."
+                )
 
 
 def integrated_gradients(model: nn.Module, inputs: Inputs, target: object, *, steps: int) -> InputAttribution:
     """Every input times the mean gradient on the path from zero to it."""
     whole = at_inputs(model, inputs)
     parts = whole.answer.scalars(target)
+    _check_reached(model, inputs, parts, [whole.gradients(part.scalar) for part in parts])
     every = torch.arange(len(parts[0].scalar), device=parts[0].scalar.device)
     totals: list[Attributed] = [{name: torch.zeros_like(x) for name, x in whole.roots.items()} for _ in parts]
     for step in range(steps):
-        run = at_inputs(model, inputs, lambda x, share=(step + 0.5) / steps: x * share)
+        run = at_inputs(model, inputs, lambda name, x, share=(step + 0.5) / steps: x * share)
         for part, total in zip(parts, totals, strict=True):
             for name, gradient in run.gradients(part.read(run.answer.output.wide, every)).items():
-                total[name] += whole.roots[name].detach() * gradient / steps
-    start = at_inputs(model, inputs, torch.zeros_like).answer.output.wide
+                total[name] += whole.roots[name].detach() * _or_zero(gradient, whole.roots[name]) / steps
+    start = at_inputs(model, inputs, lambda name, x: torch.zeros_like(x)).answer.output.wide
     lacking = [_residual(part, total, part.read(start, every)) for part, total in zip(parts, totals, strict=True)]
     known = [x for x in lacking if x is not None]
     return InputAttribution(parts[0], _added(parts[0], totals), reduce(torch.add, known) if known else None)

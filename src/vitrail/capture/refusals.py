@@ -150,6 +150,12 @@ def hybrid(attending: int, idle: Sequence[nn.Module], why: str) -> SeamError:
     )
 
 
+REENTRANT = (
+    "it runs under torch.utils.checkpoint with use_reentrant=True. Call checkpoint with use_reentrant=False, or not at "
+    "all in evaluation mode"
+)
+
+
 def why_no_gradient() -> str:
     """Why autograd is off where an attention call was made."""
     if torch.is_inference_mode_enabled():
@@ -157,10 +163,7 @@ def why_no_gradient() -> str:
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
-            return (
-                "it runs under torch.utils.checkpoint with use_reentrant=True. Call checkpoint with "
-                "use_reentrant=False, or not at all in evaluation mode"
-            )
+            return REENTRANT
         frame = frame.f_back
     return "it runs under torch.no_grad inside the model"
 

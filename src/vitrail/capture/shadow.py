@@ -20,18 +20,20 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.copying import Copied, copied
 from vitrail.capture.torch_private import saving_hooks, uncompiled, writes_to
 from vitrail.errors import InputError
 from vitrail.models.taking import every_module, taken
 
+T = TypeVar("T")
 NAMES = frozenset({"past_key_values", "past_key_value", "past", "mems"})
 """Keywords under which models take what they computed of earlier tokens."""
 
@@ -88,6 +90,21 @@ def keep_saved(own: nn.Module) -> None:
             regions.close()  # torch calls no hook after a KeyboardInterrupt
 
     vars(own)["forward"] = kept
+    vars(own)["_keeps_saved"] = True
+
+
+def keeps_saved(own: nn.Module) -> bool:
+    """Whether a shadow recomputes nothing."""
+    return "_keeps_saved" in vars(own)
+
+
+def without_recomputation(own: nn.Module, measure: Callable[[], T]) -> T:
+    """What is measured on a shadow; measured anew if a checkpointed region runs otherwise when it runs again."""
+    try:
+        return measure()
+    except CheckpointError:
+        keep_saved(own)
+        return measure()
 
 
 def _undone() -> saved_tensors_hooks:

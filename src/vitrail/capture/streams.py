@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.outputs import run_model
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
 from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
@@ -224,15 +224,19 @@ def watched(model: nn.Module, inputs: Inputs, *, sums: bool = False) -> Iterator
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = rooted(inputs if dtype is None else inputs.cast(dtype))
-        seen = Seen(inputs=some, sums=Sums() if sums else None)
-        with in_precision(model, dtype), _watching(model, seen):
-            seen.answer = run_model(model, some)
-        if not seen.calls:
-            raise SeamError(
-                f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is "
-                "not intercepted. Use a gradient method, such as integrated_gradients."
-            )
-        yield seen, measured(seen)
+        yield without_recomputation(model, lambda: _seen(model, some, dtype, sums=sums))
+
+
+def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> tuple[Seen, Streams]:
+    seen = Seen(inputs=inputs, sums=Sums() if sums else None)
+    with in_precision(model, dtype), _watching(model, seen):
+        seen.answer = run_model(model, inputs)
+    if not seen.calls:
+        raise SeamError(
+            f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is not "
+            "intercepted. Use a gradient method, such as integrated_gradients."
+        )
+    return seen, measured(seen)
 
 
 def rooted(inputs: Inputs) -> Inputs:
