@@ -5,16 +5,18 @@ mode refuses every operation by which the host would wait for the device.
 """
 
 import copy
+import threading
 
 import pytest
 import torch
+import wrapped_models
 from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitrail
 from vitrail import prepared as preparing
-from vitrail.capture.graphs import GraphError, HostAnswers, rerun
+from vitrail.capture.graphs import GraphError, HostAnswers, _unnoticed, rerun
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.targets import difference
 
@@ -231,3 +233,42 @@ def test_a_model_whose_settings_changed_is_explained_as_it_is_now(recorded):
     found = prepared(inputs)
     assert found.provenance.get("prepared") is None
     assert_close(found.scores, vitrail.explain(model, inputs, "gae").scores)
+
+
+@pytest.mark.parametrize("method", ["gae", "grad_cam"])
+def test_texts_that_pictures_are_compared_with_are_not_samples(recorded, method):
+    """They were once repeated to fill up the batch: more classes than there are, or a plain RuntimeError."""
+    texts = wrapped_models.inputs_of("clip")
+    model, some = wrapped_models.build("clip"), torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    prepared = vitrail.prepare(model, {**texts, "pixel_values": some}, method)
+    assert prepared.reason is None
+    for batch in (3, 2, 1):
+        inputs = {**texts, "pixel_values": torch.randn(batch, 3, 32, 32, dtype=torch.float64)}
+        found, wanted = prepared(inputs), vitrail.explain(model, inputs, method)
+        assert found.provenance["prepared"]
+        assert found.target == wanted.target
+        assert_close(found.scores, wanted.scores)
+    fewer = {name: x[:2] for name, x in texts.items() if name != "pixel_values"}
+    with pytest.raises(InputError, match="prepared for"):
+        prepared({**fewer, "pixel_values": some})
+
+
+def test_threads_that_record_at_once_leave_torch_as_it_was():
+    """Each once put back what it had found: the second for good what the first had put there."""
+    own, gate = torch.cuda.is_current_stream_capturing, threading.Barrier(2, timeout=10)
+
+    def first():
+        with _unnoticed():
+            gate.wait()
+            gate.wait()  # the second has entered
+        gate.wait()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    gate.wait()
+    with _unnoticed():
+        gate.wait()
+        gate.wait()  # the first has left
+        assert torch.cuda.is_current_stream_capturing is not own
+    thread.join()
+    assert torch.cuda.is_current_stream_capturing is own

@@ -173,3 +173,16 @@ def test_a_level_that_cannot_be_met_is_refused_and_the_one_that_is_read_is_said(
     for one in (found, named):
         assert_close(one.pixels, wanted.pixels, rtol=1e-12, atol=1e-18)
         assert_close(one.scores, wanted.scores, rtol=1e-12, atol=1e-18)
+
+
+@pytest.mark.parametrize("method", ["ifr", "flashtrace"])
+def test_a_short_text_in_long_padding_is_explained_as_without_it(method):
+    """All tokens that were looked at were padding, and the largest of no number was asked for."""
+    model, length, real = build("llama"), 801, torch.tensor([[7, 9]])
+    model.config.max_position_embeddings = length
+    padding = torch.zeros(1, length - 2, dtype=torch.long)
+    ids, mask = torch.cat([padding, real], dim=1), torch.cat([padding, torch.ones_like(real)], dim=1)
+    found = vitrail.explain(model, {"input_ids": ids, "attention_mask": mask}, method).scores
+    wanted = vitrail.explain(model, {"input_ids": real, "attention_mask": torch.ones_like(real)}, method).scores
+    assert_close(found[:, -2:], wanted, rtol=1e-5, atol=0)  # rotary angles of late places are in single precision
+    assert not bool(found[:, :-2].any())

@@ -10,7 +10,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +88,11 @@ class PreparedExplainer:
     def __init__(self, model: object, example: Batch, method: str, options: Mapping[str, Any], target: object) -> None:
         self.model, self.method, self.options, self.target = model, method, dict(options), target
         self.example = _changed(example, torch.empty_like)
-        self.batch = read_inputs(example).batch
+        read = read_inputs(example)
+        self.batch = read.batch
+        # All else, such as the texts that pictures are compared with, belongs to no one sample.
+        own = {name for name, x in _tensors(example).items() if x.shape[:1] == (read.batch,)}
+        self._per_sample = frozenset(own - read.shared)
         self.reason: str | None = None
         self._replay: Replay[Any] | None = None
         self._known: tuple[list[Tensor] | None, str] = None, ""  # the weights of the last call, and their fingerprint
@@ -115,11 +119,12 @@ class PreparedExplainer:
     def takes(self, inputs: Batch) -> bool:
         """Whether inputs have the prepared shape, masks aside."""
         here, there = self._shapes(inputs), self._shapes(self.example)
-        if _settings(inputs) != _settings(self.example):
+        counts = {here[name][:1] for name in self._per_sample & here.keys()}
+        if _settings(inputs) != _settings(self.example) or here.keys() != there.keys() or len(counts) != 1:
             return False
-        return here.keys() == there.keys() and all(
-            shape[1:] == there[name][1:] and 0 < shape[0] <= self.batch for name, shape in here.items()
-        )
+        (count,) = counts.pop() or (0,)
+        wanted = {name: (count, *x[1:]) if name in self._per_sample else x for name, x in there.items()}
+        return 0 < count <= self.batch and here == wanted
 
     def _shapes(self, inputs: Batch) -> dict[str, tuple[int, ...]]:
         return {name: tuple(x.shape) for name, x in _tensors(inputs).items() if name != MASK}
@@ -130,7 +135,10 @@ class PreparedExplainer:
             needed = "needs one" if self.target == "given" else f"has the target {self.target!r} already"
             raise TargetError(f"target={target!r}, but this prepared explanation {needed}.")
         if not self.takes(inputs):
-            wanted = {name: (f"1 to {self.batch}", *shape[1:]) for name, shape in self._shapes(self.example).items()}
+            wanted = {
+                name: (f"1 to {self.batch}", *shape[1:]) if name in self._per_sample else shape
+                for name, shape in self._shapes(self.example).items()
+            }
             raise InputError(f"inputs of shape {self._shapes(inputs)}, but this explanation was prepared for {wanted}.")
 
     def record(self, example: Batch, record: Record, anatomy: Anatomy | None, reference: Attribution) -> None:
@@ -187,7 +195,7 @@ class PreparedExplainer:
         self._fill(fitting, target, read.batch)
         assert self._replay is not None
         (request, part, result, run, used, weights), agrees = self._replay.run()
-        whole = read if read.batch == self.batch else read_inputs(_padded(inputs, self.batch))
+        whole = read if read.batch == self.batch else read_inputs(self._padded(inputs))
         if not bool(agrees):
             return None
         classes = tuple(self._classes.classes.tolist())
@@ -222,16 +230,24 @@ class PreparedExplainer:
             return bare
         if MASK in self._static and MASK not in bare:
             mask = self._static[MASK]
-            return {**bare, MASK: torch.ones_like(mask[:count])}
+            return {**bare, MASK: torch.ones_like(mask[:count] if MASK in self._per_sample else mask)}
         return bare if (MASK in bare) == (MASK in self._static) else None
 
     def _fill(self, inputs: Batch, target: object, count: int) -> None:
         """Copy inputs and targets into the fixed memory."""
-        for name, x in _tensors(_padded(inputs, self.batch)).items():
+        for name, x in _tensors(self._padded(inputs)).items():
             _tensors(self._static)[name].copy_(x)
         if target is not None:
             first = self._chosen(target, count)
             self._classes.classes.copy_(torch.tensor([*first, *first[-1:] * (self.batch - count)]))
+
+    def _padded(self, inputs: Batch) -> Batch:
+        """Inputs filled up to a batch by repeating the last sample."""
+
+        def filled(x: Tensor) -> Tensor:
+            return x if len(x) == self.batch else torch.cat([x, x[-1:].expand(self.batch - len(x), *x.shape[1:])])
+
+        return _changed(inputs, filled, self._per_sample)
 
     def _chosen(self, target: object, count: int) -> tuple[int, ...]:
         """One class for each sample, of those that the model has."""
@@ -383,20 +399,12 @@ def _settings(inputs: Batch) -> dict[str, str]:
     return {} if isinstance(inputs, Tensor) else {n: repr(x) for n, x in inputs.items() if not isinstance(x, Tensor)}
 
 
-def _changed(inputs: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Inputs with every tensor changed; what else they hold stays."""
+def _changed(inputs: Batch, change: Callable[[Tensor], Tensor], names: Collection[str] | None = None) -> Batch:
+    """Inputs with every tensor changed, or those of some names; what else they hold stays."""
     if isinstance(inputs, Tensor):
         return change(inputs)
-    return {name: change(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-
-
-def _padded(inputs: Batch, batch: int) -> Batch:
-    """Inputs filled up to a batch by repeating the last sample."""
-
-    def filled(x: Tensor) -> Tensor:
-        return x if len(x) == batch else torch.cat([x, x[-1:].expand(batch - len(x), *x.shape[1:])])
-
-    return _changed(inputs, filled)
+    chosen = _tensors(inputs) if names is None else names
+    return {name: change(x) if isinstance(x, Tensor) and name in chosen else x for name, x in inputs.items()}
 
 
 def _without_full_mask(inputs: Batch) -> Batch:

@@ -246,12 +246,38 @@ def _unnoticed() -> Iterator[None]:
     Libraries build masks of ones while a graph is recorded, because they cannot look at values then. Here they can: the
     answers are known. With a mask, attention would run by another kernel, several times slower, and round otherwise.
     """
-    asked, here = torch.cuda.is_current_stream_capturing, threading.get_ident()
-    torch.cuda.is_current_stream_capturing = lambda: threading.get_ident() != here and asked()
+    here = threading.get_ident()
+    _unaware.enter(here)
     try:
         yield
     finally:
-        torch.cuda.is_current_stream_capturing = asked
+        _unaware.leave(here)
+
+
+class _Unaware:
+    """Threads that are told that no graph is recorded. Torch's own question is replaced while there are any."""
+
+    def __init__(self) -> None:
+        self.lock, self.threads = threading.Lock(), set[int]()
+        self.asked: Callable[[], bool] | None = None
+
+    def enter(self, thread: int) -> None:
+        """Tell a thread so from now on."""
+        with self.lock:
+            self.threads.add(thread)
+            if self.asked is None:
+                self.asked = asked = torch.cuda.is_current_stream_capturing
+                torch.cuda.is_current_stream_capturing = lambda: threading.get_ident() not in self.threads and asked()
+
+    def leave(self, thread: int) -> None:
+        """Tell a thread the truth again; the last one puts torch's own question back."""
+        with self.lock:
+            self.threads.discard(thread)
+            if not self.threads and self.asked is not None:
+                torch.cuda.is_current_stream_capturing, self.asked = self.asked, None
+
+
+_unaware = _Unaware()
 
 
 WARM_UPS = 3

@@ -28,7 +28,7 @@ ELEMENTS = 2**25
 MOST_ENTRIES = 2**28
 """Up to how many entries the rows of an answer are computed as a map."""
 LOOKED_AT = 256
-"""In about how many tokens it is looked at what attention adds."""
+"""In about how many real tokens of a sample it is looked at what attention adds."""
 Weights = Float[Tensor, "b t"]
 
 
@@ -69,20 +69,20 @@ def _read(layer: Layer, rows: Weights) -> Float[Tensor, "b h k"]:
 def check_added(layer: Layer) -> None:
     """Refuse a layer whose stream does not change by what attention gives, but for a bias that all tokens share.
 
-    Looked at in some tokens of each sample.
+    Looked at in some of the real tokens.
     """
-    tokens = torch.arange(0, layer.valid.shape[1], max(1, layer.valid.shape[1] // LOOKED_AT), device=layer.valid.device)
+    real = layer.valid.nonzero()
+    rows, tokens = real[:: max(1, len(real) // (LOOKED_AT * len(layer.valid)))].unbind(dim=1)
     entering, after, output = (
-        widen(x[:, tokens])
+        widen(x[rows, tokens])
         for x in (layer.stream.entering, layer.stream.ffn_entering, layer.get("output").transpose(1, 2))
         if x is not None
     )
-    given = output.flatten(2) @ widen(layer.get("output_weight")).to(output.dtype).T
+    given = output.flatten(1) @ widen(layer.get("output_weight")).to(output.dtype).T
     given = given if layer.attention_scale is None else given * layer.attention_scale.to(given.dtype)
-    given = given if layer.output_rows is None else given * layer.output_rows[:, tokens].to(given.dtype)[..., None]
-    valid = layer.valid[:, tokens]
-    rest = (after - entering - given)[valid]
-    size = float(given[valid].abs().amax())
+    given = given if layer.output_rows is None else given * layer.output_rows[rows, tokens].to(given.dtype)[:, None]
+    rest = after - entering - given
+    size = float(given.abs().amax())
     slack = 1e-3 * size
     if layer.get("output").dtype.itemsize < 4:  # half precision rounds the stream, which may be larger than the change
         slack = 0.05 * max(size, float(entering.abs().amax()))
