@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+from transformers import BertForSequenceClassification, ViTForImageClassification
 
 import vitrail
 from vitrail import zoo
@@ -33,45 +33,48 @@ def copied(tmp_path, monkeypatch):
     return tmp_path / "weights"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "config"),
-    [
-        ("photo", ViTForImageClassification, ViTConfig),
-        ("sentiment", BertForSequenceClassification, BertConfig),
-    ],
-)
-def test_the_classes_of_transformers_give_the_same_logits_with_the_same_weights(name, kind, config, request):
-    own = request.getfixturevalue(name)
+def test_both_models_are_plain_hugging_face_models(photo, sentiment):
+    assert type(photo.model) is ViTForImageClassification
+    assert type(sentiment.model) is BertForSequenceClassification
+    assert not photo.model.training
+    assert not sentiment.model.training
+
+
+@pytest.mark.parametrize("name", ["photo", "sentiment"])
+def test_the_plain_modules_compute_what_those_of_hugging_face_do(name, request):
+    other, own = request.getfixturevalue(name), zoo.load_plain(name)
     given = {
         "photo": lambda: {"pixel_values": own.preprocess(zoo.example("temple"))},
         "sentiment": lambda: dict(own.preprocess(["a fine film", "a dull one that never ends"])),
     }[name]()
-    settings = config.from_dict(files.read_json(f"{name}/config.json"))
-    weights = own.model.state_dict()
-    other, info = kind.from_pretrained(None, config=settings, state_dict=weights, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
     assert not own.model.training
+    assert own.class_names == other.class_names
     with torch.no_grad():
-        assert_close(own.model(**given).logits, other.eval()(**given).logits)
-    found = vitrail.explain(own.model, given).scores
-    assert_close(found, vitrail.explain(other, given).scores, atol=1e-5, rtol=1e-4)  # float32 sums in another order
+        assert_close(own.model(**given).logits, other.model(**given).logits)
+    for method in ("consensus", "tokentm", "attcat", "attn_lrp"):
+        found, expected = (vitrail.explain(x.model, given, method).scores for x in (own, other))
+        assert_close(found, expected, atol=1e-5, rtol=1e-4)  # float32 sums in another order
 
 
-def test_a_mask_with_one_row_for_all_queries_is_not_causal(sentiment):
+@pytest.fixture(scope="module")
+def plain():
+    return {name: zoo.load_plain(name).model for name in ("photo", "sentiment")}
+
+
+def test_a_mask_with_one_row_for_all_queries_is_not_causal(sentiment, plain):
     read = sentiment.preprocess(["a fine film", "a dull one that never ends"])
-    assert "causal" not in str(vitrail.structure(sentiment.model, read))
+    assert "causal" not in str(vitrail.structure(plain["sentiment"], read))
 
 
 @pytest.mark.parametrize("wrong", [{}, {"input_ids": torch.ones(1, 3).long(), "inputs_embeds": torch.ones(1, 3, 384)}])
-def test_the_sentiment_model_takes_ids_or_embeddings(sentiment, wrong):
+def test_the_sentiment_model_takes_ids_or_embeddings(plain, wrong):
     with pytest.raises(InputError, match="one of the two"):
-        sentiment.model(**wrong)
+        plain["sentiment"](**wrong)
 
 
-def test_the_photo_model_names_the_shape_it_takes(photo):
+def test_the_photo_model_names_the_shape_it_takes(plain):
     with pytest.raises(InputError, match=r"\[b, 3, 160, 160\], but these have the shape \[1, 3, 50, 50\]"):
-        photo.model(torch.zeros(1, 3, 50, 50))
+        plain["photo"](torch.zeros(1, 3, 50, 50))
 
 
 def test_all_weights_are_in_single_precision(photo, sentiment):

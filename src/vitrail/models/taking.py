@@ -201,7 +201,7 @@ PREPARE = (
 def _embedded(name: str) -> Any:  # noqa: ANN401
     from vitrail.models import zoo
 
-    return zoo.load(name)
+    return zoo.load_plain(name)
 
 
 EMBEDDED = ("photo", "sentiment", "lookup")

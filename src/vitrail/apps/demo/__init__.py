@@ -89,7 +89,7 @@ def run(folder: Path) -> Made:
 def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
     from PIL import Image
 
-    photo = zoo.load("photo")
+    photo = zoo.load_plain("photo")
     images, found = [], []
     for name in PICTURES:
         with Image.open(zoo.example(Path(name).stem)) as picture:
@@ -100,7 +100,7 @@ def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
 
 
 def _sentences() -> list[Explained]:
-    sentiment = zoo.load("sentiment")
+    sentiment = zoo.load_plain("sentiment")
     found = []
     for sentence in SENTENCES:
         inputs = sentiment.preprocess([sentence])

@@ -64,7 +64,7 @@ def load_embedded(name: str) -> Loaded:
     """A model inside the package with its preprocessing or tokenizer."""
     from vitrail.models.zoo.photo import SIZE
 
-    found, task = zoo.load(name), EMBEDDED_TASKS[name]
+    found, task = zoo.load_plain(name), EMBEDDED_TASKS[name]
     text = task != "image"
     return Loaded(
         model=found.model,

@@ -1,14 +1,15 @@
 """Three small models of our own training, shipped inside the package: no download, no account.
 
 `load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that tells praise
-from complaint; both are plain torch modules whose weights also load into transformers' classes of the same names.
-`load("lookup")` is a tiny Llama of transformers that looks up in its context what a person has.
-Their cards lie in `vitrail/models/zoo/cards`.
+from complaint; `load("lookup")` is a tiny Llama that looks up in its context what a person has. All are plain Hugging
+Face models. `load_plain` gives the first two as torch modules of our own, which stand wherever a model is named by its
+name (`vitrail.explain("photo", ...)`, the command line, the page): importing transformers takes longer than an
+explanation. Their cards lie in `vitrail/models/zoo/cards`.
 `example("golf_ball")` is the path of a picture to try them on.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +18,14 @@ import torch
 from torch import nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
+from vitrail.models.silence import silent
 from vitrail.models.zoo.files import REPAIR, read_checked, read_json
 from vitrail.models.zoo.int8 import dequantise
 from vitrail.models.zoo.lookup import build_lookup, make_reader
 from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
 from vitrail.models.zoo.sentiment import make_tokeniser
 
-__all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load"]
+__all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load", "load_plain"]
 
 EXAMPLES = {
     "golf_ball": "Golf ball: rendered by us, Apache-2.0.",
@@ -57,15 +59,50 @@ def example(name: str = "golf_ball") -> Path:
 
 
 def load(name: str) -> Embedded:
-    """The embedded model of this name, in single precision on the CPU, in evaluation mode."""
+    """The embedded model of this name as a Hugging Face model, in single precision on the CPU, in evaluation mode."""
+    plain = load_plain(name)
+    try:
+        return replace(plain, model=_huggingface(plain))
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+
+
+def load_plain(name: str) -> Embedded:
+    """The same model as a plain torch module where there is one: nothing of transformers is imported."""
     if name not in LOADERS:
         raise ModelError(f"there is no embedded model {name!r}. {suggest(name, LOADERS)}")
     try:
         return LOADERS[name]()
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"the embedded models need {error.name}, which is not installed. Run: pip install 'vitrail[all]'"
-        ) from error
+        raise _missing(error) from error
+
+
+def _missing(error: ModuleNotFoundError) -> MissingExtraError:
+    return MissingExtraError(
+        f"the embedded models need {error.name}, which is not installed. Run: pip install 'vitrail[all]'"
+    )
+
+
+def _huggingface(plain: Embedded) -> nn.Module:
+    """The weights of a plain model in the class of transformers that has the same name."""
+    import transformers
+
+    kind = getattr(transformers, type(plain.model).__name__)
+    if isinstance(plain.model, kind):
+        return plain.model
+    config = kind.config_class.from_dict(read_json(f"{plain.name}/config.json"))
+    with silent():
+        # Not load_state_dict: from_pretrained also translates the names of a checkpoint into those of this version.
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=plain.model.state_dict(), dtype=torch.float32, output_loading_info=True
+        )
+    if info["missing_keys"] or info["unexpected_keys"]:
+        raise ModelError(
+            f"the weights of {plain.name!r} do not fit this version of transformers: missing "
+            f"{sorted(info['missing_keys'])}, unknown {sorted(info['unexpected_keys'])}."
+        )
+    model.config.name_or_path = f"vitrail.models.zoo:{plain.name}"
+    return model.eval()
 
 
 def load_photo() -> Embedded:
