@@ -47,14 +47,74 @@ class Model(nn.Module):
         return self.head(x[:, 0])
 
 
-def test_a_gate_that_opens_after_the_first_call_is_seen():
-    model = Model().double().eval()
+@torch.no_grad()
+def in_place(model):
+    model.gate.fill_(1.0)
+
+
+def by_data(model):
+    model.gate.data.fill_(1.0)
+
+
+def other_data(model):
+    model.gate.data = torch.ones_like(model.gate.data)
+
+
+def other_parameter(model):
+    model.gate = nn.Parameter(torch.ones_like(model.gate))
+
+
+def assigned(model):
+    state = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    model.load_state_dict({**state, "gate": torch.ones_like(model.gate)}, assign=True)
+
+
+def as_buffer(model):
+    del model.gate
+    model.register_buffer("gate", torch.zeros(1, dtype=torch.float64))
+    return model
+
+
+def as_attribute(model):
+    del model.gate
+    model.gate = torch.zeros(1, dtype=torch.float64)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [(lambda m: m, change) for change in (in_place, by_data, other_data, other_parameter, assigned)]
+    + [(make, change) for make in (as_buffer, as_attribute) for change in (in_place, by_data)],
+)
+def test_a_gate_that_opens_after_the_first_call_is_seen(make, change):
+    """What is remembered of a model was once kept where torch counts no write: `.data`, buffers, new parameters."""
+    model = make(Model().double().eval())
     vitrail.explain(model, IDS, "gae", 1)
-    with torch.no_grad():
-        model.gate.fill_(1.0)
+    change(model)
     for one in (model, copy.deepcopy(model)):
         with pytest.raises(SeamError):
             vitrail.explain(one, IDS, "gae", 1)
+
+
+class TwoTokens(Model):
+    """Reads a second token where the gate is open."""
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x[:, 0] + self.gate * x[:, 3])
+
+
+@pytest.mark.parametrize("change", [in_place, by_data])
+@pytest.mark.parametrize("method", ["gae", "rollout", "auto"])
+def test_a_head_that_reads_another_token_after_the_first_call_is_seen(change, method):
+    model = TwoTokens().double().eval()
+    vitrail.explain(model, IDS, method, 1)
+    change(model)
+    found, wanted = (vitrail.explain(one, IDS, method, 1) for one in (model, copy.deepcopy(model)))
+    assert_close(found.scores, wanted.scores)
+    assert found.method == wanted.method
 
 
 class Keeping(Block):

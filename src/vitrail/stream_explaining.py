@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from vitrail.attribution import Attribution, fingerprint
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
+from vitrail.capture.remembered import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_checks import check_values, sample_of
 from vitrail.capture.stream_origins import WORDS, ShownStream, own_texts, reported
@@ -40,7 +40,7 @@ LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "inp
 
 MOST_FORMS = 256
 """How many forms of input are remembered for one model."""
-_known: "WeakKeyDictionary[nn.Module, dict[Any, bool]]" = WeakKeyDictionary()
+_known: Remembered[bool] = Remembered(MOST_FORMS)
 
 
 def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
@@ -52,16 +52,15 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
     """
     if given is not None:
         return False
-    kept = _known.setdefault(model, {})
     form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
-    if form not in kept:
-        if len(kept) >= MOST_FORMS:
-            kept.clear()
-        try:
-            kept[form] = _measured(model, inputs)
-        except SeamError:
-            kept[form] = known_anatomy(model) is None
-    return kept[form]
+    return _known.get(model, form, lambda: _measured_or_known(model, inputs))
+
+
+def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
+    try:
+        return _measured(model, inputs)
+    except SeamError:
+        return known_anatomy(model) is None
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:

@@ -15,7 +15,6 @@ Attention is self-attention if its queries and its keys come from a common input
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ from vitrail.capture.executions import (
 )
 from vitrail.capture.layers import call_shape
 from vitrail.capture.refusals import check_model
+from vitrail.capture.remembered import Remembered
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import without_recomputation
 from vitrail.models.inputs import Inputs, check_length, check_pairs
@@ -116,7 +116,7 @@ class Discovery:
         return bool(own) and all(call.causal for call in own)
 
 
-_known: "WeakKeyDictionary[nn.Module, dict[Any, Discovery]]" = WeakKeyDictionary()
+_known: Remembered[Discovery] = Remembered(MOST_FORMS)
 
 
 def discover(model: nn.Module, inputs: Inputs) -> Discovery:
@@ -125,16 +125,14 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     Args:
         model: a shadow.
     """
-    kept = _known.setdefault(model, {})
-    key = _form(inputs)
-    if key not in kept:
+
+    def measure() -> Discovery:
         check_pairs(model, inputs)
         check_length(model, inputs)
         check_model(model)
-        if len(kept) >= MOST_FORMS:
-            kept.clear()
-        kept[key] = without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
-    return kept[key]
+        return without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
+
+    return _known.get(model, _form(inputs), measure)
 
 
 def _form(inputs: Inputs) -> tuple[Any, ...]:

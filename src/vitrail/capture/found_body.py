@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,11 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     check_single(found)
     # Modules that the stream passes by are no blocks: the gradient cannot end before them, nor is the stream in them.
     sites = found.blocks if all(site.carries for site in found.blocks) else ()
-    before = _answer(model, inputs) if any(site.turn for site in sites) and model not in _alike else None
+    before = _answer(model, inputs) if any(site.turn for site in sites) and _alike.get(model) is not found else None
     blocks = tuple(_block(module, site) for module, site in zip(_apart(model, sites), sites, strict=True))
     if before is not None:
         _check_alike(before, _answer(model, inputs), sites)
-        _alike.add(model)
+        _alike[model] = found
     # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
     first = int(found.reads_first and not found.causal and inputs.ids is not None)
     anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto", prefix=first)
@@ -42,8 +42,8 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     return Body(anatomy, blocks, pool=pool, owner=model, head=None, idle=idle)
 
 
-_alike: "WeakSet[nn.Module]" = WeakSet()
-"""Shadows whose answer is the same with a copy of a block for each time that it runs."""
+_alike: "WeakKeyDictionary[nn.Module, Discovery]" = WeakKeyDictionary()
+"""What was last found of shadows whose answer is the same with a copy of a block for each time that it runs."""
 
 
 def _answer(model: nn.Module, inputs: Inputs) -> Tensor:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_inpu
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.refusals import hybrid, no_graph, why_no_gradient
+from vitrail.capture.remembered import Remembered
 from vitrail.capture.row_maps import CheapProjections
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
@@ -41,7 +41,7 @@ from vitrail.capture.token_order import (
     check_sequence,
     check_tokens,
 )
-from vitrail.capture.torch_private import saving_hooks, writes_to
+from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -99,7 +99,7 @@ class _Seen:
             tensors.clear()
 
 
-_known: "WeakKeyDictionary[nn.Module, dict[Any, Structure]]" = WeakKeyDictionary()
+_known: Remembered[Structure] = Remembered(MOST_FORMS)
 
 
 def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
@@ -113,15 +113,7 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         found = _for_length(structure_of(model, part, body), part.shown.shape[1], inputs.shown.shape[1])
         if found is not None:
             return found
-    kept = _known.setdefault(model, {})
-    # Weights that were written to since may open a gate that hid what is measured.
-    written = sum(writes_to(p) for p in model.parameters() if not p.is_inference())
-    key = (*_form(inputs, body), written)
-    if key not in kept:
-        if len(kept) >= MOST_FORMS:
-            kept.clear()
-        kept[key] = _measured(model, inputs.usable(), body)
-    return kept[key]
+    return _known.get(model, _form(inputs, body), lambda: _measured(model, inputs.usable(), body))
 
 
 def _part_of(inputs: Inputs, body: Body) -> Inputs | None:

@@ -1,0 +1,80 @@
+"""What was measured of a shadow, remembered until its weights change.
+
+What a model does with its tokens may depend on its weights: a gate of zero hides what it closes. A measurement holds as
+long as the parameters are the same tensors, none was written to, and what was zero still is: torch does not count
+writes through `.data`, and buffers are copied for every call.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.torch_private import writes_to
+from vitrail.models.taking import every_module
+
+T = TypeVar("T")
+Place = tuple[int, str, str]
+"""Where a tensor is: the number of its module, the table it is in, its name there."""
+TABLES: dict[str, Callable[[nn.Module], Mapping[str, object]]] = {
+    "parameters": lambda module: module._parameters,
+    "buffers": lambda module: module._buffers,
+    "attributes": vars,
+}
+
+
+class Remembered(Generic[T]):
+    """What was measured of shadows, for each form of their inputs.
+
+    Args:
+        most: how many forms are remembered for one shadow.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.kept: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[T, tuple[Place, ...]]]] = WeakKeyDictionary()
+
+    def get(self, model: nn.Module, form: Hashable, measure: Callable[[], T]) -> T:
+        """What is known for this form, measured if it is not known or no longer holds."""
+        kept, modules = self.kept.setdefault(model, {}), every_module(model)
+        weights = [x for module in modules for x in module._parameters.values() if x is not None]
+        written = sum(writes_to(x) for x in weights if not x.is_inference())
+        key = form, written, hash(tuple((id(x), x.data_ptr()) if _is_plain(x) else id(x) for x in weights))
+        found = kept.get(key)
+        checked = vars(model).setdefault("_checked_zeros", set())  # for this call: a shadow is filled for each
+        if found is None or ((id(self), key) not in checked and _any_nonzero(modules, found[1])):
+            if len(kept) >= self.most:
+                kept.clear()
+            found = kept[key] = measure(), _zeros(modules)
+        checked.add((id(self), key))
+        return found[0]
+
+
+def _is_plain(x: Tensor) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and not x.is_meta and x.is_floating_point()
+
+
+def _zeros(modules: Sequence[nn.Module]) -> tuple[Place, ...]:
+    """The places of all tensors that are zero everywhere."""
+    with torch.no_grad():
+        asked = [
+            ((number, table, name), x.any())
+            for number, module in enumerate(modules)
+            for table, tensors in TABLES.items()
+            for name, x in tensors(module).items()
+            if isinstance(x, Tensor) and _is_plain(x)
+        ]
+    return tuple(place for place, found in asked if not bool(found))
+
+
+def _any_nonzero(modules: Sequence[nn.Module], places: Sequence[Place]) -> bool:
+    """Whether a tensor in any of these places is not zero; asked once for all of a kind."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for number, table, name in places:
+        x = TABLES[table](modules[number]).get(name)
+        if not isinstance(x, Tensor):
+            return True
+        kinds.setdefault((x.device, x.dtype), []).append(x.detach().flatten())
+    return any(bool(torch.cat(found).any()) for found in kinds.values())
