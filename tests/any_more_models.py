@@ -180,9 +180,7 @@ AUDIOS = {
     "sewd": audio("SEWDForSequenceClassification", attentions=False, **AUDIO, squeeze_factor=1),
     "wav2vec2_stable": audio("Wav2Vec2ForSequenceClassification", **AUDIO, do_stable_layer_norm=True,
                              feat_extract_norm="layer"),
-    "wav2vec2_weighted": replace(audio("Wav2Vec2ForSequenceClassification", attentions=False, **AUDIO,
-                               use_weighted_layer_sum=True),
-                                 refused="outside the blocks"),
+    "wav2vec2_weighted": audio("Wav2Vec2ForSequenceClassification", **AUDIO, use_weighted_layer_sum=True),
     "wav2vec2_frames": replace(audio("Wav2Vec2ForAudioFrameClassification", attentions=False, **AUDIO), position=3),
 }  # fmt: skip
 MORE: dict[str, Entry] = {

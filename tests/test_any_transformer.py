@@ -4,6 +4,7 @@ The table is in `any_models` and `any_more_models`. A tenth of it runs by defaul
 (`-m table`). `docs/models.md` has one row for each model that was run; `python tests/any_outcomes.py` writes it again.
 """
 
+import copy
 import re
 
 import pytest
@@ -14,6 +15,8 @@ from any_outcomes import documented, explained, outcomes, prepared
 from torch.testing import assert_close
 
 import vitrail
+from vitrail import stream_explaining
+from vitrail.capture import forward
 from vitrail.errors import VitrailError
 
 WORKING = [name for name, entry in TABLE.items() if entry.refused is None]
@@ -121,6 +124,33 @@ def test_a_sublayer_that_is_written_into_is_known_as_it_was():
     ids = TABLE["own/parallel"].inputs()
     found, expected = (vitrail.explain(model, ids, "tokentm", 1).scores for model in (changed, plain))
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["vision/siglip", "timm/vit_map_gap"])
+def test_frozen_weights_change_nothing(name):
+    entry = TABLE[name]
+    model, inputs = prepared(entry)
+    frozen = copy.deepcopy(model).requires_grad_(requires_grad=False)  # no query of a pooling attention has a graph
+    assert_close(explained(entry, frozen, inputs, "gae"), explained(entry, model, inputs, "gae"))
+
+
+@pytest.mark.parametrize(
+    "name", ["decoder/qwen2", "decoder/gpt2", "encoder/bert", "timm/vit_tiny_patch16_224", "own/torch_fast_path"]
+)
+def test_what_is_found_of_a_known_family_gives_what_its_table_gives(name, monkeypatch):
+    entry = TABLE[name]
+    known, inputs = prepared(entry)
+    with torch.no_grad():  # biases begin at zero
+        for parameter in known.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    found = copy.deepcopy(known)
+    options = [("gae", {}), ("tokentm", {}), ("tokentm", {"value_bias": False}), ("attcat", {}), ("attn_lrp", {})]
+    expected = [vitrail.explain(known, inputs, method, 1, **more).scores for method, more in options]
+    for module in (forward, stream_explaining):
+        monkeypatch.setattr(module, "known_anatomy", lambda model: None)
+    for (method, more), one in zip(options, expected, strict=True):
+        assert_close(vitrail.explain(found, inputs, method, 1, **more).scores, one, atol=1e-12, rtol=1e-12)
+    assert float((expected[1] - expected[2]).abs().max()) > 1e-9
 
 
 def test_the_table_has_a_hundred_and_ten_classes_and_the_groups_that_were_promised():

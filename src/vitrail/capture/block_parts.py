@@ -8,11 +8,16 @@ read it say so.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.capture import additions
+from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.executions import Execution, Executions, SeenCall, node_of, reached
 from vitrail.models.anatomy import Block
+
+DIGITS = 128
+"""Channels are numbered in digits of this base."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,15 @@ class PartNames:
 
     Args:
         attending: the module that makes the attention call.
+        value: the module that makes the values.
+        value_channels: which numbers of what it gives are the values, head after head; None where it holds them last.
         missing: why what a sub-layer adds to the stream is not known, by the name it has in a layer.
     """
 
     attending: str | None = None
     output: str | None = None
     value: str | None = None
+    value_channels: tuple[int, ...] | range | None = None
     attention_norm: str | None = None
     ffn_norm: str | None = None
     ffn_input: str | None = None
@@ -62,7 +70,70 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
             best, missing = candidate, lacking
         if "ffn_added" not in lacking:
             break
-    return _names(best, block, tuple(missing.items()))
+    value, channels = _value(seen, inner, ran.batch)
+    return replace(_names(best, block, tuple(missing.items()), value), value_channels=channels)
+
+
+def _value(
+    seen: SeenCall, inner: list[Execution], batch: int
+) -> tuple[Execution | None, tuple[int, ...] | range | None]:
+    """The module that makes the values, and which numbers of what it gives they are."""
+    if isinstance(seen.stack[-1].module, nn.MultiheadAttention):
+        return seen.stack[-1], None
+    value = seen.call.value
+    before = [x for x in inner if x.ends < seen.at and x.gave_node and len(x.given) == 1 and _may_project(x.module)]
+    met = reached([node_of(value)], {x.gave_node for x in before if x.gave_node})
+    makers = [x for x in before if x.gave_node in met]
+    if value is None or len(met) != 1 or not makers or makers[-1].gave is None:
+        return None, None
+    heads = with_heads(value, batch)
+    channels = None if heads is None else _channels(heads[0], makers[-1].gave)
+    return (None, None) if channels is None else (makers[-1], channels)
+
+
+def _may_project(module: nn.Module) -> bool:
+    return additions.is_plain(module) or isinstance(getattr(module, "in_features", None), int)
+
+
+def _channels(value: Tensor, gave: Tensor) -> tuple[int, ...] | range | None:
+    """The channel of a module's result that each number of a value row is; None where it is not one channel each.
+
+    Args:
+        value: of the first sample, `[g, t, d]`.
+        gave: what the module gave, `[..., n]`.
+    """
+    whole = _numbers(value, gave)
+    # Heads that are repeated for several queries are copies of the same channels: head by head, then.
+    parts = [whole] if whole is not None else [_numbers(head[None], gave) for head in value]
+    found = [channel for part in parts if part is not None for channel in part]
+    if len(found) != value.shape[0] * value.shape[2]:
+        return None
+    straight = range(found[0], found[0] + len(found))
+    return straight if found == list(straight) else tuple(found)
+
+
+def _numbers(value: Tensor, gave: Tensor) -> list[int] | None:
+    """The channels of the first token's values, by gradients that carry numbers; None where they are no copies."""
+    first = value[:, 0]
+    order = torch.arange(first.numel(), device=first.device).view_as(first)
+    pulled = []
+    for digit in (order % DIGITS, order // DIGITS):  # small enough to be exact in half precision
+        (gradient,) = torch.autograd.grad(first, gave, (digit + 1).to(first), retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        pulled.append(gradient.flatten(0, -2))
+    rows = (pulled[0] != 0).any(dim=-1).nonzero()[:, 0].tolist()
+    if len(rows) != 1:
+        return None
+    low, high = (x[rows[0]].double() for x in pulled)
+    number = ((high - 1) * DIGITS + low - 1).long().where(low != 0, -1)
+    channels = torch.full((first.numel(),), -1, device=first.device)
+    inside = (number >= 0) & (number < first.numel())
+    channels[number[inside]] = inside.nonzero()[:, 0]
+    same = (channels >= 0).all() and torch.equal(
+        gave.detach().flatten(0, -2)[rows[0]][channels], first.detach().flatten()
+    )
+    return channels.tolist() if bool(same) else None
 
 
 def _behind(
@@ -168,7 +239,9 @@ def _events(block: Execution, inner: list[Execution]) -> list[additions.Event]:
     ]
 
 
-def _names(found: _Proposed, block: Execution, missing: tuple[tuple[str, str], ...]) -> PartNames:
+def _names(
+    found: _Proposed, block: Execution, missing: tuple[tuple[str, str], ...], value: Execution | None
+) -> PartNames:
     inside = {id(module): name for name, module in block.module.named_modules()}
 
     def name(x: Execution | nn.Module | None) -> str | None:
@@ -178,6 +251,7 @@ def _names(found: _Proposed, block: Execution, missing: tuple[tuple[str, str], .
     return PartNames(
         attending=name(found.attending),
         output=name(found.output),
+        value=name(value),
         attention_norm=name(found.attention_norm),
         ffn_norm=name(found.ffn_norm),
         ffn_input=name(found.ffn_input),

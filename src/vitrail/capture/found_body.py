@@ -93,11 +93,12 @@ def _block(module: nn.Module, site: BlockSite) -> Block:
     def part(name: str | None) -> nn.Module | None:
         return None if name is None else module.get_submodule(name)
 
+    value = part(parts.value)
     return Block(
         module=module,
         output=part(parts.output),
-        value=None,
-        value_bias=None,
+        value=value,
+        value_bias=value.in_proj_bias if isinstance(value, nn.MultiheadAttention) else None,
         attention_norm=part(parts.attention_norm),
         attention_scale=None,
         ffn_norm=part(parts.ffn_norm),
@@ -107,6 +108,7 @@ def _block(module: nn.Module, site: BlockSite) -> Block:
         batch_first=site.batch_first,
         attending=part(parts.attending),
         discovered=True,
+        value_channels=parts.value_channels,
     )
 
 

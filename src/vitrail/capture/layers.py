@@ -128,7 +128,7 @@ def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
 
 
 UNKNOWN_BIAS = (
-    "the parts of this model were found in a pass, which does not show the bias of the value projection; name it in "
+    "the values are not numbers that one module of the block gives as they are, so its bias is not known; name it in "
     "vitrail.Anatomy(value_bias=...), or leave value_bias=False out"
 )
 
@@ -146,17 +146,23 @@ def weights_of(block: Block | None, added: Added | None, call: AttentionCall) ->
         "ffn_scale": added.ffn_scale,
     }
     weights = {name: None if x is None else x.detach() for name, x in found.items()}
-    unknown = {"value_bias": UNKNOWN_BIAS} if block.discovered else {}
+    unknown = {"value_bias": UNKNOWN_BIAS} if block.discovered and block.value is None else {}
     return {**weights, "missing": {**missing, **unknown, **added.missing}}
 
 
 def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
     """The bias of the value projection: as it is stored, or what the module gives where it is no plain layer."""
-    module = block.value
-    if module is None or is_plain(module):
+    module, channels = block.value, block.value_channels
+    if module is None or (is_plain(module) and channels is None):
         return block.value_bias
     width = getattr(module, "in_features", None)
-    return block.value_bias if width is None or call.value is None else at_zero(module, width, call.value)
+    if is_plain(module):
+        found = module._parameters.get("bias")
+    else:
+        found = block.value_bias if width is None or call.value is None else at_zero(module, width, call.value)
+    if found is None or channels is None:
+        return found
+    return found[channels.start : channels.stop] if isinstance(channels, range) else found[list(channels)]
 
 
 def with_added(states: Mapping[str, Tensor], added: Added | None) -> dict[str, Tensor]:

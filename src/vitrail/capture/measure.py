@@ -411,18 +411,25 @@ def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
     Of what enters the first block, then of what each block gives.
     """
     assert seen.answer is not None
-    first = seen.blocks[0]
-    given = [first.arriving, *(block.leaving for block in seen.blocks[:-1]), seen.cuts[-1], first.entering]
+    first, last = seen.blocks[0], seen.blocks[-1]
+    given = [
+        first.arriving,
+        *(block.leaving for block in seen.blocks[:-1]),
+        seen.cuts[-1],
+        last.leaving,
+        first.entering,
+    ]
     places = [x for x in given if x is not None]
     seed = torch.randn(seen.answer.shape, generator=torch.Generator().manual_seed(0)).to(seen.answer)
     wanted = [x for x in places if x.requires_grad]
     found = iter(torch.autograd.grad(seen.answer, wanted, seed, retain_graph=True, allow_unused=True))
     grads = [next(found) if x.requires_grad else None for x in places]
-    parts = (body.blocks[0], *body.blocks, body.blocks[0])
-    *read, entering = [
+    parts = (body.blocks[0], *body.blocks, body.blocks[-1], body.blocks[0])
+    *read, given_last, entering = [
         batch_first(part, torch.zeros_like(x) if g is None else g).ne(0).any(dim=-1)
         for part, x, g in zip(parts, places, grads, strict=True)
     ]
+    read[-1] = read[-1] | given_last  # hooks of the model's own may have kept what the last block gave
     if not bool(read[1].any()) or len(read) == 2:  # not by way of the first block: hooks may have kept what enters it
         read[0] = read[0] | entering
     return read

@@ -87,7 +87,8 @@ class Block:
     ffn_scale: Tensor | None
     batch_first: bool
     attending: nn.Module | None  # the part that makes the block's one attention call, where the structure shows it
-    discovered: bool = False  # whether the parts were found in a pass; the value projection is then not known
+    discovered: bool = False  # whether the parts were found in a pass
+    value_channels: tuple[int, ...] | range | None = None  # which numbers of what `value` gives are the values
 
 
 ENCODINGS = ("sentence_embedding", "image_embeds", "text_embeds", "last_hidden_state")
