@@ -11,7 +11,8 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import vitrail
-from vitrail import targets
+from vitrail import targets, zoo
+from vitrail.errors import OptionError, TargetError
 from vitrail.tools.generations import Generation
 
 WORDS = "the red key opens door . blue box holds a gold coin ? which it user assistant answer : <script> & one two"
@@ -104,8 +105,9 @@ def test_the_sink_is_measured_and_can_be_dropped():
 def test_a_hop_passes_what_falls_on_the_reasoning_on_to_what_that_rests_on():
     case = golden2("llm_gpt2")
     inputs = {"input_ids": case.item("seq0")["input_ids"]}
-    plain = vitrail.answer(case.model, inputs, 11, method="gae").table[0]
-    steps = vitrail.answer(case.model, inputs, 8, 11, method="gae").table[0].clamp(min=0)
+    first, second = (vitrail.answer(case.model, inputs, *span, method="gae") for span in ((11,), (8, 11)))
+    plain = (first.table - first.own)[0]  # a row's own part says nothing of what it rests on
+    steps = (second.table - second.own)[0].clamp(min=0)
     for row, place in enumerate(range(8, 11)):
         steps[row, place:] = 0
     steps = steps / steps.sum(dim=1, keepdim=True)
@@ -113,7 +115,7 @@ def test_a_hop_passes_what_falls_on_the_reasoning_on_to_what_that_rests_on():
     one = plain[:, 8:11].clamp(min=0) @ steps
     assert_close(found.hops[0, 0], one)
     assert_close(found.hops[0, 1], one[:, 8:11] @ steps)
-    assert_close(found.table[0], plain + found.hops[0].sum(dim=0))
+    assert_close(found.table[0], first.table[0] + found.hops[0].sum(dim=0))
 
 
 def test_a_generation_names_messages_documents_and_tool_results(language_model):
@@ -273,3 +275,63 @@ def test_the_example_of_the_page_runs(language_model, tmp_path, monkeypatch):
     given = {"vitrail": vitrail, "model": model, "tokenizer": tokenizer, "letter": "red key .", "diary": "it opens ."}
     exec(re.search(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1], given)
     assert (tmp_path / "answer.html").stat().st_size > 1000
+
+
+@pytest.fixture(scope="module")
+def lookup():
+    return zoo.load("lookup")
+
+
+LOOKED_UP = "Anna: ring. Boris: key. Clara: lamp. David: map. Boris:"
+
+
+def test_log_odds_are_the_sum_over_tokens_and_their_gradient_does_not_vanish(lookup):
+    inputs = lookup.preprocess(f"{LOOKED_UP} key.")
+    target = targets.continuation(8, scalar="log_odds")
+    found = vitrail.explain(lookup.model, inputs, "input_x_gradient", target)
+    with torch.no_grad():
+        p = lookup.model(**inputs).logits[0, 7:9].double().softmax(dim=1)[[0, 1], inputs["input_ids"][0, 8:]]
+    rows = vitrail.record(lookup.model, inputs, target)
+    assert_close(rows.scalar.detach().double(), (p / (1 - p)).log().sum()[None], rtol=1e-3, atol=1e-3)
+    plain = vitrail.explain(lookup.model, inputs, "input_x_gradient", targets.continuation(9))
+    odds = vitrail.explain(lookup.model, inputs, "input_x_gradient", targets.continuation(9, scalar="log_odds"))
+    assert odds.scores.abs().max() > 100 * plain.scores.abs().max()
+    assert str(found.target) == "log-odds of tokens 8 to 9"
+    with pytest.raises(TargetError, match="log_odds"):
+        targets.continuation(9, scalar="logodds")
+
+
+def test_a_rows_own_part_is_no_reason_for_an_answer(lookup):
+    found = vitrail.generate(lookup.model, lookup.preprocess.tokenizer, LOOKED_UP, method=["gae", "tokentm"])
+    (cited,) = found.cite(1)
+    assert cited[0].passage.text == " Boris: key."
+    assert cited[0].low > 0.5
+    whole = vitrail.answer(lookup.model, lookup.preprocess(f"{LOOKED_UP} key."), 9, method="gae")
+    assert_close(found.tables["gae"], (whole.table - whole.own)[0])
+    assert float(whole.own[0, 0, 8]) == pytest.approx(1.0)
+
+
+def test_a_method_with_hops_of_its_own_is_given_them(lookup):
+    inputs = lookup.preprocess(f"{LOOKED_UP} key.")
+    for given in ({}, {"hops": 0}, {"hops": 3, "reasoning": (4, 9)}):
+        found = vitrail.answer(lookup.model, inputs, 9, method="flashtrace", **given)
+        direct = vitrail.explain(lookup.model, inputs, "flashtrace", targets.continuation(9), **given)
+        assert_close(found.table[:, 0], direct.scores)
+        hops = given.get("hops", 1)
+        assert (found.hops is None) == (hops == 0)
+        assert hops == 0 or list(found.hops.shape) == [1, hops, 1, 10]
+    with pytest.raises(OptionError, match="hops=-1"):
+        vitrail.answer(lookup.model, inputs, 9, method="flashtrace", hops=-1)
+    joined = vitrail.generate(
+        lookup.model, lookup.preprocess.tokenizer, LOOKED_UP, answer="Anna: ring. key.", reasoning="ring.", hops=2,
+        method=["gae", "flashtrace"],
+    )  # fmt: skip
+    assert {name: len(one) for name, one in joined.hops.items()} == {"gae": 2, "flashtrace": 2}
+
+
+@pytest.mark.parametrize("method", ["context_cite", "sentence_drop", "leave_one_out"])
+def test_methods_that_remove_passages_are_given_those_of_the_prompt(lookup, method):
+    found = vitrail.generate(lookup.model, lookup.preprocess.tokenizer, LOOKED_UP, method=method)
+    table = found.table[0]
+    assert int(table[:4].argmax()) == 1
+    assert table[1] > 5

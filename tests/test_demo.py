@@ -40,6 +40,14 @@ def test_the_page_needs_nothing_beside_it(made):
     assert "CC BY 2.0" in page
 
 
+def test_an_answer_is_explained_and_shown_on_the_page(made):
+    assert made.answer.text == "lamp."
+    assert made.answer.cite(1)[0][0].passage.text.strip() == "Clara: lamp."
+    page = made.paths[-1].read_text()
+    assert page.count('class="vt-answer"') == 1
+    assert 'data-column="5"> lamp.</span>' in page
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be made"):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
-from vitrail.targets import Target
+from vitrail.targets import SPAN_SCALARS, Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -192,6 +192,8 @@ def _check_target(fields: Fields) -> None:
     target, batch = fields.target, fields.scores.shape[0]
     if not isinstance(target.name, str) or not isinstance(target.absolute, bool):
         raise ValueError(f"its target is {target.name!r}, which is no name")
+    if target.scalar not in SPAN_SCALARS:
+        raise ValueError(f"its target has the scalar {target.scalar!r}, which is not known")
     if target.position is not None and not _is_whole(target.position):
         raise ValueError(f"its target has the position {target.position!r}, not a whole number")
     for classes in (target.first, target.second):

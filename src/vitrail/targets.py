@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import TargetError
+from vitrail.errors import TargetError, suggest
 
 Index = SupportsIndex | Sequence[SupportsIndex] | np.ndarray | Tensor
 Classes = int | tuple[int, ...] | None
@@ -43,6 +43,16 @@ SCALARS = {
     "probability": {"logit": "probability", "next_token": "next_token_probability"},
 }
 """What a method's `scalar` option makes of a plain class target or next token."""
+SPAN_SCALARS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "log_probability": lambda logits, ids: _picked(logits, ids) - logits.logsumexp(dim=1),
+    # Of the others alone: 1 - p would round to zero where the model is sure.
+    "log_odds": lambda logits, ids: _picked(logits, ids) - logits.scatter(1, ids[:, None], -torch.inf).logsumexp(dim=1),
+}
+"""What is summed over the tokens of a continuation: from logits `[m, v]` and ids `[m]` to `[m]`."""
+
+
+def _picked(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.gather(1, ids[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Target:
     absolute: bool = False
     start: Classes = None
     stop: Classes = None
+    scalar: str = "log_probability"
 
     def __call__(self, logits: Float[Tensor, "b c"]) -> Values:
         """The scalar of each sample."""
@@ -86,7 +97,7 @@ class Target:
     def __str__(self) -> str:
         """For example `logit of 243`, `difference of 3 and 5`, or `log-probability of tokens 5 to 8`."""
         if self.name == "continuation":
-            return f"log-probability of tokens {_show(self.start)} to {_show_last(self.stop)}"
+            return f"{self.scalar.replace('_', '-')} of tokens {_show(self.start)} to {_show_last(self.stop)}"
         classes = " and ".join(_show(c) for c in (self.first, self.second) if c is not None)
         where = "" if self.position is None else f" at position {self.position}"
         return f"{self.name.replace('_', ' ')}{f' of {classes}' if classes else ''}{where}"
@@ -213,15 +224,19 @@ def answer_span(*, absolute: bool = False) -> Target:
     return Target("answer_span", absolute=absolute)
 
 
-def continuation(start: Any, stop: Any = None) -> Target:  # noqa: ANN401
+def continuation(start: Any, stop: Any = None, *, scalar: str = "log_probability") -> Target:  # noqa: ANN401
     """The sum of `log p(x_t | x_<t)` over columns `start <= t < stop` of a causal or encoder-decoder language model.
 
     Args:
         start: a column of `input_ids` as given, padding included (for an encoder-decoder of `decoder_input_ids`), the
             same for all samples or one for each. A negative one counts from just after the sample's last real token.
         stop: the column after the last, counted in the same way; None is just after the last real token.
+        scalar: `log_odds` sums `log(p / (1 - p))` instead. The gradient of a log-probability vanishes where the model
+            is sure of a token; that of the log-odds does not.
     """
-    return Target("continuation", start=_columns("start", start), stop=_columns("stop", stop))
+    if scalar not in SPAN_SCALARS:
+        raise TargetError(f"scalar={scalar!r} is not a choice. {suggest(scalar, SPAN_SCALARS)}")
+    return Target("continuation", start=_columns("start", start), stop=_columns("stop", stop), scalar=scalar)
 
 
 def _columns(name: str, given: Any) -> Classes:  # noqa: ANN401

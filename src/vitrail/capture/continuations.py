@@ -12,7 +12,7 @@ from vitrail.capture.seams import AttentionCall
 from vitrail.errors import InputError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import dtype_of
-from vitrail.targets import Classes, Target
+from vitrail.targets import SPAN_SCALARS, Classes, Target
 
 NO_HEAD = (
     "a continuation is explained by the logits of every next token, [b, t, vocabulary], but this model gives {shape} "
@@ -78,16 +78,21 @@ def _check_span(sample: int, start: int, stop: int, real: list[bool]) -> None:
         )
 
 
-def log_probabilities(
-    logits: Float[Tensor, "m v"], ids: Int[Tensor, " m"], samples: Int[Tensor, " m"], batch: int
+def summed(
+    logits: Float[Tensor, "m v"],
+    ids: Int[Tensor, " m"],
+    samples: Int[Tensor, " m"],
+    batch: int,
+    scalar: str = "log_probability",
 ) -> Float[Tensor, " b"]:
-    """The sum of `log p(x_t | x_<t)` of each sample.
+    """The sum of `log p(x_t | x_<t)`, or of the log-odds, over the tokens of each sample.
 
     Args:
         logits: of the rows that predict.
         samples: which sample each row belongs to.
+        scalar: a name of `targets.SPAN_SCALARS`.
     """
-    found = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(dim=1)
+    found = SPAN_SCALARS[scalar](logits, ids)
     return found.new_zeros(batch).index_add(0, samples, found)
 
 
@@ -117,13 +122,14 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
         samples, places = columns[rows].nonzero(as_tuple=True)
         # Another pass may have the logits of all rows.
         at = places - 1 if kept is None or logits.shape[1] == ids.shape[1] else torch.searchsorted(kept, places - 1)
-        return log_probabilities(logits[samples, at], ids[rows][samples, places], samples, len(rows))
+        return summed(logits[samples, at], ids[rows][samples, places], samples, len(rows), target.scalar)
 
     scalar = read(output.wide, torch.arange(len(ids), device=ids.device))
     if not bool(scalar.detach().isfinite().all()):
+        said = f"{target.scalar.replace('_', '-')} of the continuation is {scalar.detach().tolist()}"
         raise InputError(
-            f"the log-probability of the continuation is {scalar.detach().tolist()}: the model excludes one of its "
-            "tokens, or its logits are not finite there. Check the weights and their precision."
+            f"the {said}: the model excludes one of its tokens, or its logits are not finite there. Check the weights "
+            "and their precision."
         )
     predicting = columns.roll(-1, dims=1).to(dtype_of(columns))
     return Scalar(

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.api import explain
-from vitrail.capture.continuations import log_probabilities
+from vitrail.capture.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.sources import lds, recall_at
@@ -171,7 +171,7 @@ def _some(model: nn.Module, question: Question, keep: Keep) -> Float[Tensor, " m
     extra = {"position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0), "logits_to_keep": said + 1}
     logits = model(input_ids=ids[order], attention_mask=mask.long(), use_cache=False, **extra).logits[:, :-1].float()
     samples = torch.arange(len(keep), device=device).repeat_interleave(said)
-    return log_probabilities(logits.flatten(0, 1), ids[question.start :].repeat(len(keep)), samples, len(keep))
+    return summed(logits.flatten(0, 1), ids[question.start :].repeat(len(keep)), samples, len(keep))
 
 
 def random_ablations(sources: int, count: int, seed: int = HELD_OUT_SEED) -> Keep:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.capture.continuations import log_probabilities, sequences_of
+from vitrail.capture.continuations import sequences_of, summed
 from vitrail.errors import InputError, OptionError
 from vitrail.methods.options import special_tokens
 from vitrail.models.anatomy import Body
@@ -64,7 +64,7 @@ class Ablated:
         return self.runner.answer(inputs, lambda logits: target(logits[torch.arange(len(keep)), place]))
 
     def _continued(self, logits: Float[Tensor, "m s v"], keep: Keep) -> Float[Tensor, " m"]:
-        """The log-probability of the answer, whose columns have moved to the left."""
+        """The scalar of the answer, whose columns have moved to the left."""
         rows = self.runner.part.rows
         assert rows is not None
         columns = (rows[self.sample] > 0).roll(1).nonzero()[:, 0]
@@ -76,7 +76,8 @@ class Ablated:
         assert ids is not None
         wanted = ids[self.sample, columns].expand_as(places)
         found = logits[samples, places - 1].flatten(0, 1)
-        return log_probabilities(found, wanted.flatten(), samples.flatten(), len(keep))
+        scalar = self.runner.part.target.scalar
+        return summed(found, wanted.flatten(), samples.flatten(), len(keep), scalar)
 
 
 def ablated(runner: Runner, sample: int) -> Ablated:

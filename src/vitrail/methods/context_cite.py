@@ -83,7 +83,9 @@ def build(
             chosen = sources_of(of, sources)
             kept = kept_sources(len(chosen), ablations, seed)
             values = of.scores(masks(of, chosen, kept), batch=batch).cpu()
-            values = logit_of(values) if runner.part.target.name == "continuation" else values.double()
+            target = runner.part.target
+            plain = target.name == "continuation" and target.scalar == "log_probability"
+            values = logit_of(values) if plain else values.double()
             weights = surrogate(kept, values, penalty).to(of.real.device, torch.float32)
             found.append(spread(weights, chosen))
         return Result(runner.run.among_tokens(torch.stack(found)))

@@ -15,6 +15,7 @@ from vitrail.api import explain_each
 from vitrail.attribution import Attribution
 from vitrail.capture.continuations import Sequences, sequences_of, spans
 from vitrail.errors import InputError, OptionError, suggest
+from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.segments import Span, pieces_of, sentences, words
 from vitrail.targets import continuation
@@ -44,6 +45,8 @@ class Answer:
         method: the name of the method.
         tokens: the tokens of the columns as text, where that is known; of an encoder-decoder model, of its source.
         provenance: where the numbers come from.
+        own: the part of the table that skip connections carry to the rows that predict the answer, where a method has
+            one. It says nothing of what the answer rests on; pages and citations leave it out.
     """
 
     table: Float[Tensor, "b u n"]
@@ -54,6 +57,7 @@ class Answer:
     hops: Float[Tensor, "b h u n"] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    own: Float[Tensor, "b u n"] | None = None
 
 
 def answer(  # noqa: PLR0913  (the public signature)
@@ -66,8 +70,9 @@ def answer(  # noqa: PLR0913  (the public signature)
     unit: str = "token",
     method: str | None = None,
     preset: str = "recommended",
+    scalar: str = "log_probability",
     sink: str = "keep",
-    hops: int = 0,
+    hops: int | None = None,
     reasoning: Span | None = None,
     memory: str = "auto",
     **options: Any,  # noqa: ANN401
@@ -83,13 +88,17 @@ def answer(  # noqa: PLR0913  (the public signature)
         unit: `token`, `word`, `sentence`, or `answer` for all of it at once.
         method: a name of `vitrail.METHODS`; None is the default for continuations.
         preset: the method's preset.
+        scalar: `log_probability`, or `log_odds`, whose gradient does not vanish where the model is sure; as for
+            `targets.continuation`.
         sink: `keep` the scores of the first real token, or `drop` them. Its share is in `Answer.sink` either way.
-        hops: how often relevance on the reasoning is passed on to what the reasoning rests on.
-        reasoning: the columns of what was generated before the answer; needed for hops.
+        hops: how often relevance on the reasoning is passed on to what the reasoning rests on. A method with hops of
+            its own, such as `flashtrace`, is given them; None is its default, and for other methods none.
+        reasoning: the columns of what was generated before the answer; needed for hops, but not by `flashtrace`.
         memory: `low` runs each block again for the backward pass instead of keeping it, as for `explain`.
         **options: the method's own options.
     """
-    options = {**options, "memory": memory}
+    own = _own_hops(method, hops, reasoning)
+    how = How(method, preset, scalar, {**options, **(own or {}), "memory": memory})
     if unit not in UNITS:
         raise OptionError(f"unit={unit!r} is not a choice. {suggest(unit, UNITS)}")
     if sink not in SINKS:
@@ -100,13 +109,17 @@ def answer(  # noqa: PLR0913  (the public signature)
     pieces = _pieces(read, sequences, tokenizer, unit)
     said = [_said(pieces[i], sequences.ids[i].tolist(), tokenizer, first[i], last[i]) for i in range(len(first))]
     units = tuple(_cut(said[sample], first[sample], unit) for sample in range(len(first)))
-    found = _rows(model, inputs, units, method, preset, options)
-    table = _stacked(found, units)
-    added = _hops(model, inputs, table, (method, preset, options), hops, reasoning, first)
-    table = table if added is None else table + added.sum(dim=1)
+    found = _rows(model, inputs, units, how)
+    table, own_part = _stacked([one.scores for one in found], units), _own(found, units)
+    if own is None:
+        added = _hops(model, inputs, table if own_part is None else table - own_part, how, hops or 0, reasoning, first)
+        table = table if added is None else table + added.sum(dim=1)
+    else:
+        added = _hops_of_method(found, units)
     # Of an encoder-decoder model the table is over the source, all of which is context.
     real = source_mask(read, table) if sequences.decoder else sequences.real
-    table, share = without_sink(table, real, [table.shape[2]] * len(table) if sequences.decoder else first, sink)
+    ends = [table.shape[2]] * len(table) if sequences.decoder else first
+    table, share = without_sink(table, real, ends, sink)
     return Answer(
         table,
         units,
@@ -114,9 +127,42 @@ def answer(  # noqa: PLR0913  (the public signature)
         found[0].method,
         _columns_of(found[0], tokenizer, pieces, decoder=sequences.decoder),
         added,
-        {**found[0].options, "unit": unit, "sink": sink} | ({"hops": hops} if hops else {}),
+        {**found[0].options, "unit": unit, "sink": sink, "scalar": scalar} | ({"hops": hops} if hops else {}),
         dict(found[0].provenance),
+        own=None if own_part is None else without_sink(own_part, real, ends, sink)[0],
     )
+
+
+@dataclass(frozen=True)
+class How:
+    """How each part of an answer is explained: the arguments of `explain`."""
+
+    method: str | None
+    preset: str
+    scalar: str
+    options: Mapping[str, Any]
+
+
+def _own(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"] | None:
+    """The rows' own part of the table, where the method has one."""
+    rows = [one.own for one in found if one.own is not None]
+    return _stacked(rows, units) if len(rows) == len(found) else None
+
+
+def _own_hops(method: str | None, hops: int | None, reasoning: Span | None) -> dict[str, Any] | None:
+    """What of these a method that has hops of its own is given; None for the others, whose rows are passed on here."""
+    if method not in METHODS or "hops" not in METHODS[method].options:
+        return None
+    given = {"hops": hops, "reasoning": None if reasoning is None else tuple(reasoning)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _hops_of_method(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b h u n"] | None:
+    """What each hop of a method of its own added; None without hops."""
+    layers = [one.layers[:, 1:] for one in found if one.layers is not None]
+    if len(layers) < len(found) or not layers[0].shape[1]:
+        return None
+    return torch.stack([_stacked([one[:, hop] for one in layers], units) for hop in range(layers[0].shape[1])], dim=1)
 
 
 def source_mask(inputs: Inputs, table: Float[Tensor, "b u n"]) -> Tensor:
@@ -180,21 +226,19 @@ def _rows(
     model: object,
     inputs: Tensor | Mapping[str, Any],
     units: Sequence[Sequence[Span]],
-    method: str | None,
-    preset: str,
-    options: Mapping[str, Any],
+    how: How,
 ) -> list[Attribution]:
     """One attribution for each part; samples with fewer parts repeat their last one."""
     count = max(map(len, units))
     padded = [[*row, *[row[-1]] * (count - len(row))] for row in units]
-    targets = [
-        continuation([row[index][0] for row in padded], [row[index][1] for row in padded]) for index in range(count)
-    ]
-    return list(explain_each(model, inputs, method or "auto", targets, preset, **options))
+    starts, stops = ([[row[index][end] for row in padded] for index in range(count)] for end in (0, 1))
+    targets = [continuation(a, b, scalar=how.scalar) for a, b in zip(starts, stops, strict=True)]
+    return list(explain_each(model, inputs, how.method or "auto", targets, how.preset, **how.options))
 
 
-def _stacked(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"]:
-    table = torch.stack([one.scores for one in found], dim=1)
+def _stacked(rows: Sequence[Float[Tensor, "b n"]], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"]:
+    """One row for each part; zeros for the parts that a sample does not have."""
+    table = torch.stack(list(rows), dim=1)
     counts = torch.tensor([len(row) for row in units], device=table.device)
     return table * (torch.arange(table.shape[1], device=table.device) < counts[:, None])[:, :, None]
 
@@ -218,7 +262,7 @@ def _hops(
     model: object,
     inputs: Tensor | Mapping[str, Any],
     table: Float[Tensor, "b u n"],
-    how: tuple[str | None, str, Mapping[str, Any]],
+    how: How,
     hops: int,
     reasoning: Span | None,
     first: Sequence[int],
@@ -239,7 +283,10 @@ def _hops(
             f"reasoning={reasoning} is no span of columns before the answer, which begins at {min(first)}."
         )
     tokens = tuple((place, place + 1) for place in range(start, stop))
-    passing = _stacked(_rows(model, inputs, [tokens] * len(table), *how), [tokens] * len(table)).clamp(min=0)
+    rows = _rows(model, inputs, [tokens] * len(table), how)
+    # A row's own part says nothing of what it rests on, and would be most of it where the model is sure.
+    parts = [one.scores if one.own is None else one.scores - one.own for one in rows]
+    passing = _stacked(parts, [tokens] * len(table)).clamp(min=0)
     passing = passing * (
         torch.arange(table.shape[2], device=table.device) < torch.arange(start, stop, device=table.device)[:, None]
     )

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.methods import METHODS
 from vitrail.models.inputs import position_limit
 from vitrail.models.segments import sentences
 from vitrail.plots.answers import answer_figure, answer_html
@@ -51,7 +52,8 @@ class Generation:
         tokens: the tokens of prompt and answer as text.
         units: the parts of the answer; columns as in `tokens`.
         context: the passages of the prompt.
-        tables: for each method, `[units, tokens]`, scores over all columns.
+        tables: for each method, `[units, tokens]`, scores over all columns, without what skip connections carry to the
+            rows themselves that predict the answer (`Answer.own`).
         sinks: for each method, the share of the scores on the context that the first token holds, by unit.
         provenance: for each method, where its numbers come from.
         hops: for each method, `[hops, units, tokens]`, what each hop through the reasoning added to its table.
@@ -192,8 +194,9 @@ def generate(  # noqa: PLR0913  (the public signature)
     options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 64,
     generation: Mapping[str, Any] | None = None,
+    scalar: str = "log_probability",
     sink: str = "keep",
-    hops: int = 0,
+    hops: int | None = None,
     reasoning: str | None = None,
     memory: str = "auto",
 ) -> Generation:
@@ -210,8 +213,10 @@ def generate(  # noqa: PLR0913  (the public signature)
         options: the method's options; with several methods they go to all of them.
         max_new_tokens: how many tokens are generated at most.
         generation: further arguments of `model.generate`. Sampling needs a `seed` among them.
+        scalar: `log_probability`, or `log_odds`, whose gradient does not vanish where the model is sure of its answer.
         sink: `keep` or `drop` the scores of the first token; `Generation.sinks` says how much it holds.
-        hops: how often relevance on what was generated before the final answer is passed on to what that rests on.
+        hops: how often relevance on what was generated before the final answer is passed on to what that rests on; as
+            for `vitrail.answer`.
         reasoning: the text that ends what comes before the final answer, such as `</think>`. The parts after it are
             explained, and the sentences before it are passages of the context. None with hops: all but the last
             sentence is reasoning.
@@ -233,9 +238,17 @@ def generate(  # noqa: PLR0913  (the public signature)
     begin = len(read.ids)
     thought = _reasoned(decoded(tokenizer, ids), reasoning) if hops or reasoning is not None else 0
     through = {"hops": hops, "reasoning": (begin, begin + thought)} if hops else {}
-    common = {"tokenizer": tokenizer, "unit": unit, "sink": sink, "memory": memory, **through, **(options or {})}
-    found = [answer_of(model, inputs, begin + thought, method=one, **common) for one in named]
+    common = {"tokenizer": tokenizer, "unit": unit, "scalar": scalar, "sink": sink, "memory": memory}
+    given = [{**common, **through, **_sources(one, read), **(options or {})} for one in named]
+    found = [answer_of(model, inputs, begin + thought, method=a, **b) for a, b in zip(named, given, strict=True)]
     return _joined(tokenizer, read, ids, found, thought)
+
+
+def _sources(method: str | None, read: Prompt) -> dict[str, Any]:
+    """The passages of the prompt, for methods that remove whole passages; the chat template is none."""
+    if method not in METHODS or "sources" not in METHODS[method].options:
+        return {}
+    return {"sources": [(one.start, one.stop) for one in read.passages if one.source != TEMPLATE]}
 
 
 def _reasoned(pieces: Sequence[str], end: str | None) -> int:
@@ -282,7 +295,7 @@ def _joined(
         tokens,
         units,
         (*read.passages, *reasons),
-        {one.method: one.table[0].cpu() for one in found},
+        {one.method: (one.table if one.own is None else one.table - one.own)[0].cpu() for one in found},
         {one.method: one.sink[0].cpu() for one in found},
         {one.method: dict(one.provenance) for one in found},
         {one.method: one.hops[0].cpu() for one in found if one.hops is not None},

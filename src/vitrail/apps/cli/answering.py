@@ -14,12 +14,22 @@ if TYPE_CHECKING:
 
 HELP = """Generate an answer with a language model on disk, and show which passages each of its parts rests on.
 
-Example: vitrail answer "Who wrote the letter?" --model ./lm --context letter.txt --out answer.html
+Examples:
+
+  vitrail answer "Who wrote the letter?" --model ./lm --context letter.txt --out answer.html
+
+  vitrail answer "Anna: ring. Boris: key. Anna:" --model lookup
 """
+EMBEDDED = "lookup"
 
 
 def load_model(path: Path) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer from a folder."""
+    """A causal language model and its tokenizer from a folder; `lookup` is the one inside the package."""
+    if str(path) == EMBEDDED and not path.exists():
+        from vitrail.models import zoo
+
+        found = zoo.load(EMBEDDED)
+        return found.model, found.preprocess.tokenizer  # pyright: ignore[reportFunctionMemberAccess]
     try:
         import transformers
     except ImportError as error:
@@ -54,17 +64,20 @@ def prompt_for(tokenizer: Any, prompt: str, *, chat: bool) -> str | list[dict[st
 @reported
 def command(  # noqa: PLR0913  (one parameter for each option of the command line)
     prompt: Annotated[str, typer.Argument(help="The question.")],
-    model: Annotated[Path, typer.Option("--model", "-m", help="A folder with a causal language model.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="A folder with a causal language model, or lookup.")],
     context: Annotated[
         list[Path] | None, typer.Option("--context", "-c", help="Text files, one document each.")
     ] = None,
     given: Annotated[str | None, typer.Option("--answer", help="Explain this answer; nothing is generated.")] = None,
     method: Annotated[list[str] | None, typer.Option("--method", help="A method; several give intervals.")] = None,
     unit: Annotated[str, typer.Option(help="token, word, sentence or answer.")] = "sentence",
+    scalar: Annotated[str, typer.Option(help="log_probability, or log_odds.")] = "log_probability",
     tokens: Annotated[int, typer.Option("--tokens", help="How many tokens are generated at most.")] = 64,
     cite: Annotated[int, typer.Option("--cite", help="How many passages are shown for each part.")] = 3,
     out: Annotated[Path | None, typer.Option("--out", help="A file to write: .html for a page, else JSON.")] = None,
-    hops: Annotated[int, typer.Option("--hops", help="Hops through what was generated before the answer.")] = 0,
+    hops: Annotated[
+        int | None, typer.Option("--hops", help="Hops through what was generated before the answer.")
+    ] = None,
     reasoning: Annotated[str | None, typer.Option("--reasoning", help="Text that ends the reasoning.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--plain", help="Use the chat template if there is one.")] = True,  # noqa: FBT002
     debug: options.Debug = False,  # noqa: FBT002
@@ -81,6 +94,7 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
         documents=read_context(context or []) or None,
         unit=unit,
         method=method or None,
+        scalar=scalar,
         max_new_tokens=tokens,
         hops=hops,
         reasoning=reasoning,

@@ -1,4 +1,4 @@
-"""Explanations of the embedded models: two pictures and three sentences, without a download."""
+"""Explanations of the embedded models: two pictures, three sentences and an answer, without a download."""
 
 from dataclasses import dataclass
 from html import escape
@@ -12,10 +12,12 @@ from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
 from vitrail.plots import comparison_sheet
+from vitrail.plots.answers import answer_html
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import document, embedded, to_html
 from vitrail.plots.tokens import pieces
 from vitrail.storage import write_bytes
+from vitrail.tools.generations import Generation, generate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +30,8 @@ SENTENCES = (
     "the plot is not bad, but the endless dialogue is unbearably dull",
     "despite a clumsy start, this turns out to be a small miracle",
 )
+QUESTION = "Anna: ring. Boris: key. Clara: lamp. David: map. Clara:"
+"""What the lookup model is asked: whoever has what, in its small language."""
 ON_PICTURES = (
     "consensus",
     ("consensus", {"preset": "fine"}),
@@ -65,25 +69,26 @@ class Made:
 
     pictures: list[Explained]
     sentences: list[Explained]
+    answer: Generation
     paths: tuple[Path, ...]
 
 
 def run(folder: Path) -> Made:
-    """Explain the pictures and the sentences, and write two sheets, the photographs and one page."""
+    """Explain pictures, sentences and an answer, and write two sheets, the photographs and one page."""
     try:
         (folder / "photos").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder} cannot be made: {error.strerror}. Choose another folder with -o.") from error
     images, pictures = _pictures()
-    sentences = _sentences()
+    sentences, answer = _sentences(), _looked_up()
     sheets = {
         "pictures.png": rendered(_sheet(pictures, images)),
         "sentences.png": rendered(_sheet(sentences, None)),
     }
-    page = _page(sheets, pictures, sentences).encode()
+    page = _page(sheets, pictures, sentences, answer).encode()
     photos = {f"photos/{name}": zoo.example(Path(name).stem).read_bytes() for name in PICTURES}
     files = {**sheets, **photos, "index.html": page}
-    return Made(pictures, sentences, tuple(write_bytes(folder / name, data) for name, data in files.items()))
+    return Made(pictures, sentences, answer, tuple(write_bytes(folder / name, data) for name, data in files.items()))
 
 
 def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
@@ -108,6 +113,12 @@ def _sentences() -> list[Explained]:
     return found
 
 
+def _looked_up() -> Generation:
+    """An answer of the lookup model, and the sentence that it rests on."""
+    lookup = zoo.load("lookup")
+    return generate(lookup.model, lookup.preprocess.tokenizer, QUESTION)  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def _answer(loaded: zoo.Embedded, inputs: object) -> str:
     """The predicted class and its probability."""
     with torch.no_grad():
@@ -125,10 +136,10 @@ def _sheet(explained: list[Explained], images: list[torch.Tensor] | None) -> "Fi
     return comparison_sheet([e.attributions for e in explained], images, row_titles=[e.title for e in explained])
 
 
-def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[Explained]) -> str:
+def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[Explained], answer: Generation) -> str:
     """One page that needs nothing beside it."""
     blocks = [
-        "<h1>Vitrail: what two small Transformers looked at</h1>",
+        "<h1>Vitrail: what three small Transformers looked at</h1>",
         f"<p>{escape(' '.join(PICTURES.values()))}</p>",
     ]
     for (name, data), explained in zip(sheets.items(), (pictures, sentences), strict=True):
@@ -138,5 +149,6 @@ def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[E
     for one in sentences:
         blocks.append(f"<h2>{escape(one.title)}</h2>")
         blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
+    blocks += ["<h2>An answer of the lookup model</h2>", answer_html(answer, fragment=True)]
     style = "font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em"
     return document("Vitrail demo", f'<main style="{style}">{"".join(blocks)}</main>')

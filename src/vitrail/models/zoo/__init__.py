@@ -122,7 +122,8 @@ def load_sentiment() -> Embedded:
 
 def load_lookup() -> Embedded:
     """The language model that looks up what a person has; its classes are its tokens."""
-    model = build_lookup()
+    with silent():  # importing transformers writes log lines
+        model = build_lookup()
     read = make_reader(limit=model.config.max_position_embeddings)
     words = sorted(read.tokenizer.get_vocab().items(), key=lambda item: item[1])
     return Embedded("lookup", model, read, tuple(word for word, _ in words))
