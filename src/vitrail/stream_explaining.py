@@ -15,10 +15,10 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
-from vitrail.capture.stream_checks import check_values, sample_of
-from vitrail.capture.stream_origins import WORDS, ShownStream, own_texts, reported
+from vitrail.capture.stream_memory import measured_streams
+from vitrail.capture.stream_origins import WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
-from vitrail.capture.streams import AttentionEvent, Streams, Transition, watched
+from vitrail.capture.streams import AttentionEvent, Streams, Transition, cut_pass, measured
 from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy
@@ -27,7 +27,7 @@ from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.streams import Relevance, walk_events
 from vitrail.relevance.walk import STARTS
-from vitrail.stream_gradients import explain_inputs, is_gradient, measured_streams
+from vitrail.stream_gradients import explain_inputs, is_gradient, shown_streams
 
 if TYPE_CHECKING:
     from vitrail.api import Request
@@ -78,7 +78,7 @@ def _measured(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:
-    with watched(model, inputs) as (_, streams):
+    with cut_pass(model, inputs, measured) as streams:
         return not streams.is_plain(pooled=pooled) or len(LOOKED_AT & inputs.kwargs.keys()) > 1
 
 
@@ -137,10 +137,8 @@ def explain_streams(
     requests = [requests[i] for i in walking]
     inputs = requests[0].inputs
     adds = any(_reads_changes(request) for request in requests)
-    with watched(model, inputs, sums=adds) as (seen, streams):
-        check_values(streams)
-        samples = sample_of(streams, inputs.batch, shared=inputs.shared)
-        shown = reported(streams, inputs, samples)
+    with measured_streams(model, inputs, sums=adds) as found:
+        seen, streams, samples, shown = found.seen, found.streams, found.samples, found.shown
         _check_inputs(inputs, shown)
         changed, unknown = _changes(streams, samples, shown) if adds else (None, None)
         refused = {request: _refusal(request, shown, unknown) for request in requests}
@@ -183,7 +181,7 @@ def explain_at_inputs(
     found = {}
     for i, request in enumerate(requests):
         begun = time.perf_counter()
-        shown = measured_streams(model, request.inputs) if shown is None else shown
+        shown = shown_streams(model, request.inputs) if shown is None else shown
         one = explain_inputs(model, request, shown)
         found[i] = _timed(one, time.perf_counter() - begun)
     return fingerprint(model), found

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.stream_checks import sample_of
-from vitrail.capture.stream_origins import ShownStream, reported, text_rows
-from vitrail.capture.streams import watched
+from vitrail.capture.stream_memory import measured_streams
+from vitrail.capture.stream_origins import ShownStream, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs
@@ -113,11 +112,11 @@ def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part:
     return text_rows(len(values), inputs.batch, part.target, compares=hasattr(model, "logit_scale"))
 
 
-def measured_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
+def shown_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
     """The streams of a model, or none where its attention cannot be followed."""
     try:
-        with watched(model, inputs) as (_, streams):
-            return reported(streams, inputs, sample_of(streams, inputs.batch, shared=inputs.shared))
+        with measured_streams(model, inputs) as found:
+            return found.shown
     except CutGraphError:  # gradients would leave that attention out
         raise
     except SeamError:

@@ -281,9 +281,9 @@ def stream_forward(
         handles = [module.register_forward_hook(_start) for module in model.modules()]
         with hooks(handles), attention_calls(calls.append, safe=True):
             answer = run_model(model, some)
-        if len(calls) != len(streams.seen.calls):
+        if len(calls) != len(streams.attentions):
             raise SeamError(
-                f"the model made {len(streams.seen.calls)} attention calls when it was measured and {len(calls)} now: "
+                f"the model made {len(streams.attentions)} attention calls when it was measured and {len(calls)} now: "
                 "what it runs depends on chance or on earlier calls, so its attention cannot be followed."
             )
         read = read_answer(answer, inputs, calls, generates=generates(model))

@@ -13,7 +13,7 @@ earlier result feeds. Whatever mixes tokens between two attention calls, as a co
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
+T = TypeVar("T")
 RECENT = 24
 """How many of the last tensors before an attention call may link the queries of a new sequence with its keys."""
 
@@ -214,8 +215,8 @@ class Streams:
 
 
 @contextmanager
-def watched(model: nn.Module, inputs: Inputs, *, sums: bool = False) -> Iterator[tuple[Seen, Streams]]:
-    """A pass of a shadow whose attention results are cut from the graph, and the streams measured in it.
+def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, sums: bool = False) -> Iterator[T]:
+    """What is measured in a pass of a shadow whose attention results are cut from the graph.
 
     Args:
         sums: keep what is added to the residual streams, too.
@@ -224,10 +225,10 @@ def watched(model: nn.Module, inputs: Inputs, *, sums: bool = False) -> Iterator
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = rooted(inputs if dtype is None else inputs.cast(dtype))
-        yield without_recomputation(model, lambda: _seen(model, some, dtype, sums=sums))
+        yield without_recomputation(model, lambda: measure(_seen(model, some, dtype, sums=sums)))
 
 
-def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> tuple[Seen, Streams]:
+def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
     seen = Seen(inputs=inputs, sums=Sums() if sums else None)
     with in_precision(model, dtype), _watching(model, seen):
         seen.answer = run_model(model, inputs)
@@ -236,7 +237,7 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
             f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is not "
             "intercepted. Use a gradient method, such as integrated_gradients."
         )
-    return seen, measured(seen)
+    return seen
 
 
 def rooted(inputs: Inputs) -> Inputs:
