@@ -215,13 +215,13 @@ def test_the_head_of_a_model_without_the_keyword_reads_the_same_rows(monkeypatch
 
 
 def test_a_long_text_is_measured_by_a_part_of_it(monkeypatch):
-    from vitrail.capture import measure
+    from vitrail.capture import long_texts
 
     case = golden2("llm_llama")
     inputs = {"input_ids": case.item("seq0")["input_ids"].repeat(1, 2)}
     expected = vitrail.explain(case.model, inputs, "gae", targets.continuation(-3))
-    monkeypatch.setattr(measure, "LONGEST", 10)
-    monkeypatch.setattr(measure, "PART", 6)
+    monkeypatch.setattr(long_texts, "LONGEST", 10)
+    monkeypatch.setattr(long_texts, "PART", 6)
     found = vitrail.explain(case.model, inputs, "gae", targets.continuation(-3))
     assert_close(found.scores, expected.scores)
     assert any("measured on 6 of the" in said for said in found.provenance["assumed"])

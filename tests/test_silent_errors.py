@@ -22,12 +22,13 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
         self.q, self.k, self.v, self.o, self.up = (nn.Linear(16, 16) for _ in range(5))
-        self.change = change
+        self.change, self.causal = change, False
 
     def forward(self, x):
         h = self.norm(x)
         q, k, v = (f(h).unflatten(-1, (2, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
         h = self.up(self.second(x))
         return x + (h if self.change is None else self.change(h))
 
@@ -142,6 +143,65 @@ class Shared(Model):
         return self.head(x[:, 0])
 
 
+class ByLength(Model):
+    """A causal model that does something else with a long text."""
+
+    def __init__(self, before, between):
+        super().__init__()
+        self.before, self.between, self.head = before, between, nn.Linear(16, 12)
+        for layer in self.layers:
+            layer.causal = True
+
+    def forward(self, input_ids):
+        x, long = self.words(input_ids), input_ids.shape[1] > 400
+        x = self.before(x) if long else x
+        first, second = self.layers
+        x = first(x)
+        return self.head(second(self.between(x) if long else x))
+
+
+def test_a_model_that_moves_the_tokens_of_long_texts_alone_is_seen():
+    """The structure of a long causal text is measured on a part of it, where nothing moves."""
+    ids = torch.randint(12, (1, 520), generator=torch.Generator().manual_seed(0))
+    plain, moved = ByLength(nn.Identity(), nn.Identity()), ByLength(lambda x: x.flip(1), nn.Identity())
+    found, wanted = (vitrail.explain(model.double().eval(), ids, "rollout", 1) for model in (moved, plain))
+    assert "measured on 256" in str(wanted.provenance["assumed"])
+    turned = vitrail.explain(plain, ids.flip(1), "rollout", 1).scores.flip(1)
+    assert_close(found.scores, turned)
+    with pytest.raises(SeamError, match="another order"):
+        vitrail.explain(ByLength(nn.Identity(), lambda x: x.roll(1, 1)).double().eval(), ids, "gae", 1)
+
+
+class LongSkip(Model):
+    """Its head reads a token of the first block beside the first token of the last one."""
+
+    def __init__(self, token):
+        super().__init__()
+        self.token = token
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        states = [x := layer(x) for layer in self.layers]
+        return self.head(x[:, 0] + states[0][:, self.token])
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "tokentm", "attcat"])
+def test_a_token_that_is_read_past_later_blocks_is_not_left_out(method):
+    """A walk from the last block alone would never meet it."""
+    with pytest.raises(SeamError, match=r"reads 1 tokens after block 0 beside the 1 it reads after block 1"):
+        vitrail.explain(LongSkip(token=3).double().eval(), IDS, method, 1)
+    assert bool(vitrail.explain(LongSkip(token=0).double().eval(), IDS, method, 1).scores.any())
+
+
+def test_gradients_at_the_inputs_meet_a_token_that_is_read_past_later_blocks():
+    model = LongSkip(token=3).double().eval()
+    found = vitrail.explain(model, IDS, "input_x_gradient", 1)
+    words = model.words(IDS).detach().requires_grad_()
+    model.words.register_forward_hook(lambda *_: words)
+    (gradient,) = torch.autograd.grad(model(IDS)[:, 1].sum(), words)
+    assert_close(found.scores, (words * gradient).sum(dim=2).detach())
+
+
 def test_blocks_that_share_a_tensor_beside_the_stream_are_not_run_again_one_by_one():
     model = Shared().double().eval()
     with pytest.raises(VitrailError, match="beside the stream"):
@@ -213,6 +273,21 @@ def test_pictures_of_the_same_names_in_another_folder_are_another_run(tmp_path):
         Image.new("RGB", (4, 4)).save(tmp_path / folder / "0.png")
         found.append(_names_hash(picture_batches(tmp_path / folder, lambda image: image)))
     assert found[0] != found[1]
+
+
+def test_a_picture_that_was_replaced_or_is_prepared_otherwise_is_another_run(tmp_path):
+    """A run was once resumed with other pixels under the same names, and with `--squash` added."""
+    from PIL import Image
+
+    def known(color, preparation=""):
+        Image.new("RGB", (4, 4), color).save(tmp_path / "0.bmp")  # the same number of bytes
+        return _names_hash(picture_batches(tmp_path, lambda image: image, preparation=preparation))
+
+    first = known("red")
+    assert known("blue") != first
+    again = _names_hash(picture_batches(tmp_path, lambda image: image))
+    assert again == _names_hash(picture_batches(tmp_path, lambda image: image))
+    assert again != _names_hash(picture_batches(tmp_path, lambda image: image, preparation="squash=True"))
 
 
 # The level that was asked for

@@ -47,7 +47,7 @@ class Batch:
     Args:
         names: one for each input.
         load: gives the inputs.
-        places: where each input lies; another place is another run.
+        places: where each input lies and all else that decides it; another place is another run.
     """
 
     names: Sequence[str]
@@ -81,7 +81,7 @@ class ExplainedDataSet:
 
 
 def picture_batches(
-    folder: str | Path | Sequence[Path], preprocess: Callable[[Any], Inputs], *, size: int = 32
+    folder: str | Path | Sequence[Path], preprocess: Callable[[Any], Inputs], *, size: int = 32, preparation: str = ""
 ) -> list[Batch]:
     """The pictures of a folder as batches for `explain_many`, in the order of their names, each opened when needed.
 
@@ -90,6 +90,8 @@ def picture_batches(
         preprocess: takes a picture of Pillow and gives what the model reads: `[3, h, w]`, `[1, 3, h, w]`, or a mapping
             of such.
         size: how many pictures a batch holds.
+        preparation: what `preprocess` does, in words: a run that was prepared otherwise is not resumed. Nor is one
+            whose files changed since.
     """
     from vitrail.models.loading.images import images_in, open_image  # Pillow is an extra
 
@@ -98,11 +100,12 @@ def picture_batches(
     def load(some: Sequence[Path]) -> Inputs:
         return _together([preprocess(open_image(path)) for path in some])
 
+    def place(path: Path) -> str:
+        stored = path.stat()
+        return f"{path.resolve()} {stored.st_size} {stored.st_mtime_ns} {preparation}"
+
     groups = [paths[start : start + size] for start in range(0, len(paths), size)]
-    return [
-        Batch([path.name for path in some], partial(load, some), [str(path.resolve()) for path in some])
-        for some in groups
-    ]
+    return [Batch([path.name for path in some], partial(load, some), list(map(place, some))) for some in groups]
 
 
 def _together(made: Sequence[Any]) -> Inputs:

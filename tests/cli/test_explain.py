@@ -146,6 +146,7 @@ def test_a_folder_becomes_a_data_set_that_is_resumed(run, place, tmp_path):
     assert "0 of them explained now" in result.stderr
     rows = parquet.read_table(maps).to_pylist()
     assert [(row["name"], row["target"], row["method"]) for row in rows] == [("a.png", 1, "gae"), ("b.jpg", 1, "gae")]
+    assert "another run (names" in run(*command, "--squash").stderr
     Image.open(place / "cat.png").save(folder / "c.png")
     assert "another run (names" in run(*command).stderr
 

@@ -23,6 +23,7 @@ from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
+from vitrail.capture.long_texts import for_length, part_of, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
@@ -50,8 +51,6 @@ CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
 """Arguments that change from input to input and set no order of tokens."""
 MOST_FORMS = 256
 """How many forms of input are remembered for one model."""
-LONGEST, PART = 512, 256
-"""Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
 SAMPLES = 2
 """How many samples are looked at: enough to see that samples are kept separate."""
 
@@ -100,6 +99,8 @@ class _Seen:
 
 
 _known: Remembered[Structure] = Remembered(MOST_FORMS)
+_long: Remembered[bool] = Remembered(MOST_FORMS)
+"""Whether long texts are as their parts."""
 
 
 def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
@@ -108,49 +109,27 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     Args:
         model: a shadow.
     """
-    part = None if inputs.ids is None else _part_of(inputs, body)
+    part = None if inputs.ids is None else part_of(inputs, body)
     if part is not None:
-        found = _for_length(structure_of(model, part, body), part.shown.shape[1], inputs.shown.shape[1])
-        if found is not None:
+        found = structure_of(model, part, body)
+        if not isinstance(found.origin, Origin):
             return found
+        whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
+        if whole is not None and _long.get(
+            model, _form(inputs, body), lambda: _as_its_part(model, part, inputs, body, whole)
+        ):
+            said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
+            return replace(found, origin=whole, assumed=(*found.assumed, said))
     return _known.get(model, _form(inputs, body), lambda: _measured(model, inputs.usable(), body))
 
 
-def _part_of(inputs: Inputs, body: Body) -> Inputs | None:
-    """Some tokens of a long text for a causal model; None where the whole input is measured.
-
-    All tokens at once would take more memory than the explanation: their logits, and the graph of every block.
-    """
-    length = inputs.shown.shape[1] if inputs.shown.ndim == 2 else 0
-    if length <= LONGEST or not body.anatomy.causal or not body.blocks:
-        return None
-    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
-    if any(x.ndim != 2 or x.shape[1] != length for x in tensors):
-        return None
-    mask = inputs.attention_mask
-    cut = slice(None, PART) if mask is not None and not bool(mask[:, -PART:].all()) else slice(-PART, None)
-    if mask is not None and not bool(mask[:, cut].all()):
-        return None
-
-    def part(x: Any) -> Any:  # noqa: ANN401
-        return x[:, cut] if isinstance(x, Tensor) else x
-
-    kwargs = {name: part(x) for name, x in inputs.kwargs.items()}
-    args = tuple(map(part, inputs.args))
-    return replace(inputs, args=args, kwargs=kwargs, ids=part(inputs.ids), attention_mask=part(mask), tokens=None)
-
-
-def _for_length(structure: Structure, part: int, length: int) -> Structure | None:
-    """What was measured on a part of a text, for the whole; None if the tokens around the text are not in order."""
-    origin = structure.origin
-    if not isinstance(origin, Origin):
-        return structure
-    before = origin.index[0]
-    if origin.index != tuple(range(before, before + part)):
-        return None
-    whole = replace(origin, tokens=origin.tokens - part + length, index=tuple(range(before, before + length)))
-    said = f"the structure was measured on {part} of the {length} tokens"
-    return replace(structure, origin=whole, assumed=(*structure.assumed, said))
+def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:
+    """Whether the tokens of a long text go the way that those of its part go, in a model of no known family."""
+    if not body.blocks[0].discovered:
+        return True
+    with autograd(gradients=False):
+        in_order = isinstance(_counted(origin, model, inputs.usable(), body), Origin)
+        return in_order and untouched_borders(model, part, body) == untouched_borders(model, inputs, body)
 
 
 def used_body(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Body, Structure]:

@@ -33,6 +33,7 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
 
 def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Work", *, squash: bool, engine: str) -> None:
     """All images of a folder; those that are none are named at the end."""
+    from vitrail.evaluate.bench.identity import setup_hash
     from vitrail.many import explain_many, picture_batches
 
     if loaded.kind != "image":
@@ -42,7 +43,9 @@ def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Work", 
     ((method, options),) = plan.specs
     images, broken = _readable(folder)
     device = next(loaded.model.parameters()).device.type
-    batches = picture_batches(images, partial(_inputs, loaded, squash), size=BATCH.get(device, FEW))
+    preparation = f"squash={squash} {setup_hash(loaded)}"
+    prepare = partial(_inputs, loaded, squash)
+    batches = picture_batches(images, prepare, size=BATCH.get(device, FEW), preparation=preparation)
     target = _class_of(plan.targets[0]) if plan.targets else None
     made: Any = {**options, "preset": options.get("preset", plan.preset)}
     found = explain_many(loaded.model, batches, method, target, output=place, engine=engine, **made)

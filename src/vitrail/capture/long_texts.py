@@ -1,0 +1,70 @@
+"""Long causal texts, whose structure is measured on a part of them.
+
+All tokens at once would take more memory than the explanation: their logits, and the graph of every block.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.hooks import first_tensor, stream_of
+from vitrail.capture.origin import Origin
+from vitrail.capture.outputs import run_model
+from vitrail.capture.shadow import hooks
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+
+LONGEST, PART = 512, 256
+"""Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
+
+
+def part_of(inputs: Inputs, body: Body) -> Inputs | None:
+    """Some tokens of a long text for a causal model; None where the whole input is measured."""
+    length = inputs.shown.shape[1] if inputs.shown.ndim == 2 else 0
+    if length <= LONGEST or not body.anatomy.causal or not body.blocks:
+        return None
+    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
+    if any(x.ndim != 2 or x.shape[1] != length for x in tensors):
+        return None
+    mask = inputs.attention_mask
+    cut = slice(None, PART) if mask is not None and not bool(mask[:, -PART:].all()) else slice(-PART, None)
+    if mask is not None and not bool(mask[:, cut].all()):
+        return None
+
+    def part(x: Any) -> Any:  # noqa: ANN401
+        return x[:, cut] if isinstance(x, Tensor) else x
+
+    kwargs = {name: part(x) for name, x in inputs.kwargs.items()}
+    args = tuple(map(part, inputs.args))
+    return replace(inputs, args=args, kwargs=kwargs, ids=part(inputs.ids), attention_mask=part(mask), tokens=None)
+
+
+def for_length(origin: Origin, part: int, length: int) -> Origin | None:
+    """The origin of the tokens of the whole text; None if the tokens around its part are not in order."""
+    before = origin.index[0]
+    if origin.index != tuple(range(before, before + part)):
+        return None
+    return replace(origin, tokens=origin.tokens - part + length, index=tuple(range(before, before + length)))
+
+
+def untouched_borders(model: nn.Module, inputs: Inputs, body: Body) -> tuple[bool, ...]:
+    """For each block in the order in which they run, whether it is given what the one before it gave."""
+    found: list[bool] = []
+    last: list[Tensor] = []
+
+    def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        stream = stream_of(args, kwargs)
+        found.append(not last or (last[0].shape == stream.shape and torch.equal(last[0], stream)))
+
+    def after(module: nn.Module, args: tuple, out: object) -> None:
+        last[:] = [first_tensor(out)]
+
+    handles = []
+    for block in body.blocks:
+        handles.append(block.module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(block.module.register_forward_hook(after))
+    with hooks(handles):
+        run_model(model, inputs)
+    return tuple(found)
