@@ -487,8 +487,85 @@ def test_the_root_of_a_shadow_stays_the_same_object_until_the_structure_changes(
         assert later is not other
 
 
-def test_a_shadow_dies_with_its_model():
-    model = Parent()
+class Kept(Plain):
+    """Reads numbers, lists and a method of its class, all of which can be exchanged without a new attribute."""
+
+    def prepare(self):
+        self.scales, self.others = [0.5, torch.tensor([0.7])], [torch.tensor([2.0])]
+        self.steps = nn.ModuleList([nn.Linear(12, 12), nn.Linear(12, 12)]).double()
+        self.register_buffer("factor", torch.ones(12, dtype=torch.float64))
+        self.register_buffer("order", torch.tensor([0, 1]))
+
+    def scale(self, x):
+        return x * self.scales[-1] * sum(map(float, self.others))
+
+    def read(self, x):
+        for index in self.order.tolist():
+            x = self.steps[index](x).tanh()
+        return self.head(self.scale(x * self.factor))
+
+
+def moved_between_lists(model):
+    model.others.insert(0, model.scales.pop())
+
+
+def swapped_modules(model):
+    model.steps._modules["0"], model.steps._modules["1"] = model.steps[1], model.steps[0]
+
+
+QUIET = [
+    lambda m: m.factor.data.mul_(torch.linspace(-1, 3, 12)),  # writes through .data and NumPy are not counted
+    lambda m: m.factor.numpy().__imul__(np.linspace(-1, 3, 12)),
+    lambda m: m.order.numpy().__setitem__(slice(None), [1, 0]),
+    lambda m: m.scales[1].data.fill_(-3.0),
+    lambda m: setattr(m.steps[0].weight, "data", m.steps[0].weight.data.flip(0)),
+    lambda m: setattr(m.steps[0], "__class__", type("Bent", (nn.Linear,), {"forward": lambda self, x: x * 2})),
+    lambda m: setattr(m, "__class__", type("Turned", (Kept,), {"scale": lambda self, x: x.flip(1)})),
+    moved_between_lists,
+    swapped_modules,
+]
+
+
+@pytest.mark.parametrize("change", QUIET)
+def test_a_shadow_that_is_used_again_is_a_copy_of_the_model_as_it_is_now(change):
+    model, fresh = Kept(), Kept()
+    first = [vitrail.explain(model, IDS, "gae", 1).scores for _ in range(2)]
+    assert torch.equal(*first)
+    change(model)
+    change(fresh)
+    found = vitrail.explain(model, IDS, "gae", 1).scores
+    assert torch.equal(found, vitrail.explain(fresh, IDS, "gae", 1).scores)
+    assert not torch.equal(found, first[0])
+
+
+def test_a_method_that_its_class_exchanges_counts_at_once(monkeypatch):
+    model = Kept()
+    first = vitrail.explain(model, IDS, "gae", 1).scores
+    monkeypatch.setattr(Kept, "scale", torch.compile(lambda self, x: x.flip(1) * 3, backend="eager"))
+    found = vitrail.explain(model, IDS, "gae", 1).scores
+    assert torch.equal(found, vitrail.explain(Kept(), IDS, "gae", 1).scores)
+    assert not torch.equal(found, first)
+
+
+class KeepsStates(Plain):
+    def read(self, x):
+        self.last = x
+        HELD.append(weakref.ref(x))
+        return self.head(x)
+
+
+def test_what_a_forward_keeps_in_its_shadow_is_freed_with_the_call():
+    model = KeepsStates()
+    for _ in range(3):
+        vitrail.explain(model, IDS, "gae", 1)
+    gc.collect()
+    assert [x() for x in HELD[1:]] == [None] * len(HELD[1:])
+    del HELD[1:]
+
+
+@pytest.mark.parametrize("kind", [Parent, Kept])
+def test_a_shadow_dies_with_its_model(kind):
+    model = kind()
     vitrail.explain(model, IDS, "gae", 1)
     gone = [weakref.ref(model), weakref.ref(model.head)]
     with shadow(model) as own:

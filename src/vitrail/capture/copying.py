@@ -17,7 +17,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
@@ -76,18 +76,24 @@ class _Passing(nn.Module):
             return getattr(vars(self)["_wrapped"], name)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Copied:
     """A copy of a model.
 
     Args:
         signature: what the model is made of, as plain values: equal for the same structure.
+        parameters: those of the model, which the copy shares.
         watched: tensors that are too large to be copied, with the number of writes they had seen.
+        tensors: what was copied, with what `_place_of` said of it.
+        storages: the memory of these tensors, the model's own and the copy's.
     """
 
     root: nn.Module
     signature: list[object]
-    watched: list[tuple[str, Tensor, int]] = field(default_factory=list)
+    parameters: list[Tensor]
+    watched: list[tuple[str, Tensor, int]]
+    tensors: list[tuple[Tensor, object]]
+    storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
     def check_writes(self) -> None:
         """Raise if the copy wrote into a tensor that it shares with the model."""
@@ -98,6 +104,14 @@ class Copied:
                     "parameter, such as a cache of keys and values. It is too large to be copied for each call, so the "
                     "model's own has been written to. Explain copy.deepcopy(model), and reset that tensor."
                 )
+
+    def copy_numbers(self) -> bool:
+        """Copy the numbers of all copied tensors again; whether they still are where they were, whole numbers too."""
+        if any(_place_of(x) != place for x, place in self.tensors):
+            return False
+        for own, other in self.storages:
+            other.copy_(own)
+        return True
 
 
 def copied(model: nn.Module, root: nn.Module | None = None) -> Copied:
@@ -119,7 +133,9 @@ class _Copier:
         self.waiting: list[tuple[nn.Module, nn.Module]] = []
         self.modules: dict[int, nn.Module] = {}  # the model's own, by identity
         self.opaque: list[tuple[str, object]] = []  # copied by others' code, or shared
-        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.parameters: list[Tensor] = []
+        self.tensors: list[tuple[Tensor, object]] = []
         self.classes: dict[type, list[tuple[str, Callable[..., Any]]]] = {}
         self.slotted: dict[type, bool] = {}
         self.signature: list[object] = []
@@ -138,7 +154,8 @@ class _Copier:
         while self.waiting:
             self._fill(*self.waiting.pop())
         self._refuse_leaks(model)
-        return Copied(found, self.signature, self.watched)
+        storages = list(self.storages.values())
+        return Copied(found, self.signature, self.parameters, self.watched, self.tensors, storages)
 
     def __call__(self, x: Any) -> Any:  # noqa: ANN401
         """The copy of any object."""
@@ -239,6 +256,8 @@ class _Copier:
         _refuse_tensor(x, self.where)
         self.signature.append((type(x), x.shape, x.dtype, x.device))
         plain = type(x) is Tensor and x.layout is torch.strided and not x.is_quantized and x.device.type != "meta"
+        if isinstance(x, nn.Parameter):
+            self.parameters.append(x)
         if not plain or (x.is_leaf and x.requires_grad):
             return x
         self.signature.append(_index_of(x))
@@ -251,14 +270,14 @@ class _Copier:
 
     def _own_tensor(self, x: Tensor) -> Tensor:
         """A copy of a tensor; tensors that share memory still do."""
+        self.tensors.append((x, _place_of(x)))
         if x.is_conj() or x.is_neg():
             return x.detach().clone()
         storage = x.untyped_storage()
         if storage._cdata not in self.storages:
-            self.originals.append(storage)
-            self.storages[storage._cdata] = storage.clone()
+            self.storages[storage._cdata] = storage, storage.clone()
         made = torch.empty(0, dtype=x.dtype, device=x.device)
-        return made.set_(self.storages[storage._cdata], x.storage_offset(), x.size(), x.stride())
+        return made.set_(self.storages[storage._cdata][1], x.storage_offset(), x.size(), x.stride())
 
     def _dict(self, x: Any) -> Any:  # noqa: ANN401
         made = defaultdict(self(x.default_factory)) if isinstance(x, defaultdict) else type(x)()
@@ -500,6 +519,13 @@ def _index_of(x: Tensor) -> object:
     if x.device.type == "cpu" and x.numel() <= LARGEST_INDEX:
         return hash(x.contiguous().numpy().tobytes())
     return (id(x), x.data_ptr(), 0 if x.is_inference() else writes_to(x))
+
+
+def _place_of(x: Tensor) -> object:
+    """Where a tensor lies in memory, and the whole numbers in it; never the same for one that is computed when read."""
+    if x.is_conj() or x.is_neg():
+        return object()
+    return x.data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype, x.device, _index_of(x)
 
 
 def _code_of(hook: object) -> object:

@@ -1,11 +1,17 @@
-"""What an object refers to: attributes, closures, methods, and every module that can be reached from it."""
+"""What an object refers to: attributes, closures, methods, and every module that can be reached from it.
+
+A `Snapshot` remembers all of that, and tells later in a few microseconds whether anything was exchanged since.
+"""
 
 import dis
 import functools
 import gc
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -21,6 +27,13 @@ LIBRARIES = frozenset({"torch", "torchvision", "transformers", "timm", "builtins
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 HEAP_TYPE = 1 << 9
 """Python's flag for classes that are made at run time."""
+CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, tuple, set, frozenset, deque})
+REFERRING = frozenset(
+    {types.MethodType, types.BuiltinMethodType, types.CellType, types.MappingProxyType, functools.partial}
+)
+"""Besides containers, types of which the garbage collector sees all that an object refers to."""
+VISIBLE = CONTAINERS | ATOMS | {object}
+"""Types that a class written in Python may derive from, so that the garbage collector still sees all it refers to."""
 LARGEST_SEARCH = 500_000
 """Objects looked at for modules that hide in plain attributes."""
 
@@ -115,3 +128,88 @@ def _global_names(code: types.CodeType) -> frozenset[str]:
     own = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(own).union(*inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Every object that belongs to some modules, and all that each of them referred to.
+
+    Nothing was exchanged as long as each of them refers to the very same objects. What changes in place is seen where
+    it is a container or an object written in Python; of tensors only shape, type and device are compared.
+    """
+
+    objects: list[Any]
+    referents: list[Any]
+    sized: list[Sized]
+    sizes: list[int]
+    tensors: list[Tensor]
+    forms: list[tuple[torch.Size, torch.dtype, torch.device]]
+    names: list[tuple[dict[str, Any], str]]  # global names that methods read
+    named: list[Any]
+
+    def holds(self) -> bool:
+        """Whether nothing was exchanged since."""
+        now, named = gc.get_referents(*self.objects), [table.get(name) for table, name in self.names]
+        return (
+            len(now) == len(self.referents)
+            and all(map(is_, now, self.referents))
+            and list(map(len, self.sized)) == self.sizes
+            and all(map(is_, named, self.named))
+            and [(x.shape, x.dtype, x.device) for x in self.tensors] == self.forms
+        )
+
+
+def snapshot(module: nn.Module, model: nn.Module, *, classes: bool) -> Snapshot | None:
+    """What belongs to a module; None if something may change unseen, or leads back to the model.
+
+    A snapshot that led back to a model would keep it alive for ever.
+
+    Args:
+        classes: whether the attributes of the classes of all modules belong to it too.
+    """
+    if any("__slots__" in vars(base) for base in type(module).__mro__):
+        return None
+    objects: list[Any] = []  # not the module itself, which would live for ever
+    tensors: list[Tensor] = []
+    kinds: set[type] = {type(module)}
+    waiting, seen, back = [vars(module)], {id(module)}, id(model)
+    while waiting:
+        x = waiting.pop()
+        kind, own = type(x), id(x)
+        if own == back:
+            return None
+        if kind in ATOMS or own in seen or kind is types.ModuleType or isinstance(x, type):
+            continue
+        seen.add(own)
+        if isinstance(x, Tensor):
+            tensors.append(x)
+        elif kind is types.FunctionType:  # its globals are no part of the model
+            waiting += referents(x)
+        elif kind in CONTAINERS or _is_visible(x, kind):
+            objects.append(x)
+            kinds.add(kind)
+            waiting += gc.get_referents(x)
+        else:
+            return None
+    modules = {base for kind in kinds if issubclass(kind, nn.Module) for base in kind.__mro__}
+    return _taken(objects, tensors, modules - {nn.Module, object} if classes else set())
+
+
+def _is_visible(x: object, kind: type) -> bool:
+    """Whether the garbage collector sees all that an object refers to."""
+    getattr(x, "__dict__", None)  # made when first asked for
+    return kind in REFERRING or all(base in VISIBLE or base.__flags__ & HEAP_TYPE for base in kind.__mro__)
+
+
+def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snapshot | None:
+    """The snapshot of these objects, of the attributes of these classes and of the globals their methods read."""
+    functions = [function for kind in kinds for _, function in methods(kind)]
+    cells = [cell for function in functions for cell in function.__closure__ or ()]
+    objects = [*objects, *cells, *(table for kind in kinds for table in gc.get_referents(vars(kind)))]
+    names = list({(id(f.__globals__), n): (f.__globals__, n) for f in functions for n in _global_names(f.__code__)}.values())
+    named = [table.get(name) for table, name in names]
+    if any(isinstance(x, nn.Module) for x in (*named, *gc.get_referents(*cells))):
+        return None
+    sized = [x for x in objects if isinstance(x, tuple(CONTAINERS))]
+    forms = [(x.shape, x.dtype, x.device) for x in tensors]
+    return Snapshot(objects, gc.get_referents(*objects), sized, list(map(len, sized)), tensors, forms, names, named)

@@ -5,9 +5,9 @@ tensor, in evaluation mode, without gradient checkpointing, compilation and data
 weights and replaced results are changed on the shadow alone. The user's model is never touched, not even for a moment,
 so another thread may infer with it meanwhile.
 
-A shadow is filled anew for every call, so it always is a copy of the model as it is now. Its root stays the same object
-from call to call as long as the structure of the model stays the same: what was measured of a structure can be kept by
-it. Two calls at once get two shadows.
+A shadow always is a copy of the model as it is now: it is used again where nothing in the model or in the shadow was
+exchanged since, and else filled anew. Its root stays the same object from call to call as long as the structure of the
+model stays the same: what was measured of a structure can be kept by it. Two calls at once get two shadows.
 
 A region under `torch.utils.checkpoint` saves nothing in the forward pass and runs again in the backward pass, when the
 hooks and modes of an explanation are gone: rules and replaced results would be lost there. `keep_saved` lets every
@@ -28,8 +28,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-from vitrail.capture.copying import Copied, copied
-from vitrail.capture.torch_private import saving_hooks, uncompiled, writes_to
+from vitrail.capture.copying import copied
+from vitrail.capture.references import snapshot
+from vitrail.capture.torch_private import saving_hooks, uncompiled, without_functions, writes_to_all
 from vitrail.errors import InputError
 from vitrail.models.taking import every_module, taken
 
@@ -160,31 +161,60 @@ class _Regions:
             self.leave()
 
 
+class _Shadow:
+    """A copy of a model, and whether it can be used again as it is.
+
+    It can if nothing in the model and nothing in the copy was exchanged since, which a snapshot of both tells. Numbers
+    in tensors that are no parameters are copied for every call.
+    """
+
+    def __init__(self, model: nn.Module, root: nn.Module | None, *, restless: bool) -> None:
+        self.kind, self.copied = type(model), copied(model, root)
+        self.root = self.copied.root
+        # One that changed itself in an earlier call will do so again.
+        self.restless = restless or bool(self.copied.watched)
+        self.model = None if self.restless else snapshot(model, model, classes=True)
+        self.copy = None if self.model is None else snapshot(self.root, model, classes=False)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether this is a copy of the model as it is now, the numbers of its tensors copied again."""
+        if self.copy is None or self.model is None or self.kind is not type(model) or not self.model.holds():
+            return False
+        with torch.inference_mode(mode=False), torch.no_grad(), without_functions():
+            return self.copied.copy_numbers()
+
+    def rest(self) -> None:
+        """Keep what can be used again; empty the root where the call has changed anything."""
+        self.copied.check_writes()
+        if self.copy is None or not self.copy.holds():
+            self.restless, self.copy = True, None
+            vars(self.root).clear()  # nothing of the model is kept alive
+
+
 @contextmanager
 def shadow(model: object) -> Iterator[nn.Module]:
     """A shadow of the model for the time of the block, for this call alone."""
     module = taken(model)
-    made = _filled(module)
-    made.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
-    with _unchanged(module):
-        yield made.root
-    made.check_writes()
-    vars(made.root).clear()  # a kept shadow keeps nothing of the model alive
+    own = _shadow_of(module)
+    handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
+    with hooks([handle]), _unchanged(own.copied.parameters):
+        yield own.root
+    own.rest()
     # After an error its state is not known, and it is not used again.
-    _idle.setdefault(module, []).append((made.signature, made.root))
+    _idle.setdefault(module, []).append(own)
 
 
 @contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
+def _unchanged(parameters: list[Tensor]) -> Iterator[None]:
     """Raise if the parameters were written to meanwhile: the passes of one explanation would be of several models."""
-    before = _writes(module)
+    before = writes_to_all(parameters)
     try:
         yield
     except RuntimeError as error:  # autograd notices some of these writes by itself
-        if _writes(module) == before:
+        if writes_to_all(parameters) == before:
             raise
         raise InputError(CHANGED) from error
-    if _writes(module) != before:
+    if writes_to_all(parameters) != before:
         raise InputError(CHANGED)
 
 
@@ -194,25 +224,23 @@ CHANGED = (
 )
 
 
-def _writes(module: nn.Module) -> int:
-    """How often the parameters were written to."""
-    tables = (part._parameters.values() for part in every_module(module))
-    return sum(writes_to(x) for table in tables for x in table if x is not None and not x.is_inference())
+_idle: "weakref.WeakKeyDictionary[nn.Module, list[_Shadow]]" = weakref.WeakKeyDictionary()
+"""Shadows not in use. Where one cannot be used again as it is, its root is filled anew if the structure is the same."""
 
 
-_idle: "weakref.WeakKeyDictionary[nn.Module, list[tuple[list[object], nn.Module]]]" = weakref.WeakKeyDictionary()
-"""Empty roots of shadows not in use, with the structure each of them stood for."""
-
-
-def _filled(model: nn.Module) -> Copied:
-    """The model's copy: in a root that was used before for the same structure, or in a new one."""
+def _shadow_of(model: nn.Module) -> _Shadow:
+    """A shadow that was used before, or one that is made anew."""
     waiting = _idle.get(model, [])
     try:
-        known, root = waiting.pop()
+        known = waiting.pop()
     except IndexError:
-        return copied(model)
-    found = copied(model, root)
-    return found if found.signature == known else copied(model)
+        return _Shadow(model, None, restless=False)
+    if known.fits(model):
+        return known
+    found = _Shadow(model, known.root, restless=known.restless)
+    if found.copied.signature == known.copied.signature:
+        return found
+    return _Shadow(model, None, restless=False)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ is needed for.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +87,11 @@ def saved_logsumexp(output: Tensor) -> Tensor | None:
 def writes_to(x: Tensor) -> int:
     """How many times a tensor was written to in place."""
     return x._version
+
+
+def writes_to_all(tensors: Sequence[Tensor]) -> int:
+    """How many times tensors were written to in place, together; those made in inference mode do not count."""
+    return sum([x._version for x in tensors if not x.is_inference()])
 
 
 def check_interfaces() -> None:
