@@ -21,7 +21,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import check_model
-from vitrail.capture.shadow import autograd, in_precision, keep_saved, shadow
+from vitrail.capture.shadow import autograd, in_precision, keep_saved, memory_of, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
@@ -260,7 +260,12 @@ def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs | None = N
     if model not in _families:
         _families[model] = known_anatomy(model)
     known = _families[model]
-    return found_body(model, inputs) if known is None else resolve(known, model)
+    if known is None:
+        return found_body(model, inputs)
+    memory = memory_of(model)
+    if known not in memory:
+        memory[known] = resolve(known, model)
+    return memory[known]
 
 
 _families: "WeakKeyDictionary[nn.Module, Anatomy | None]" = WeakKeyDictionary()

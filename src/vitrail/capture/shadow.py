@@ -168,13 +168,17 @@ class _Shadow:
     in tensors that are no parameters are copied for every call.
     """
 
-    def __init__(self, model: nn.Module, root: nn.Module | None, *, restless: bool) -> None:
+    def __init__(
+        self, model: nn.Module, root: nn.Module | None, *, restless: bool = False, recorded: bool = False
+    ) -> None:
         self.kind, self.copied = type(model), copied(model, root)
-        self.root = self.copied.root
-        # One that changed itself in an earlier call will do so again.
-        self.restless = restless or bool(self.copied.watched)
-        self.model = None if self.restless else snapshot(model, model, classes=True)
+        self.root, self.restless = self.copied.root, restless  # one that changed itself in a call will do so again
+        # Memory that is taken while a CUDA graph is recorded belongs to the graph.
+        once = restless or recorded or bool(self.copied.watched)
+        self.model = None if once else snapshot(model, model, classes=True)
         self.copy = None if self.model is None else snapshot(self.root, model, classes=False)
+        self.memory: dict[Any, Any] = {}  # what is known of its modules, as long as they are these
+        _shadows[id(self.root)] = self
 
     def fits(self, model: nn.Module) -> bool:
         """Whether this is a copy of the model as it is now, the numbers of its tensors copied again."""
@@ -187,8 +191,19 @@ class _Shadow:
         """Keep what can be used again; empty the root where the call has changed anything."""
         self.copied.check_writes()
         if self.copy is None or not self.copy.holds():
-            self.restless, self.copy = True, None
+            self.restless |= self.copy is not None
+            self.copy = None
             vars(self.root).clear()  # nothing of the model is kept alive
+
+
+_shadows: "weakref.WeakValueDictionary[int, _Shadow]" = weakref.WeakValueDictionary()
+"""By the identity of their roots."""
+
+
+def memory_of(root: nn.Module) -> dict[Any, Any]:
+    """What is known of the modules of a shadow; empty for any other model."""
+    found = _shadows.get(id(root))
+    return found.memory if found is not None and found.root is root else {}
 
 
 @contextmanager
@@ -229,18 +244,18 @@ _idle: "weakref.WeakKeyDictionary[nn.Module, list[_Shadow]]" = weakref.WeakKeyDi
 
 
 def _shadow_of(model: nn.Module) -> _Shadow:
-    """A shadow that was used before, or one that is made anew."""
+    """A shadow that was used before, or one that is made anew: in the same root if the structure is the same."""
+    recorded = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     waiting = _idle.get(model, [])
     try:
         known = waiting.pop()
     except IndexError:
-        return _Shadow(model, None, restless=False)
-    if known.fits(model):
+        return _Shadow(model, None, recorded=recorded)
+    if not recorded and known.fits(model):
         return known
-    found = _Shadow(model, known.root, restless=known.restless)
-    if found.copied.signature == known.copied.signature:
-        return found
-    return _Shadow(model, None, restless=False)
+    found = _Shadow(model, known.root, restless=known.restless, recorded=recorded)
+    same = found.copied.signature == known.copied.signature
+    return found if same else _Shadow(model, None, recorded=recorded)
 
 
 @contextmanager
