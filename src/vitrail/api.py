@@ -5,18 +5,20 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.attribution import Attribution, Comparison, Seen, class_titles, fingerprint, provenance
+from vitrail.attribution import Attribution, Comparison, Seen, class_titles
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.kept_logits import rows_read
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import shadow
 from vitrail.capture.signals import signal_kind
 from vitrail.capture.torch_private import transformed
@@ -84,20 +86,31 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
     entry, given = METHODS[name], dict(given)
     preset = given.pop("preset", preset)
-    options = entry.resolve(preset, given, inputs.kind)
-    if inputs.kind not in entry.inputs:
-        raise MethodError(f"{name} explains {' and '.join(entry.inputs)} inputs, but these are {inputs.kind}.")
-    plan = entry.build(**options)
+    plain = all(type(value) in PLAIN_OPTIONS for value in given.values())  # others may be large, or change
+    build = _built if plain else _built.__wrapped__
+    options, plan = build(entry, preset, inputs.kind, tuple((name, type(x), x) for name, x in given.items()))
     return Request(
         entry=entry,
         preset=preset,
-        options=options,
+        options=dict(options),
         plan=plan,
         inputs=entry.prepare(inputs, options),
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
         level=given.get("level"),
     )
+
+
+PLAIN_OPTIONS = (str, int, float, bool, type(None))
+
+
+@lru_cache(maxsize=256)
+def _built(entry: Method, preset: str, kind: str, given: tuple) -> tuple[Mapping[str, Any], Walk | RerunMethod]:
+    """All options of a method, and what runs with them."""
+    options = entry.resolve(preset, {name: value for name, _, value in given}, kind)
+    if kind not in entry.inputs:
+        raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
+    return options, entry.build(**options)
 
 
 def _name_and_options(spec: object) -> tuple[str, Mapping[str, Any]]:
@@ -160,9 +173,9 @@ logger = logging.getLogger("vitrail")
 
 def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
     """A method made ready to run; for the default, the best one and what stands in where it does not apply."""
-    name, given = _name_and_options(spec)
-    if name != DEFAULT_METHOD:
+    if (spec[0] if isinstance(spec, tuple) and spec else spec) != DEFAULT_METHOD:
         return read_request(spec, preset, inputs, target)
+    _, given = _name_and_options(spec)
     if isinstance(target, Target) and target.name in DEFAULT_OF:
         return _or_gradients(read_request((DEFAULT_OF[target.name], given), preset, inputs, target), inputs, target)
     (best, second), asked = PREFERRED, given.get("preset", preset)
@@ -182,8 +195,7 @@ def _or_gradients(request: Request, inputs: Inputs, target: Target | Callable[[T
 
 def settled(request: Request, model: nn.Module, body: Body) -> Request:
     """The request, or what stands in for it, if its method does not apply to the model and the inputs."""
-    if not isinstance(request.plan, RerunMethod):
-        return request
+    assert isinstance(request.plan, RerunMethod)
     try:
         request.plan.check(model, body, request.inputs)
     except VitrailError as error:
@@ -239,21 +251,11 @@ def attribution_of(
         dtype: what the numbers are given in, if not in that of the pass.
     """
     inputs, target = run.inputs, results[0][0].target
-
-    def joined(name: str) -> Tensor | None:
-        found = [getattr(result, name) for _, result in results]
-        if found[0] is None:
-            return None
-        total = reduce(torch.add, [x.abs() if target.absolute else x for x in found])
-        return total if dtype is None else total.to(dtype)
-
-    def content(name: str) -> Tensor | None:
-        total = joined(name)
-        return None if total is None else _content(total, run)
-
-    pixels, residual = joined("pixels"), joined("residual")
+    given = request.options.items()
+    total = partial(_total, results, dtype)
+    pixels, residual = total("pixels"), total("residual")
     grid = run.origin.grid
-    scores = content("scores") if pixels is None or grid is None else patch_sums(pixels, grid, run.origin.patch)
+    scores = total("scores", run) if pixels is None or grid is None else patch_sums(pixels, grid, run.origin.patch)
     assert scores is not None
     if not bool(torch.isfinite(scores).all()):
         raise InputError(
@@ -267,16 +269,16 @@ def attribution_of(
         kind=inputs.kind,
         signed=request.entry.is_signed(request.options),
         preset=request.preset,
-        options={name: _said(value) for name, value in request.options.items()},
+        options={n: x if (shape := getattr(x, "shape", None)) is None else _array(shape) for n, x in given},
         grid=grid,
         size=inputs.size,
         tokens=inputs.tokens if run.origin.labels is None else (run.origin.labels,) * inputs.batch,
         valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
-        own=content("own"),
+        own=total("own", run),
         readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
         pixels=pixels,
-        layers=content("layers"),
-        heads=content("heads"),
+        layers=total("layers", run),
+        heads=total("heads", run),
         provenance={
             **_signal(run, inputs),
             "backend": ", ".join(sorted(backends, reverse=True)) or "none",
@@ -309,15 +311,27 @@ def _parts_of(results: list[Result]) -> dict[str, Any]:
     }
 
 
-def _said(value: object) -> object:
-    """An option's value as a result keeps it: arrays by their shape."""
-    shape = getattr(value, "shape", None)
-    return value if shape is None else f"array of {' x '.join(map(str, shape))}"
+def _array(shape: Sequence[int]) -> str:
+    """An array among the options, as a result keeps it."""
+    return f"array of {' x '.join(map(str, shape))}"
 
 
-def _content(x: Any, run: Pass) -> Tensor:  # noqa: ANN401
-    """Scores of the patches or words of the input in their order, padding zero."""
-    return run.patches(x * run.valid.view(x.shape[0], *[1] * (x.ndim - 2), -1))
+def _total(
+    results: list[tuple[Scalar, Result]], dtype: torch.dtype | None, name: str, run: Pass | None = None
+) -> Tensor | None:
+    """What the results of all parts of a target hold under a name, added.
+
+    Args:
+        run: the pass, to cut the sum to the patches or words of the input in their order, padding zero.
+    """
+    found = [getattr(result, name) for _, result in results]
+    if found[0] is None:
+        return None
+    total: Tensor = reduce(torch.add, [x.abs() for x in found] if results[0][0].target.absolute else found)
+    total = total if dtype is None else total.to(dtype)
+    if run is None:
+        return total
+    return run.patches(total * run.valid.view(total.shape[0], *[1] * (total.ndim - 2), -1))
 
 
 def explain(  # noqa: PLR0913  (each is a choice of its own)
@@ -352,17 +366,8 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
             it again; `auto` keeps what a GPU has room for, and all on a CPU. The results are the same up to rounding.
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
-    (found,) = compare(
-        model,
-        inputs,
-        [(method, options)],
-        target,
-        preset,
-        anatomy=anatomy,
-        backend=backend,
-        chunk_rows=chunk_rows,
-        memory=memory,
-    )
+    settings = Settings(backend, chunk_rows, memory)
+    (found,) = _compare(model, prepared(model, inputs), target, preset, anatomy, settings, [(method, options)])
     return found
 
 
@@ -398,25 +403,17 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     """
     if on_error not in ON_ERROR:
         raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
-    settings = Settings(backend, chunk_rows, memory)
-    if transformed():
-        raise InputError(
-            "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
-            "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
-        )
     given = prepared(model, inputs)
     if methods is None:
         methods = READABLE[read_inputs(given.inputs).kind]
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
+    run = partial(_compare, model, given, target, preset, anatomy, Settings(backend, chunk_rows, memory))
+    return Comparison(run(methods)) if on_error == "raise" else _keeping(run, methods)
 
-    run = partial(_compare, model, given, target=target, preset=preset, anatomy=anatomy, settings=settings)
-    return ON_ERROR[on_error](run, methods)
 
-
-def _raising(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: Sequence[MethodSpec]) -> Comparison:
-    return Comparison(run(methods))
+ON_ERROR = ("raise", "keep")
 
 
 def _keeping(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: Sequence[MethodSpec]) -> Comparison:
@@ -434,25 +431,24 @@ def _keeping(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: 
     return Comparison(found, failed)
 
 
-ON_ERROR: dict[str, Callable[..., Comparison]] = {"raise": _raising, "keep": _keeping}
-
-
 def _compare(
     model: object,
     given: Prepared,
-    methods: Sequence[MethodSpec],
-    *,
     target: AnyTarget,
     preset: str,
     anatomy: Anatomy | None,
     settings: Settings,
+    methods: Sequence[MethodSpec],
 ) -> list[Attribution]:
     """The results of all methods, in their order."""
-    started = time.perf_counter()
-    read = read_inputs(given.inputs)
-    requests = [read_spec(spec, preset, read, as_target(target)) for spec in methods]
-    named = _compared(model, read, requests, settings, anatomy, started)
-    return [shown_over(one, given, read) for one in named]
+    if transformed():
+        raise InputError(
+            "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
+            "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
+        )
+    started, read, chosen = time.perf_counter(), read_inputs(given.inputs), as_target(target)
+    requests = [read_spec(spec, preset, read, chosen) for spec in methods]
+    return _compared(model, given, read, requests, settings, anatomy, started)
 
 
 def explain_each(
@@ -470,11 +466,12 @@ def explain_each(
     requests = [read_spec((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
-    return Comparison(_compared(model, read, requests, Settings(memory=memory), None, started))
+    return Comparison(_compared(model, Prepared(inputs), read, requests, Settings(memory=memory), None, started))
 
 
 def _compared(
     model: object,
+    given: Prepared,
     read: Inputs,
     requests: list[Request],
     settings: Settings,
@@ -498,7 +495,10 @@ def _compared(
         seconds = time.perf_counter() - started
         backend = made[0].provenance["backend"]
         origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
-    return [_with_provenance(one, origin) for one in _timed([made[i] for i in range(len(requests))], seconds)]
+    if len(made) == 1:  # all of the call is its own
+        return [shown_over(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
+    shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made.values()))
+    return [shown_over(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
 
 
 def _signal(run: Pass, inputs: Inputs) -> dict[str, str]:
@@ -508,15 +508,21 @@ def _signal(run: Pass, inputs: Inputs) -> dict[str, str]:
     return {} if kind is None else {"signal": kind}
 
 
-def shown_over(attribution: Attribution, given: Prepared, read: Inputs) -> Attribution:
-    """The attribution with the names of its classes, and with the pictures that its maps are drawn over."""
+def shown_over(
+    attribution: Attribution,
+    given: Prepared,
+    read: Inputs,
+    origin: Mapping[str, Any] = MappingProxyType({}),
+    **more: float,
+) -> Attribution:
+    """The attribution with where it comes from, the names of its classes, and what its maps are drawn over."""
     names = class_titles(attribution.target, given.class_names, len(attribution))
     seen = None
     if attribution.kind == "image":
         seen = Seen(given.pictures) if given.pictures else Seen(borrowed=read.shown)
     elif "signal" in attribution.provenance:
         seen = Seen(borrowed=read.shown, signal=True)
-    known = {**attribution.provenance, **({"classes": names} if names else {})}
+    known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}
     if given.multi_label:  # the softmax of independent classes says nothing
         known.pop("probability", None)
     return Attribution(**{**vars(attribution), "provenance": known, "seen": seen})
@@ -528,7 +534,7 @@ def _explained(
     """Every request answered: procedures one by one, all else from one pass for each form of the inputs."""
     made: dict[int, Attribution] = {}
     identity: str | None = None
-    requests = [settled(request, model, body) for request in requests]
+    requests = [settled(r, model, body) if isinstance(r.plan, RerunMethod) else r for r in requests]
     for _, same in groupby(range(len(requests)), key=lambda i: id(requests[i].plan)):
         group = list(same)
         plan = requests[group[0]].plan
@@ -539,7 +545,7 @@ def _explained(
                 begun = time.perf_counter()
                 found = _follow(model, body, [requests[i] for i in group], plan, settings)
                 spent = time.perf_counter() - begun
-                made |= {i: _with_provenance(one, {}, seconds=spent) for i, one in zip(group, found, strict=True)}
+                made |= {i: _with_seconds(one, spent) for i, one in zip(group, found, strict=True)}
             except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
                 for i in group:
                     requests[i] = instead(requests[i], error)
@@ -560,16 +566,8 @@ def check_memory(settings: Settings, what: str) -> None:
         )
 
 
-def _timed(made: Sequence[Attribution], total: float) -> list[Attribution]:
-    """Each result with its own seconds, and with those of the call that belong to no one result alone."""
-    if len(made) == 1:
-        return [_with_provenance(made[0], {}, seconds=total, shared_seconds=0.0)]
-    shared = max(0.0, total - sum(one.provenance["seconds"] for one in made))
-    return [_with_provenance(one, {}, shared_seconds=shared) for one in made]
-
-
-def _with_provenance(attribution: Attribution, origin: Mapping[str, Any], **more: Any) -> Attribution:  # noqa: ANN401
-    return Attribution(**{**vars(attribution), "provenance": {**origin, **attribution.provenance, **more}})
+def _with_seconds(attribution: Attribution, seconds: float) -> Attribution:
+    return replace(attribution, provenance={**attribution.provenance, "seconds": seconds})
 
 
 def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settings) -> tuple[str, list[Attribution]]:
@@ -577,7 +575,6 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
 
     The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
     """
-    begun = time.perf_counter()
     inputs = requests[0].inputs
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, wanted_by(requests), settings, lean=True, rows=rows) as run:
@@ -597,10 +594,10 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         identity = fingerprint(model)
         made = []
         for request in requests:
-            if len(requests) > 1:  # else both passes are its own
-                begun = time.perf_counter() - spent[request]
+            begun = time.perf_counter() - spent[request]
             one = attribution_of(request, found[request], run, backends=used[request])
-            made.append(_with_provenance(one, {}, seconds=time.perf_counter() - begun))
+            # Of one result alone, both passes are its own.
+            made.append(one if len(requests) == 1 else _with_seconds(one, time.perf_counter() - begun))
         return identity, made
 
 

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.api import Request, attribution_of, explain, read_request, shown_over, wanted_by
-from vitrail.attribution import Attribution, hashed, sampled_weights
+from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN
 from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.provenance import hashed, sampled_weights
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import DEFAULT_METHOD

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.attribution import Attribution, fingerprint
+from vitrail.attribution import Attribution
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Settings
+from vitrail.capture.provenance import fingerprint
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_memory import measured_streams

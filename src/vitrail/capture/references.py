@@ -206,7 +206,9 @@ def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snaps
     functions = [function for kind in kinds for _, function in methods(kind)]
     cells = [cell for function in functions for cell in function.__closure__ or ()]
     objects = [*objects, *cells, *(table for kind in kinds for table in gc.get_referents(vars(kind)))]
-    names = list({(id(f.__globals__), n): (f.__globals__, n) for f in functions for n in _global_names(f.__code__)}.values())
+    names = list(
+        {(id(f.__globals__), n): (f.__globals__, n) for f in functions for n in _global_names(f.__code__)}.values()
+    )
     named = [table.get(name) for table, name in names]
     if any(isinstance(x, nn.Module) for x in (*named, *gc.get_referents(*cells))):
         return None

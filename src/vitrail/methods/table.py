@@ -26,7 +26,7 @@ class ByKind:
 Preset = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """One line of the table.
 

@@ -1,0 +1,108 @@
+"""Where a result comes from: which model, with which weights, computed by which libraries."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.attribution import versions
+from vitrail.capture.torch_private import without_functions
+
+SAMPLES = 256
+READABLE = (torch.strided, torch.sparse_coo)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the names, shapes and dtypes of all weights and of 256 evenly spaced values of each.
+
+    Cheap enough for every call and on any device: fine-tuning changes it, moving the model does not. It is no
+    proof against someone who alters single weights on purpose. Of weights whose values are not there (offloaded to the
+    CPU or a disk) only names, shapes and dtypes count; `provenance` says how many they are.
+    """
+    return hashed(*sampled_weights(model))
+
+
+def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
+    """What a fingerprint is made of: the names of all weights, and their samples, one tensor for each device and type.
+
+    Nothing waits for a device: a recording of an explanation takes them along.
+    """
+    state = _state(model)
+    header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
+    samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    with torch.no_grad(), without_functions():
+        for _, x in state:
+            for part in _plain_parts(x):
+                step = max(1, part.numel() // SAMPLES)
+                size = min(SAMPLES, -(-part.numel() // step))
+                some = part.as_strided((size,), (step,)) if part.is_contiguous() else part.reshape(-1)[::step][:size]
+                samples.setdefault((part.device, part.dtype), []).append(some)
+        return header, [torch.cat(some) for some in samples.values()]  # one copy from a device, not one for each tensor
+
+
+def hashed(header: bytes, samples: Sequence[Tensor]) -> str:
+    """The fingerprint of names and samples."""
+    digest = hashlib.sha256(header)
+    for some in samples:
+        digest.update(some.cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _plain_parts(x: Tensor) -> list[Tensor]:
+    """The plain tensors that a weight is made of: itself, or the parts of a quantized one; none if it has no values."""
+    if x.device.type == "meta":
+        return []
+    if x.is_quantized:
+        return [x.int_repr()]
+    if type(x) in (Tensor, nn.Parameter):
+        return [x if x.layout is torch.strided else x.coalesce().values()] if x.layout in READABLE else []
+    if hasattr(x, "__tensor_flatten__"):  # tensors of other libraries, such as torchao
+        names, _ = cast(Any, x).__tensor_flatten__()
+        return [part for name in names for part in _plain_parts(getattr(x, name))]
+    # Parameters of other classes that still are tensors of numbers, such as those of bitsandbytes.
+    return [x.data.as_subclass(Tensor)] if x.layout is torch.strided else []
+
+
+def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The tensors of `model.state_dict()` in their order, many times faster."""
+    found: list[tuple[str, Tensor]] = []
+    waiting = [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
+        transient = module._non_persistent_buffers_set
+        for table in (module._parameters, module._buffers):
+            if table:
+                found += [(prefix + n, x) for n, x in table.items() if x is not None and n not in transient]
+        if module._modules:
+            children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+            waiting += reversed(children)
+    return found
+
+
+def provenance(
+    model: nn.Module, *, seconds: float, backend: str, samples: int, identity: str | None = None
+) -> dict[str, Any]:
+    """What every result carries beside method, preset, options and target.
+
+    Args:
+        identity: the model's fingerprint, if it was taken before.
+    """
+    huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
+    timm = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
+    name = huggingface or timm or type(model).__name__
+    return {
+        "model": name,
+        "model_class": type(model).__name__,
+        "model_hash": identity or fingerprint(model),
+        **(
+            {"model_hash_lacks": f"the values of {lacking} weights"}
+            if (lacking := sum(not _plain_parts(x) for _, x in _state(model)))
+            else {}
+        ),
+        "versions": dict(versions()),
+        "backend": backend,
+        "samples": samples,
+        "seconds": seconds,
+    }
