@@ -207,7 +207,7 @@ def test_what_every_result_carries():
 
 
 def test_the_fingerprint_follows_the_weights():
-    from vitrail.attribution import fingerprint
+    from vitrail.capture.provenance import fingerprint
 
     model = MODELS[BERT].build()
     before = fingerprint(model)

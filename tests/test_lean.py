@@ -57,10 +57,11 @@ def captured(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attrib
         count += 1
         return listen(self, *args, **kwargs)
 
-    vitrail.explain(tiny(name), MODELS[name].inputs(), "gae", target=1)  # the first call measures the model's structure
+    model = deepcopy(tiny(name))
+    vitrail.explain(model, MODELS[name].inputs(), "gae", target=1)  # the first call measures the model's structure
     with monkeypatch.context() as patch:
         patch.setattr(InterceptAttention, "__torch_function__", counting)
-        found = vitrail.explain(tiny(name), MODELS[name].inputs(), "gae", target=1)
+        found = vitrail.explain(model, MODELS[name].inputs(), "gae", target=1)
     return found, count
 
 

@@ -8,6 +8,7 @@ from beartype.roar import BeartypeCallHintViolation
 from type_checks import INSTANCES, unchecked
 
 from vitrail import attribution
+from vitrail.capture import provenance
 from vitrail.targets import Target
 
 HOOKED = jaxtyping.jaxtyped(typechecker=beartype)
@@ -20,7 +21,7 @@ def test_shapes_are_checked_in_functions_that_name_them():
 
 def test_types_are_checked_in_functions_without_shapes_and_in_data_classes():
     with pytest.raises(BeartypeCallHintViolation):
-        attribution.fingerprint(3)
+        provenance.fingerprint(3)
     with pytest.raises(BeartypeCallHintViolation):
         Target(3)
 
@@ -42,4 +43,4 @@ def test_the_first_instances_of_an_inner_function_are_checked():
 
 def test_nothing_is_checked_where_that_was_asked_for():
     with unchecked(), pytest.raises(AttributeError):
-        attribution.fingerprint(3)
+        provenance.fingerprint(3)

@@ -243,12 +243,14 @@ def attribution_of(
     *,
     backends: Collection[str] = (),
     dtype: torch.dtype | None = None,
+    begun: float | None = None,
 ) -> Attribution:
     """The results of all parts of the target, added, cut to the content and labelled.
 
     Args:
         backends: what computed the sums over attention maps.
         dtype: what the numbers are given in, if not in that of the pass.
+        begun: when the work on this result began.
     """
     inputs, target = run.inputs, results[0][0].target
     given = request.options.items()
@@ -289,6 +291,7 @@ def attribution_of(
             **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
             **_parts_of([result for _, result in results]),
             **_likely(run, target),
+            **({} if begun is None else {"seconds": time.perf_counter() - begun}),
         },
     )
 
@@ -575,7 +578,7 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
 
     The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
     """
-    inputs = requests[0].inputs
+    begun, inputs = time.perf_counter(), requests[0].inputs
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, wanted_by(requests), settings, lean=True, rows=rows) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
@@ -594,10 +597,9 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         identity = fingerprint(model)
         made = []
         for request in requests:
-            begun = time.perf_counter() - spent[request]
-            one = attribution_of(request, found[request], run, backends=used[request])
-            # Of one result alone, both passes are its own.
-            made.append(one if len(requests) == 1 else _with_seconds(one, time.perf_counter() - begun))
+            if len(requests) > 1:  # else both passes are its own
+                begun = time.perf_counter() - spent[request]
+            made.append(attribution_of(request, found[request], run, backends=used[request], begun=begun))
         return identity, made
 
 

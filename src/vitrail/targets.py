@@ -70,18 +70,22 @@ class Target:
 
     def __call__(self, logits: Float[Tensor, "b c"]) -> Values:
         """The scalar of each sample."""
+        return self.of(logits).value(logits)
+
+    def value(self, logits: Float[Tensor, "b c"]) -> Values:
+        """The scalar of each sample, where every sample has its class already (see `of`)."""
         if self.name not in FORMULAS:
             raise TargetError(f"the {self} is no function of one row of logits. Pass it to vitrail.explain.")
-        chosen = self.of(logits)
-        first = _pick(logits, chosen.first)
-        second = first if chosen.second is None else _pick(logits, chosen.second)
+        first = _pick(logits, self.first)
+        second = first if self.second is None else _pick(logits, self.second)
         return FORMULAS[self.name](logits, first, second)
 
     def of(self, logits: Float[Tensor, "b c"]) -> "Target":
         """The same target with one class for each sample, predicted classes filled in."""
         first = _each(self.first, logits)
         second = None if self.name in SINGLE else _each(self.second, logits)
-        _check_apart(self.name, first, second)
+        if second is not None:
+            _check_apart(self.name, first, second)
         return replace(self, first=first, second=second)
 
     def take(self, rows: Tensor) -> "Target":

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.additions import Added, Adding, hooks_for, measured
 from vitrail.capture.layers import passing_layer
-from vitrail.capture.outputs import named_logits
+from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import Early, own_dtypes
@@ -101,7 +101,7 @@ class Capture:
     def read_early(self, index: int) -> None:
         """Read of a block that has just run what methods read early, and free the states that are not read later."""
         captured = self.blocks[index]
-        if not self.early or len(captured.calls) != 1:
+        if len(captured.calls) != 1:
             return
         states = {name: x for name, x in captured.states.items() if name in self.keep}
         device = next(iter(states.values())).device.type
@@ -198,8 +198,8 @@ class Capture:
         """Whether these logits are what the anatomy's head gave, so that its readout is the prediction's."""
         if self.body.head is None:
             return True
-        named = named_logits(self.answer)
-        found = self.answer if named is None else named
+        logged = named(self.answer, LOGITS)
+        found = self.answer if logged is None else logged
         return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
 
     def check_gradients(self) -> None:
@@ -256,14 +256,6 @@ def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
     return out[0] if isinstance(out, (tuple, list)) else out
 
 
-def _before(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def _after(module: nn.Module, hook: Callable[..., Any]) -> RemovableHandle:
-    return module.register_forward_hook(hook)
-
-
 @contextmanager
 def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) -> Iterator[None]:
     """Capture attention calls and states while the model runs inside the block.
@@ -297,10 +289,17 @@ def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
     if capture.body.pool is not None:
         handles += _place_hooks(capture, capture.body.pool, capture.pool)
     if capture.body.head is not None:
-        handles.append(_after(capture.body.head, lambda module, args, out: setattr(capture, "answer", out)))
+        handles.append(
+            capture.body.head.register_forward_hook(lambda module, args, out: setattr(capture, "answer", out))
+        )
     if capture.cut:
         handles += LEVEL_HOOKS[capture.level](capture, model)
     return handles
+
+
+def _answer(capture: Capture, module: nn.Module, args: tuple, out: object) -> None:
+    """Keep what the module gave whose readout the anatomy knows."""
+    capture.answer = out
 
 
 @contextmanager
@@ -318,8 +317,8 @@ def _may_attend(module: nn.Module) -> bool:
 def _name_hooks(capture: Capture, name: str, module: nn.Module) -> list[RemovableHandle]:
     """Keep the name of a module on the stack while it runs."""
     # Both give None, so that arguments and results stay as they are.
-    enter = _before(module, partial(_begin, capture, name))
-    return [enter, _after(module, lambda module, args, out: capture.running.__delitem__(-1))]
+    enter = module.register_forward_pre_hook(partial(_begin, capture, name), with_kwargs=True)
+    return [enter, module.register_forward_hook(lambda module, args, out: capture.running.__delitem__(-1))]
 
 
 def _begin(capture: Capture, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -330,8 +329,10 @@ def _begin(capture: Capture, name: str, module: nn.Module, args: tuple, kwargs: 
 def _place_hooks(capture: Capture, module: nn.Module, captured: BlockCapture) -> list[RemovableHandle]:
     """File calls under this module while it runs."""
     return [
-        _before(module, lambda module, args, kwargs: setattr(capture, "here", captured)),
-        _after(module, lambda module, args, out: setattr(capture, "here", capture.loose)),
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: setattr(capture, "here", captured), with_kwargs=True
+        ),
+        module.register_forward_hook(lambda module, args, out: setattr(capture, "here", capture.loose)),
     ]
 
 
@@ -340,10 +341,10 @@ def _block_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
     if "output_weight" in capture.keep:
         captured.adding = Adding(capture.body.blocks[index])
     return [
-        _before(module, partial(_enter, capture, index)),
+        module.register_forward_pre_hook(partial(_enter, capture, index), with_kwargs=True),
         *(() if captured.adding is None else hooks_for(captured.adding, lambda: capture.filing(captured))),
-        _after(module, partial(_leave, capture, index)),
-        *_state_hooks(capture, index),
+        module.register_forward_hook(partial(_leave, capture, index)),
+        *(_state_hooks(capture, index) if capture.keep & INSIDE else ()),
     ]
 
 
@@ -379,7 +380,8 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         torch.set_grad_enabled(True)
         leaf = first_tensor(out).detach().requires_grad_()
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
-        capture.read_early(index)
+        if capture.early:
+            capture.read_early(index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if capture.recomputed is not None:
         by_hand = any(call.weights is not None for call in capture.blocks[index].calls)
@@ -388,7 +390,8 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
             return with_stream_of(out, capture.dropped(index, fresh, last=index == capture.recomputed.count - 1))
     if capture.keeps("leaving", index):
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
-    capture.read_early(index)
+    if capture.early:
+        capture.read_early(index)
     return None
 
 
@@ -399,6 +402,10 @@ def _entering(capture: Capture, stream: Tensor, index: int) -> Tensor:
     if capture.cut and capture.level == "embedding_output" and (index == 0 or capture.pass_options.per_block):
         stream = capture.root(stream)
     return stream
+
+
+INSIDE = frozenset({"attention_normed", "attention_normed_grad", "ffn_entering", "ffn_normed", "ffn_added"})
+"""States inside a block."""
 
 
 def _state_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
@@ -419,7 +426,10 @@ def _state_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
     for module, side, names in places:
         if module is not None and (kept := tuple(name for name in names if name in capture.keep)):
             keep = _Kept(capture, capture.blocks[index], kept, turns.get(kept[0]))
-            handles.append(_before(module, keep.going_in) if side == "in" else _after(module, keep.coming_out))
+            if side == "in":
+                handles.append(module.register_forward_pre_hook(keep.going_in, with_kwargs=True))
+            else:
+                handles.append(module.register_forward_hook(keep.coming_out))
     return handles
 
 
@@ -459,7 +469,7 @@ def _first_block(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
     if capture.blocks:
         return []
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    return [_after(m, lambda module, args, out: capture.root(out)) for m in embeddings]
+    return [m.register_forward_hook(lambda module, args, out: capture.root(out)) for m in embeddings]
 
 
 def _word_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
@@ -470,7 +480,7 @@ def _word_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle
         fits = ids is not None and not capture.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
         return capture.root(out) if fits else None
 
-    return [_after(m, hook) for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def _picture(capture: Capture, model: nn.Module) -> list[RemovableHandle]:

@@ -88,10 +88,10 @@ def gradient_as_heads(gradient: Tensor | None, of: Tensor | None, batch: int) ->
     return None if shared else as_heads(gradient, batch)
 
 
-def gradient_of_map(gradient: Tensor | None, weights: Tensor | None, batch: int) -> Tensor | None:
-    """The gradient of a map that the model computed itself as `[b, h, q, k]`; None if there is no such map."""
-    found = None if weights is None else gradient_as_heads(gradient, weights, batch)
-    if found is None and gradient is not None and weights is not None:
+def gradient_of_map(gradient: Tensor, weights: Tensor, batch: int) -> Tensor:
+    """The gradient of a map that the model computed itself as `[b, h, q, k]`."""
+    found = gradient_as_heads(gradient, weights, batch)
+    if found is None:
         raise SeamError(
             f"all {batch} samples share one attention map of shape {tuple(weights.shape)}, so its gradient is the sum "
             "of theirs. Explain one sample at a time."
@@ -99,10 +99,8 @@ def gradient_of_map(gradient: Tensor | None, weights: Tensor | None, batch: int)
     return found
 
 
-def as_mask(mask: Tensor | None, batch: int) -> Tensor | None:
+def as_mask(mask: Tensor, batch: int) -> Tensor:
     """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
-    if mask is None:
-        return None
     mask = mask.detach()
     if mask.ndim == 3 and mask.shape[0] > 1 and mask.shape[0] % batch == 0:  # samples and heads together
         return mask.view(batch, -1, *mask.shape[1:])
@@ -118,7 +116,7 @@ def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
         "output": as_heads(call.output, batch),
         "weights": as_heads(call.weights, batch),
         "softmax_input": as_heads(call.softmax_input, batch),
-        "mask": as_mask(call.mask, batch),
+        "mask": None if call.mask is None else as_mask(call.mask, batch),
         "causal": call.causal,
         "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
         "scale": call.scale,
@@ -165,10 +163,10 @@ def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
     return found[channels.start : channels.stop] if isinstance(channels, range) else found[list(channels)]
 
 
-def with_added(states: Mapping[str, Tensor], added: Added | None) -> dict[str, Tensor]:
+def with_added(states: Mapping[str, Tensor], added: Added) -> Mapping[str, Tensor]:
     """The states, what the feed-forward part gave as it is added to the stream."""
-    if added is None or "ffn_added" not in states:
-        return dict(states)
+    if "ffn_added" not in states:
+        return states
     rest = {name: x for name, x in states.items() if name != "ffn_added"}
     return rest if added.ffn_added is None else {**rest, "ffn_added": added.ffn_added}
 
@@ -183,13 +181,13 @@ def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: 
     grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
     held = {name: x.detach() for name, x in (dict(states) | grads).items()}
     shape = next((x.shape for x in held.values() if x.ndim == 3), None)
-    return Stream(**{name: batch_first(block, _tokens_apart(x, shape)) for name, x in held.items()})
+    if shape is not None:
+        held = {name: _tokens_apart(x, shape) if x.ndim == 2 else x for name, x in held.items()}
+    return Stream(**{name: batch_first(block, x) for name, x in held.items()})
 
 
-def _tokens_apart(x: Tensor, shape: torch.Size | None) -> Tensor:
+def _tokens_apart(x: Tensor, shape: torch.Size) -> Tensor:
     """A state whose tokens were put side by side, as `[b * t, d]`, in the shape of the stream."""
-    if x.ndim != 2 or shape is None:
-        return x
     if x.shape[0] != shape[:2].numel():
         raise SeamError(
             f"a state of the block has the shape {tuple(x.shape)} where {tuple(shape)} pass through it: tokens that "
@@ -223,7 +221,7 @@ def passing_layer(
     queries, keys = call_shape(call)
     if queries != keys:
         raise SeamError(unequal(index, queries, keys))
-    stream = stream_around(block, with_added(states, added), {})
+    stream = stream_around(block, states if added is None else with_added(states, added), {})
     some = next(x for x in vars(stream).values() if x is not None)
     every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
     operands, weights = operands_of(call, some.shape[0]), weights_of(block, added, call)

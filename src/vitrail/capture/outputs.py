@@ -89,7 +89,7 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
         start, end = output[:2]
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         return _finite(torch.stack([start, end], dim=2), span=True, broken=broken)
-    logits = named_logits(output)
+    logits = named(output, LOGITS)
     if logits is None and isinstance(output, (tuple, list)):
         logits = output[0]
     logits = output if isinstance(output, Tensor) else logits
@@ -104,11 +104,7 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
 
 
 LOGITS = ("logits", "logits_per_image")
-
-
-def named_logits(output: object) -> object | None:
-    """The logits by the name an output gives them: of classes, or of the texts a picture was compared with."""
-    return named(output, LOGITS)
+"""The names that outputs give to logits: of classes, or of the texts a picture was compared with."""
 
 
 def named(output: object, names: tuple[str, ...]) -> object | None:
@@ -156,14 +152,12 @@ def _broken_words(samples: list[int]) -> str:
     )
 
 
-def _checked(part: Scalar, here: Tensor, output: Output) -> Scalar:
-    """The part, if the logits it reads and its scalar are finite.
+def _checked(part: Scalar, here: Tensor) -> Scalar:
+    """The part of an output that is not sound, if the logits it reads and its scalar are finite.
 
     Args:
         here: the logits of each sample that the target reads.
     """
-    if output.sound:
-        return part
     wrong = _broken(here.detach())
     if bool(wrong.any()):
         raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
@@ -195,18 +189,19 @@ def parts(
     if output.span:
         raise TargetError(f"a question-answering model is explained by targets.answer_span(), not by {target}.")
     position = _position(logits, target, valid, causal=causal)
-    here = _at(logits, position)
+    here = logits if position is None else _at(logits, position)
     chosen = target.of(here.detach())
 
     def read(logits: Tensor, rows: Tensor) -> Tensor:
-        return chosen.take(rows)(_at(logits, None if position is None else position[rows]))
+        return chosen.take(rows)(logits if position is None else _at(logits, position[rows]))
 
-    return (_checked(Scalar(target(here), chosen, read, position), here, output),)
+    part = Scalar(chosen.value(here), chosen, read, position)
+    return (part if output.sound else _checked(part, here),)
 
 
-def _at(logits: Tensor, position: Tensor | None) -> Tensor:
+def _at(logits: Tensor, position: Tensor) -> Tensor:
     """The logits at one position of each sample, where the model answers at every token."""
-    return logits if position is None else logits[torch.arange(logits.shape[0], device=logits.device), position]
+    return logits[torch.arange(logits.shape[0], device=logits.device), position]
 
 
 def _position(logits: Tensor, target: Target, valid: Tensor, *, causal: bool) -> Tensor | None:
@@ -246,7 +241,7 @@ def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tupl
             return _at(logits, position[rows])[:, which]
 
         part = Scalar(scores.gather(1, position[:, None])[:, 0], target, read, position)
-        ends.append(_checked(part, scores.masked_fill(~valid, 0.0), output))
+        ends.append(part if output.sound else _checked(part, scores.masked_fill(~valid, 0.0)))
     return tuple(ends)
 
 

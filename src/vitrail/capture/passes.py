@@ -31,7 +31,6 @@ from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import AnatomyError, SeamError, TargetError
-from vitrail.models.anatomy import Block
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import READOUTS, agreed, by_norm, mean_all, position, with_gradient
 from vitrail.targets import AnyTarget, Target, as_target
@@ -361,11 +360,6 @@ class Pass:
         measured = self.origin.prefix if self.inputs.kind == "image" else None
         return self.capture.body.anatomy.prefix if measured is None else measured
 
-    def _block(self, index: int) -> Block | None:
-        """The block an attention layer is in; None for the pooling after them, and where none are known."""
-        blocks = self.capture.body.blocks
-        return blocks[index] if index < len(blocks) else None
-
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         captured, (call,) = self.captured[index], self.captured[index].calls
         queries, keys = call_shape(call)
@@ -374,14 +368,17 @@ class Pass:
         hidden = self.valid.shape[1] - keys if pooling else 0  # tokens that a pooling query does not read
         if (not pooling and queries != keys) or hidden not in (0, self.prefix):
             raise SeamError(unequal(index, queries, keys))
-        block = self._block(index)
+        # None for the pooling after the blocks, and where none are known.
+        block = body.blocks[index] if index < len(body.blocks) else None
         dtype = torch.promote_types(call_dtype(call), torch.float32)
         # Below a pooling query every token is read.
         readout = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else self.measured
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in captured.states.items() if name in self.capture.keep}
-        added = self.capture.added(captured)
+        added = captured.added if captured.adding is None else self.capture.added(captured)
+        gradient, of_query = gradients.get("output_grad"), gradients.get("query_grad")
+        by_hand = call.weights if gradient is not None else None
         layer = Layer(
             index=index,
             depth=self.depth,
@@ -394,13 +391,13 @@ class Pass:
             owner=call.owner,
             pooling=pooling,
             pooled=body.pool is not None,
-            query_grad=gradient_as_heads(gradients.get("query_grad"), call.query, batch),
-            output_grad=as_heads(gradients.get("output_grad"), batch) if call.weights is None else None,
-            weights_grad=gradient_of_map(gradients.get("output_grad"), call.weights, batch),
+            query_grad=None if of_query is None else gradient_as_heads(of_query, call.query, batch),
+            output_grad=as_heads(gradient, batch) if call.weights is None else None,
+            weights_grad=None if gradient is None or by_hand is None else gradient_of_map(gradient, by_hand, batch),
             **operands_of(call, batch),
             grad_scale=scale,
             **weights_of(block, added, call),
-            stream=stream_around(block, with_added(states, added), gradients),
+            stream=stream_around(block, states if added is None else with_added(states, added), gradients),
             early=captured.early,
             backend=self.settings.backend,
             chunk_rows=self.settings.chunk_rows,

@@ -172,7 +172,8 @@ class Layer:
     def allowed(self) -> Bool[Tensor, "..."] | None:
         """Which keys each query may see by mask and order, broadcasting to `[b, h, q, k]`; None if all."""
         shape = {"queries": self.get("query").shape[2], "keys": self.get("key").shape[2], "device": self.valid.device}
-        return _four(allowed_keys(self.mask, causal=self.causal, first_row=self.first_row, **shape))
+        found = allowed_keys(self.mask, causal=self.causal, first_row=self.first_row, **shape)
+        return None if found is None else found[(None,) * (4 - found.ndim)]
 
     @property
     def visible(self) -> Bool[Tensor, "..."] | None:
@@ -300,7 +301,3 @@ def widen(x: Tensor) -> Tensor:
 def own_dtypes(device: str) -> AbstractContextManager[object]:
     """Switch autocast off, if it is on: a caller's autocast is for the model, not for the relevance algebra."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _four(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x[(None,) * (4 - x.ndim)]

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.torch_private import writes_to
+from vitrail.capture.shadow import memory_of
+from vitrail.capture.torch_private import writes_to_all
 from vitrail.models.taking import every_module
 
 T = TypeVar("T")
@@ -38,18 +39,26 @@ class Remembered(Generic[T]):
 
     def get(self, model: nn.Module, form: Hashable, measure: Callable[[], T]) -> T:
         """What is known for this form, measured if it is not known or no longer holds."""
-        kept, modules = self.kept.setdefault(model, {}), every_module(model)
-        weights = [x for module in modules for x in module._parameters.values() if x is not None]
-        written = sum(writes_to(x) for x in weights if not x.is_inference())
-        key = form, written, hash(tuple((id(x), x.data_ptr()) if _is_plain(x) else id(x) for x in weights))
+        kept, call = self.kept.setdefault(model, {}), memory_of(model).call
+        if "weights" not in call:  # the same for all measurements of one call
+            call["modules"], call["zeros"] = every_module(model), set()
+            call["weights"] = _identity(call["modules"])
+        key = form, call["weights"]
         found = kept.get(key)
-        checked = vars(model).setdefault("_checked_zeros", set())  # for this call: a shadow is filled for each
-        if found is None or ((id(self), key) not in checked and _any_nonzero(modules, found[1])):
+        if found is None or (found[1] not in call["zeros"] and _any_nonzero(call["modules"], found[1])):
             if len(kept) >= self.most:
                 kept.clear()
-            found = kept[key] = measure(), _zeros(modules)
-        checked.add((id(self), key))
+            found = kept[key] = measure(), _zeros(call["modules"])
+        call["zeros"].add(found[1])
         return found[0]
+
+
+def _identity(modules: Sequence[nn.Module]) -> tuple[int, int]:
+    """Which tensors the parameters are, where they lie, and how often they were written to."""
+    weights = [x for module in modules for x in module._parameters.values() if x is not None]
+    plain = (Tensor, nn.Parameter)
+    places = [x.data_ptr() if type(x) in plain and not x.is_meta and x.is_floating_point() else 0 for x in weights]
+    return writes_to_all(weights), hash((tuple(map(id, weights)), tuple(places)))
 
 
 def _is_plain(x: Tensor) -> bool:

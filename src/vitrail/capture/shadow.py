@@ -20,6 +20,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -161,6 +162,14 @@ class _Regions:
             self.leave()
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What is known of the modules of a shadow: as long as they are these, and for the call that uses it now."""
+
+    known: dict[Any, Any] = field(default_factory=dict)
+    call: dict[str, Any] = field(default_factory=dict)
+
+
 class _Shadow:
     """A copy of a model, and whether it can be used again as it is.
 
@@ -177,7 +186,7 @@ class _Shadow:
         once = restless or recorded or bool(self.copied.watched)
         self.model = None if once else snapshot(model, model, classes=True)
         self.copy = None if self.model is None else snapshot(self.root, model, classes=False)
-        self.memory: dict[Any, Any] = {}  # what is known of its modules, as long as they are these
+        self.memory = Memory()
         _shadows[id(self.root)] = self
 
     def fits(self, model: nn.Module) -> bool:
@@ -194,16 +203,18 @@ class _Shadow:
             self.restless |= self.copy is not None
             self.copy = None
             vars(self.root).clear()  # nothing of the model is kept alive
+            self.memory.known.clear()
+        self.memory.call.clear()
 
 
 _shadows: "weakref.WeakValueDictionary[int, _Shadow]" = weakref.WeakValueDictionary()
 """By the identity of their roots."""
 
 
-def memory_of(root: nn.Module) -> dict[Any, Any]:
-    """What is known of the modules of a shadow; empty for any other model."""
+def memory_of(root: nn.Module) -> Memory:
+    """What is known of the modules of a shadow; nothing of any other model."""
     found = _shadows.get(id(root))
-    return found.memory if found is not None and found.root is root else {}
+    return found.memory if found is not None and found.root is root else Memory()
 
 
 @contextmanager

@@ -69,6 +69,9 @@ class Inputs:
 
     def usable(self) -> "Inputs":
         """The same call with tensors autograd may save: those made under `torch.inference_mode` are copied."""
+        given = (*self.args, *self.kwargs.values(), self.attention_mask)
+        if not any(isinstance(x, Tensor) and x.is_inference() for x in given):
+            return self
 
         def own(x: Any) -> Any:  # noqa: ANN401
             return x.clone() if isinstance(x, Tensor) and x.is_inference() else x

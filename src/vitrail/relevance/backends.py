@@ -46,9 +46,11 @@ def backend_of(layer: Layer) -> str:
     """The backend that computes the sums of this layer: the one it names, or the fastest."""
     if layer.backend in ("dense", "chunked"):
         return layer.backend
-    device = layer.valid.device.type
+    device, bounded = layer.valid.device.type, layer.chunk_rows is not None
+    if layer.backend == "auto" and device != "cuda":  # kernels are asked for by name there
+        small = entries(layer) <= chunked.BUDGET.get(device, chunked.LARGE_BUDGET)
+        return "dense" if small and not bounded else "chunked"
     refusal = fused_refusal(layer, device)
-    bounded = layer.chunk_rows is not None
     return choose_backend(
         layer.backend, entries=entries(layer), device=device, refusal=refusal, shared=layer.shared, bounded=bounded
     )
