@@ -179,9 +179,9 @@ def own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContextM
     return torch.autocast(device, enabled=False)
 
 
-def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype) -> Any:  # noqa: ANN401
-    """What the model returns, computed by a copy of its weights in another precision if they have another."""
-    if all(p.dtype is dtype for p in model.parameters()):
+def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+    """What the model returns, computed by a copy of its weights in another precision if asked for."""
+    if dtype is None or all(p.dtype is dtype for p in model.parameters()):
         return run_model(model, inputs)
     with in_precision(model, dtype):
         try:
