@@ -23,7 +23,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitrail.api import explain
-from vitrail.attribution import Attribution, fingerprint, versions
+from vitrail.attribution import Attribution, versions
+from vitrail.capture.provenance import fingerprint
 from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
