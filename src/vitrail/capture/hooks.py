@@ -292,7 +292,7 @@ def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
         handles.append(
             capture.body.head.register_forward_hook(lambda module, args, out: setattr(capture, "answer", out))
         )
-    if capture.cut:
+    if capture.cut and (capture.level != "embedding_output" or not capture.blocks):
         handles += LEVEL_HOOKS[capture.level](capture, model)
     return handles
 
@@ -464,12 +464,13 @@ class _Kept:
             self.calls += 1
 
 
-def _first_block(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
-    """The block's own hook cuts the stream. Where no block is known, the gradient ends at the embeddings."""
-    if capture.blocks:
-        return []
-    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    return [m.register_forward_hook(lambda module, args, out: capture.root(out)) for m in embeddings]
+def _all_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
+    """The gradient ends at the embeddings, where no block is known; else the first block's own hook cuts the stream."""
+
+    def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+        return capture.root(out)
+
+    return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def _word_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
@@ -489,7 +490,7 @@ def _picture(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
 
 
 LEVEL_HOOKS: dict[str, Callable[[Capture, nn.Module], list[RemovableHandle]]] = {
-    "embedding_output": _first_block,
+    "embedding_output": _all_embeddings,
     "inputs_embeds": _word_embeddings,
     "pixels": _picture,
 }

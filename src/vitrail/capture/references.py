@@ -9,7 +9,7 @@ import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -140,7 +140,7 @@ class Snapshot:
 
     objects: list[Any]
     referents: list[Any]
-    sized: list[Sized]
+    sized: Sequence[Sized]
     sizes: list[int]
     tensors: list[Tensor]
     forms: list[tuple[torch.Size, torch.dtype, torch.device]]

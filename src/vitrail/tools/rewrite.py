@@ -27,7 +27,7 @@ from jaxtyping import Float
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from vitrail.attribution import provenance
+from vitrail.capture.provenance import provenance
 from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.methods.options import check_count

@@ -26,11 +26,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.api import Request, attribution_of, read_request
-from vitrail.attribution import Attribution, provenance
+from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.provenance import provenance
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
