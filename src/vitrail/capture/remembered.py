@@ -56,8 +56,7 @@ class Remembered(Generic[T]):
 def _identity(modules: Sequence[nn.Module]) -> tuple[int, int]:
     """Which tensors the parameters are, where they lie, and how often they were written to."""
     weights = [x for module in modules for x in module._parameters.values() if x is not None]
-    plain = (Tensor, nn.Parameter)
-    places = [x.data_ptr() if type(x) in plain and not x.is_meta and x.is_floating_point() else 0 for x in weights]
+    places = [x.data_ptr() if _is_plain(x) else 0 for x in weights]
     return writes_to_all(weights), hash((tuple(map(id, weights)), tuple(places)))
 
 
