@@ -16,6 +16,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from urllib.parse import urlsplit
 
@@ -102,10 +104,56 @@ def crowd(address: str, count: int) -> list[float]:
     return waits
 
 
-def memory(pid: int) -> float:
-    """Resident megabytes of a process."""
+def memory(pid: int) -> tuple[float, float]:
+    """Megabytes of a process: its own, and mapped program files, which the kernel drops when it likes."""
     with open(f"/proc/{pid}/status") as lines:
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+        found = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if line.startswith("Rss")}
+    return found["RssAnon"] + found["RssShmem"], found["RssFile"]
+
+
+@contextmanager
+def served(*more: str) -> Iterator[tuple[str, subprocess.Popen, float]]:
+    """`vitrail app` in a process of its own: its address, the process, and when it was started."""
+    begun = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", START, "app", *more], stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(found[0] for line in process.stderr or () if (found := re.search(r"http://\S+(?=;)", line)))
+        threading.Thread(target=lambda: list(process.stderr or ()), daemon=True).start()
+        yield address, process, begun
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_for_models(address: str) -> None:
+    """Return when the first model is there."""
+    link = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
+    link.request("GET", "/api/models")
+    link.getresponse().read()
+
+
+def weight_of(address: str) -> float:
+    """Kilobytes of all static files, compressed."""
+    link, weight = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300), 0
+    for path in ("/", "/app.js", "/app.css", "/icon.svg"):
+        link.request("GET", path)
+        weight += len(gzip.compress(link.getresponse().read(), 9))
+    return weight / 1000
+
+
+def measure(address: str, rounds: int, visitors: int) -> None:
+    """Print how long each action takes."""
+    print("| wait | median | slowest |\n|---|---|---|")
+    one = Visitor(address)
+    one.first_map(picture(0))
+    report("first map after an upload", [timed(lambda n=n: one.first_map(picture(n))) for n in range(rounds)])
+    for name, make in ACTIONS.items():
+        seconds = []
+        for number in range(rounds):
+            route, asked = make(number + 1)
+            seconds.append(timed(lambda r=route, a=asked: one.post(r, {"id": "a", **a})))
+        report(name, seconds)
+    report(f"{visitors} visitors at once, first map each", crowd(address, visitors))
 
 
 def main() -> None:
@@ -114,35 +162,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--visitors", type=int, default=30)
     given = parser.parse_args()
-    begun = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", START, "app"], stderr=subprocess.PIPE, text=True)
-    try:
-        address = next(found[0] for line in process.stderr or () if (found := re.search(r"http://\S+(?=;)", line)))
-        threading.Thread(target=lambda: list(process.stderr or ()), daemon=True).start()
-        link = http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)
-        weight = 0
-        for path in ("/", "/app.js", "/app.css", "/icon.svg"):
-            link.request("GET", path)
-            weight += len(gzip.compress(link.getresponse().read(), 9))
-        print(f"page shown after {time.perf_counter() - begun:.1f} s, static files {weight / 1000:.0f} kB compressed")
-        link.request("GET", "/api/models")
-        link.getresponse().read()
-        print(f"models ready after {time.perf_counter() - begun:.1f} s, {memory(process.pid):.0f} MB")
-        print(f"load {os.getloadavg()[0]:.1f}\n\n| wait | median | slowest |\n|---|---|---|")
-        one = Visitor(address)
-        one.first_map(picture(0))
-        report("first map after an upload", [timed(lambda n=n: one.first_map(picture(n))) for n in range(given.rounds)])
-        for name, make in ACTIONS.items():
-            seconds = []
-            for number in range(given.rounds):
-                route, asked = make(number + 1)
-                seconds.append(timed(lambda r=route, a=asked: one.post(r, {"id": "a", **a})))
-            report(name, seconds)
-        report(f"{given.visitors} visitors at once, first map each", crowd(address, given.visitors))
-        print(f"\nmemory afterwards {memory(process.pid):.0f} MB")
-    finally:
-        process.terminate()
-        process.wait(20)
+    with served() as (address, process, begun):
+        shown, weight = time.perf_counter() - begun, weight_of(address)
+        print(f"page shown after {shown:.1f} s, static files {weight:.0f} kB compressed")
+        wait_for_models(address)
+        own, mapped = memory(process.pid)
+        print(f"models ready after {time.perf_counter() - begun:.1f} s, {own:.0f} MB and {mapped:.0f} MB mapped")
+        print(f"load {os.getloadavg()[0]:.1f}\n")
+        measure(address, given.rounds, given.visitors)
+        own, mapped = memory(process.pid)
+        print(f"\nmemory afterwards {own:.0f} MB and {mapped:.0f} MB mapped")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ Needs Playwright and Chromium, and a page that is being served. With a folder it
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 WATCH = """window.shift = 0; new PerformanceObserver((list) => { for (const one of list.getEntries())
 if (!one.hadRecentInput) window.shift += one.value; }).observe({type: "layout-shift", buffered: true});"""
@@ -29,16 +30,30 @@ def settled(page: Page, address: str) -> None:
     page.wait_for_timeout(400)
 
 
-def measure(page: Page, address: str) -> None:
-    """Print what one load of the page costs."""
+def measure(page: Page, address: str) -> dict[str, float]:
+    """What one load of the page costs: milliseconds, layout shift, requests and kilobytes."""
     sizes: list[int] = []
     page.on("response", lambda answer: sizes.append(int(answer.headers.get("content-length", 0))))
     page.add_init_script(WATCH)
     settled(page, address)
     paint = page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    print(f"first paint {paint:.0f} ms, layout shift {page.evaluate('() => window.shift'):.3f}, ", end="")
-    print(f"{len(sizes)} requests, {sum(sizes) / 1000:.0f} kB without the streams of results")
-    print(f"recolouring all maps {page.evaluate(RECOLOUR):.0f} ms, no request")
+    return {
+        "first contentful paint, ms": paint,
+        "layout shift": page.evaluate("() => window.shift"),
+        "requests": len(sizes),
+        "kB without the stream of results": sum(sizes) / 1000,
+        "opacity of all maps, ms, no request": page.evaluate(RECOLOUR),
+    }
+
+
+def launched(running: Playwright) -> Browser:
+    """Chromium without a window."""
+    return running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+
+
+def sized(browser: Browser, width: int, **more: Any) -> Page:
+    """A page of this width."""
+    return browser.new_context(viewport={"width": width, "height": 844}, **more).new_page()
 
 
 def main() -> None:
@@ -48,16 +63,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     with sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = launched(running)
         for width in (1280, 390):
-            print(f"{width} pixels: ", end="")
-            measure(browser.new_context(viewport={"width": width, "height": 844}).new_page(), given.address)
+            found = measure(sized(browser, width), given.address)
+            print(f"{width} pixels:", ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
         if given.folder is not None:
             given.folder.mkdir(parents=True, exist_ok=True)
             for width in SIZES:
                 for scheme in ("light", "dark"):
-                    size = {"width": width, "height": 900}
-                    page = browser.new_context(viewport=size, color_scheme=scheme).new_page()
+                    page = sized(browser, width, color_scheme=scheme)
                     for name, start in STARTS.items():
                         settled(page, given.address + start)
                         page.screenshot(path=given.folder / f"{name}-{width}-{scheme}.png")

@@ -353,6 +353,78 @@ OTHER = {
 }  # fmt: skip
 
 
+MATRIX = {
+    'explain no args': ('explain',), 'explain only model': ('explain', '-m', 'photo'), 'photo word': ('explain', 'golf_ball', '-m', 'photo'),
+    'photo sentence': ('explain', 'a long sentence about a film', '-m', 'photo'), 'sentiment png': ('explain', 'absent.png', '-m', 'sentiment'),
+    'pair photo': ('explain', 'ok.png', '--pair', 'x', '-m', 'photo'),
+    'context sentiment': ('explain', 'a film', '--context', 'x', '-m', 'sentiment'),
+    'question sentiment': ('explain', 'a film', '--question', 'x', '-m', 'sentiment'),
+    'target empty': ('explain', 'ok.png', '-m', 'photo', '-t', ''), 'target blank': ('explain', 'ok.png', '-m', 'photo', '-t', ' '),
+    'target nul': ('explain', 'ok.png', '-m', 'photo', '-t', '10'), 'target neg': ('explain', 'ok.png', '-m', 'photo', '-t', '-3'),
+    'target huge': ('explain', 'ok.png', '-m', 'photo', '-t', "9" * 400), 'target float': ('explain', 'ok.png', '-m', 'photo', '-t', '1.5'),
+    'target arabic': ('explain', 'ok.png', '-m', 'photo', '-t', '٣٣'), 'target superscript': ('explain', 'ok.png', '-m', 'photo', '-t', '²'),
+    'versus same': ('explain', 'ok.png', '-m', 'photo', '-t', 'church', '--versus', 'church'),
+    'versus alone': ('explain', 'ok.png', '-m', 'photo', '--versus', 'nothing'), 'device int': ('explain', 'ok.png', '-m', 'photo', '--device', '9'),
+    'device cuda99': ('explain', 'ok.png', '-m', 'photo', '--device', 'cuda:99'),
+    'device empty': ('explain', 'ok.png', '-m', 'photo', '--device', ''), 'method empty': ('explain', 'ok.png', '-m', 'photo', '--method', ''),
+    'method open paren': ('explain', 'ok.png', '-m', 'photo', '--method', 'gae('),
+    'method nested': ('explain', 'ok.png', '-m', 'photo', '--method', 'gae(gae(gae()))'),
+    'method code': ('explain', 'ok.png', '-m', 'photo', '--method', "gae(x=__import__('os').system('touch pwned'))"),
+    'method long': ('explain', 'ok.png', '-m', 'photo', '--method', "g" * 100_000),
+    'method dup option': ('explain', 'ok.png', '-m', 'photo', '--method', 'gradtoken(depth=1,depth=2)'),
+    'method neg depth': ('explain', 'ok.png', '-m', 'photo', '--method', 'gradtoken(depth=-1)'),
+    'method huge depth': ('explain', 'ok.png', '-m', 'photo', '--method', 'gradtoken(depth=999)'),
+    'ig zero': ('explain', 'ok.png', '-m', 'photo', '--method', 'integrated_gradients(steps=0)'),
+    'ig neg': ('explain', 'ok.png', '-m', 'photo', '--method', 'integrated_gradients(steps=-5)'),
+    'ig nan': ('explain', 'ok.png', '-m', 'photo', '--method', 'integrated_gradients(steps=nan)'),
+    'rollout start': ('explain', 'ok.png', '-m', 'photo', '--method', 'rollout(start_layer=99)'),
+    'preset for none': ('explain', 'ok.png', '-m', 'photo', '--preset', ''),
+    'o twice': ('explain', 'ok.png', '-m', 'photo', '-o', 'a.png', '-o', 'b.png'),
+    'o is input': ('explain', 'ok.png', '-m', 'photo', '-o', 'ok.png'), 'o is link': ('explain', 'ok.png', '-m', 'photo', '-o', 'link.png'),
+    'o hard link': ('explain', 'ok.png', '-m', 'photo', '-o', 'hard.png'), 'o no ending': ('explain', 'ok.png', '-m', 'photo', '-o', 'map'),
+    'o dot': ('explain', 'ok.png', '-m', 'photo', '-o', '.'), 'o folder': ('explain', 'ok.png', '-m', 'photo', '-o', 'photos'),
+    'o nul': ('explain', 'ok.png', '-m', 'photo', '-o', 'a\udcff/b.png'), 'o long': ('explain', 'ok.png', '-m', 'photo', '-o', "y" * 260 + ".png"),
+    'folder empty': ('explain', 'empty/', '-m', 'photo', '-o', 'maps/'),
+    'format bad': ('explain', 'photos/', '-m', 'photo', '-o', 'maps/', '--format', 'doc'), 'model empty': ('explain', 'ok.png', '-m', ''),
+    'model dot': ('explain', 'ok.png', '-m', '.'), 'model dotdot': ('explain', 'ok.png', '-m', '..'),
+    'model file': ('explain', 'ok.png', '-m', 'ok.png'), 'model yaml': ('explain', 'ok.png', '-m', 'plan_list.yaml'),
+    'model url': ('explain', 'ok.png', '-m', 'https://huggingface.co/x/y'), 'model slash': ('explain', 'ok.png', '-m', 'a/b/c/d'),
+    'model arch': ('explain', 'ok.png', '-m', 'photo', '--arch', 'vit_tiny_patch16_224'), 'model bidi': ('explain', 'ok.png', '-m', 'ph\u202eoto'),
+    'model upper': ('explain', 'ok.png', '-m', 'PHOTO'), 'compare none': ('compare', 'ok.png'),
+    'compare bad': ('compare', 'ok.png', '-m', 'photo', '--method', 'gae', '--method', 'gea'),
+    'compare o': ('compare', 'ok.png', '-m', 'photo', '-o', 'x.csv'),
+    'detail same': ('detail', 'ok.png', '-m', 'photo', '-t', 'church', '--versus', 'church'), 'guide text': ('guide', 'a film', '-m', 'sentiment'),
+    'transfer bad': ('transfer', 'ok.png', '-m', 'photo', '--steps', '0'), 'rewrite none': ('rewrite', 'ok.png', '-m', 'photo'),
+    'rewrite class': ('rewrite', 'ok.png', '-m', 'photo', '-t', 'dragon'), 'doctor none': ('doctor',), 'doctor bad': ('doctor', '-m', 'nope_nope'),
+    'doctor file': ('doctor', 'ok.png'), 'report none': ('report',), 'report bad': ('report', 'photos', '-m', 'photo', '-o', 'r.doc'),
+    'report absent': ('report', 'absent', '-m', 'photo', '-o', 'r.html'), 'answer none': ('answer',),
+    'answer photo': ('answer', 'what', '-m', 'photo'), 'answer length': ('answer', 'what', '-m', 'sentiment', '--length', '0'),
+    'app port': ('app', '--port', '99999999'), 'app port neg': ('app', '--port', '-1'), 'app host': ('app', '--host', 'not a host'),
+    'app pixels': ('app', '--max-pixels', '0'), 'demo o file': ('demo', '-o', 'ok.png'), 'audit none': ('audit',),
+    'audit bad': ('audit', '-m', 'photo', 'absent'), 'bench': ('bench', 'run'),
+    'bench limit': ('bench', 'run', '-m', 'photo', '-d', 'photos', '--limit', '-1'),
+    'bench limit0': ('bench', 'run', '-m', 'photo', '-d', 'photos', '--limit', '0'),
+    'bench data': ('bench', 'run', '-m', 'photo', '-d', 'nothing=photos'),
+    'bench data opt': ('bench', 'run', '-m', 'photo', '-d', 'imagenet(fold=x)=photos'),
+    'bench o dir': ('bench', 'run', '-m', 'photo', '-d', 'photos', '-o', 'photos'),
+    'bench o png': ('bench', 'run', '-m', 'photo', '-d', 'photos', '-o', 'ok.png'), 'bench table dir': ('bench', 'table', 'photos'),
+    'bench table absent': ('bench', 'table', 'absent.db'), 'bench plot': ('bench', 'plot', 'words.db', '-o', 'a.png'),
+    'bench recommend': ('bench', 'recommend', 'photo', 'absent'), 'bench recommend empty': ('bench', 'recommend', 'photo', 'empty'),
+    'bench sanity text': ('bench', 'sanity', 'sentiment', 'photos'), 'bench agreement': ('bench', 'agreement', 'photo', 'zero.txt'),
+    'bench dtype': ('bench', 'run', '--quick', '--dtype', 'int8'), 'bench batch': ('bench', 'run', '--quick', '--batch', '0'),
+    'bench metric': ('bench', 'run', '-m', 'photo', '-d', 'photos', '--metric', 'nope'),
+    'bench protocol': ('bench', 'run', '-m', 'photo', '-d', 'photos', '--protocol', 'nope'), 'unknown': ('explian', 'ok.png'),
+    'unknown option': ('explain', 'ok.png', '-m', 'photo', '--verbos'), 'methods bad': ('methods', 'gaee'),
+    'methods two': ('methods', 'gae', 'rollout'), 'double dash': ('explain', '--', '-m'), 'emoji': ('explain', '🙂🙂', '-m', 'photo'),
+    'ansi': ('explain', '\x1b[31mred\x1b[0m.png', '-m', 'photo'), 'newline': ('explain', 'a\nb.png', '-m', 'photo'),
+    'newline method': ('explain', 'ok.png', '-m', 'photo', '--method', 'ga\ne'), 'newline model': ('explain', 'ok.png', '-m', 'ph\noto'),
+    'newline target': ('explain', 'ok.png', '-m', 'photo', '-t', 'go\nlf'), 'markup': ('explain', '[red]x[/red].png', '-m', 'photo'),
+    'markup2': ('explain', '[/].png', '-m', 'photo'), 'markup method': ('explain', 'ok.png', '-m', 'photo', '--method', '[/bold]'),
+    'stdin photo': ('explain', '-', '-m', 'photo'),
+}  # fmt: skip
+"""More of all kinds."""
+
+
 def cli() -> dict[str, tuple[str, ...]]:
     """Every command line that has to fail."""
     cases = {f"{c} image {n[:30]}": (c, n, *PHOTO, *MORE.get(c, ())) for c, n in product(ON_IMAGES, BAD_IMAGES)}
@@ -366,7 +438,7 @@ def cli() -> dict[str, tuple[str, ...]]:
     cases |= {f"{c} output {n}": (c, "ok.png", *PHOTO, *MORE.get(c, ()), "-o", o) for c, (n, o) in outputs}
     cases |= {f"bench {n}": ("bench", *more) for n, more in BENCH.items()}
     cases |= {f"bench {n}": ("bench", "run", "--plan", f"{n}.yaml") for n in PLANS}
-    return cases | {f"other {n}": more for n, more in OTHER.items()}
+    return cases | {f"other {n}": more for n, more in (OTHER | MATRIX).items()}
 
 
 SETUP = """
@@ -423,4 +495,27 @@ PYTHON = {
     "preprocess number": "photo.preprocess(3)", "record none": "vitrail.record(photo.model, None)", "generate": "vitrail.generate(photo.model, None, 'a')", "prepare": "vitrail.prepare(photo.model, x, 'gea')",
     "answer": "vitrail.answer(photo.model, x, 1)", "imagenet": "vitrail.data.load('imagenet', 'photos')",
     "plan": "vitrail.bench.read_plan('plan_list.yaml')", "results": "vitrail.bench.tables('words.db')", "report": "vitrail.report.of_results('words.db')",
+    "target raises": "vitrail.explain(photo, x, 'gae', lambda logits: 1 / 0)", "target signature": "vitrail.explain(photo, x, 'gae', lambda a, b: a)", "target index": "vitrail.explain(photo, x, 'gae', lambda logits: logits[:, 99])",
+    "target sum": "vitrail.explain(photo, x, 'gae', lambda logits: logits.sum())", "target nan function": "vitrail.explain(photo, x, 'gae', lambda logits: logits[:, 0] * float('nan'))",
+    "target raises later": "vitrail.explain(photo, x, 'integrated_gradients', lambda logits: {}['k'])", "target raises in rules": "vitrail.explain(photo, x, 'attn_lrp', lambda logits: {}['k'])",
+    "target raises by default": "vitrail.explain(photo, x, target=lambda logits: {}['k'])", "target raises in a recording": "vitrail.record(photo.model, x, lambda logits: {}['k'])",
+    "target raises in prepare": "vitrail.prepare(photo.model, x, 'gae', target=lambda logits: {}['k'])", "target list": "vitrail.explain(photo, x, 'gae', lambda logits: [1.0])",
+    "no sentence": "sentiment.preprocess(None)", "sentence number": "sentiment.preprocess(3)", "sentence mapping": "sentiment.preprocess({'a': 1})", "sentence bytes": "sentiment.preprocess(b'a film')",
+    "data number": "vitrail.data.load('pets', 3)", "data none": "vitrail.data.load('pets', None)", "data name": "vitrail.data.load(3, 'photos')", "data list": "vitrail.data.load('imagenet', ['a'])",
+    "data bytes": "vitrail.data.load('imagenet', b'photos')", "data limit": "vitrail.data.load('imagenet', 'photos', limit='x')", "data option": "vitrail.data.load('imagenet', 'photos', nonsense=1)",
+    "picture none": "photo.preprocess(None)", "picture list": "photo.preprocess(['ok.png'])", "zoo none": "zoo.load(None)", "example none": "zoo.example(None)", "example list": "zoo.example([])",
+    "load nothing": "from vitrail.models.loading import load; load(None)", "load a number": "from vitrail.models.loading import load; load(3)", "load a path": "from vitrail.models.loading import load; load(Path('absent/'))",
+    "no preset": "vitrail.explain(photo, x, 'gae', preset=None)", "method list": "vitrail.explain(photo, x, ['gae'])", "anatomy text": "vitrail.explain(photo, x, 'gae', anatomy='x')", "steps text": "vitrail.explain(photo, x, 'integrated_gradients', steps='many')",
+    "steps real": "vitrail.explain(photo, x, 'integrated_gradients', steps=2.5)", "steps true": "vitrail.explain(photo, x, 'integrated_gradients', steps=True)", "memory": "vitrail.explain(photo, x, 'gae', memory='tiny')",
+    "compare none": "vitrail.compare(photo, x, [None])", "compare on_error": "vitrail.compare(photo, x, ['gae'], on_error='ignore')", "compare options": "vitrail.compare(photo, x, [('gae', 3)])",
+    "small picture": "vitrail.explain('photo', torch.zeros(1, 3, 64, 64))", "grey picture": "vitrail.explain(photo.model, torch.zeros(1, 1, 160, 160))", "no pixels": "vitrail.explain(photo.model, torch.zeros(1, 3, 0, 0))", "one number": "vitrail.explain(photo.model, torch.tensor(1.0))",
+    "ids none": "vitrail.explain(sentiment.model, {'input_ids': None})", "ids flat": "vitrail.explain(sentiment.model, {'input_ids': words['input_ids'][0]})", "ids long": "vitrail.explain(sentiment.model, {'input_ids': torch.ones(1, 600).long()})",
+    "mask nan": "vitrail.explain(sentiment.model, {**words, 'attention_mask': words['attention_mask'] * float('nan')})", "logit of a text": "vitrail.explain(photo, x, 'gae', vitrail.targets.logit('a'))",
+    "continuation": "vitrail.explain(photo, x, 'gae', vitrail.targets.continuation(1, 2))", "span": "vitrail.explain(sentiment, 'a film', 'gae', vitrail.targets.answer_span())", "similarity": "vitrail.explain(photo, x, 'gae', vitrail.targets.similarity(3))",
+    "metric shapes": "vitrail.metrics.segmentation(torch.zeros(1, 2, 2), torch.zeros(2, 2, 2))", "metric none": "vitrail.metrics.segmentation(None, None)", "metric rule": "vitrail.metrics.area([], rule='x')", "metric lengths": "vitrail.metrics.aopc(torch.zeros(2), torch.zeros(3, 4))",
+    "metric text": "vitrail.metrics.token_f1('a', 'b')", "plot number": "vitrail.explain(photo, x, 'gae').plot(3)", "plot array": "vitrail.explain(photo, x, 'gae').plot(np.zeros(3))", "heatmap text size": "vitrail.explain(photo, x, 'gae').heatmap('big')",
+    "to_html text": "vitrail.explain(photo, x, 'gae').to_html(index='a')", "explore number": "vitrail.explain(photo, x, 'gae').explore(3)", "save number": "vitrail.explain(photo, x, 'gae').save(3)", "structure none": "vitrail.structure(photo.model, None)",
+    "prepare none": "vitrail.prepare(None, x)", "generate none": "vitrail.generate(None, None, 'a')", "generate classes": "vitrail.generate(sentiment.model, sentiment.preprocess.tokenizer, 'a')", "rewrite number": "vitrail.rewrite(photo, 3, 'church')",
+    "audit number": "vitrail.audit(photo.model, 3)", "plan number": "vitrail.bench.read_plan(3)", "run none": "vitrail.bench.run(None, 'x.db')", "tables none": "vitrail.bench.tables(None)", "report none": "vitrail.report.of_results(None)",
+    "data text none": "vitrail.bench.parse_data(None)", "method number": "vitrail.bench.parse_trials([3])",
 }  # fmt: skip

@@ -2,17 +2,21 @@
 
 import timm
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
+from tokenizers.pre_tokenizers import Metaspace, Split
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
+    CLIPImageProcessor,
     GPT2Config,
     GPT2LMHeadModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
     PreTrainedTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
@@ -95,4 +99,33 @@ def save_vit(folder):
     )
     ViTForImageClassification(config).save_pretrained(folder)
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+def save_llava(folder):
+    """A model that answers questions about pictures of 4 x 4 patches in words of one letter."""
+    special = ["<pad>", "<s>", "</s>", "<unk>", "<image>"]
+    vocabulary = [*special, *(f"\u2581{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    words.pre_tokenizer, words.decoder = Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        additional_special_tokens=["<image>"],
+    )  # fmt: skip
+    pictures = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
+    LlavaProcessor(
+        image_processor=pictures, tokenizer=tokenizer, patch_size=6, vision_feature_select_strategy="default",
+        image_token="<image>", num_additional_image_tokens=1,
+    ).save_pretrained(folder)  # fmt: skip
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
+    config = LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "image_size": 24, "patch_size": 6, **sizes},
+        text_config={"model_type": "llama", "vocab_size": len(vocabulary), "num_key_value_heads": 2, **sizes,
+                     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+        image_token_index=4,
+    )  # fmt: skip
+    model = LlavaForConditionalGeneration(config)
+    model.generation_config.max_length = None
+    model.generation_config.suppress_tokens = [0, 1, 2, 3, 4]
+    model.save_pretrained(folder)
     return folder

@@ -18,6 +18,7 @@ VitrailError
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class VitrailError(Exception):
@@ -88,11 +89,28 @@ class OutputError(VitrailError, OSError):
     """A result could not be written or read."""
 
 
+def shortened(given: object, length: int = 80) -> str:
+    """What was given, quoted, and cut where it is long."""
+    text = repr(given)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def as_path(given: object, what: str) -> Path:
+    """The path that was given.
+
+    Args:
+        what: what lies there, in words, such as `a results file`.
+    """
+    if not isinstance(given, (str, Path)):
+        raise InputError(f"{what} is named by its path, not by {type(given).__name__}.")
+    return Path(given)
+
+
 def suggest(wrong: object, known: Iterable[str]) -> str:
     """A sentence that names the close spellings of a wrong word, or all known ones."""
     names = sorted(known)
     by_key = {name.casefold(): name for name in names}
-    near = [by_key[key] for key in get_close_matches(str(wrong).casefold(), by_key, n=3)]
+    near = [by_key[key] for key in get_close_matches(str(wrong)[:200].casefold(), by_key, n=3)]
     if near:
         return f"Did you mean {' or '.join(near)}?"
     return f"Known: {', '.join(names)}." if names else "There are none."

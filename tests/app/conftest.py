@@ -6,7 +6,7 @@ import torch
 from browsing import chromium, visits
 from http_visitor import new_visitor
 from safetensors.torch import load_file
-from saved_models import save_gpt2, save_vit
+from saved_models import save_gpt2, save_llava, save_vit
 from served_page import memory, served, server_process
 
 from vitrail.apps.web import actions
@@ -43,8 +43,15 @@ def writer(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def models(tiny, writer):
-    return ModelCache([tiny, writer])
+def asked(tmp_path_factory):
+    """A model with random weights that answers questions about pictures."""
+    torch.manual_seed(2)
+    return str(save_llava(tmp_path_factory.mktemp("app") / "llava"))
+
+
+@pytest.fixture(scope="session")
+def models(tiny, writer, asked):
+    return ModelCache([tiny, writer, asked])
 
 
 @pytest.fixture
@@ -73,9 +80,10 @@ def do(explorer, session):
 
 
 @pytest.fixture(scope="session")
-def page(tiny, pickled, writer):
+def page(tiny, pickled, writer, asked):
     """The address of a page as `vitrail app` serves it, and what it writes to its terminal."""
-    with served("--allow", tiny, "--allow", pickled, "--allow", writer, "--max-upload", "2") as found:
+    allowed = [part for name in (tiny, pickled, writer, asked) for part in ("--allow", name)]
+    with served(*allowed, "--max-upload", "2") as found:
         yield found
 
 

@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 from torch.testing import assert_close
 
 import vitrail
+from vitrail import targets
 from vitrail.apps.web import actions, explaining, removing
 from vitrail.apps.web.downloads import FORMS, PALETTES
 from vitrail.apps.web.payload import INTEGERS
@@ -25,6 +26,8 @@ from vitrail.errors import ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS
 from vitrail.methods import METHODS
+from vitrail.models.loading.images import open_image
+from vitrail.models.loading.writing import answer_words
 
 BALL, SENTENCE = "example:golf_ball", "example:sentence-1"
 
@@ -216,6 +219,36 @@ def test_an_answer_and_its_sources_are_those_of_the_library(explorer, session, d
     assert len(longest["prompt"]) + len(longest["units"]) <= 16
     with pytest.raises(OptionError, match="writes no text"):
         do("answer", input=text, model="sentiment", length=5)
+
+
+def test_an_answer_about_a_picture_and_its_sources_are_those_of_the_library(explorer, session, do, asked):
+    about, _ = do("explain", input=BALL, model=asked, methods=("gae",))
+    assert (about["case"]["task"], about["case"]["classes"]) == ("asking", [])
+    first, *words, _ = do("answer", input=BALL, model=asked, question="a b c", length=5)
+    loaded = explorer.models.open(asked, "image").loaded
+    sample = loaded.write(open_image(vitrail.zoo.example("golf_ball")), "a b c", length=5)
+    known = answer_words(loaded, sample)
+    assert [one["text"] for one in first["units"]] == [text for text, _ in known]
+    assert first["text"].split() == [text for text, _ in known]
+    assert len(known) == len(words) == 5
+    assert "".join(first["prompt"]).split() == ["a", "b", "c"]
+    for (_, span), found in zip(known, words, strict=True):
+        streams = vitrail.explain(loaded.model, sample.inputs, "gae", targets.continuation(*span)).streams
+        expected = streams["image"].scores[0].numpy()
+        assert tuple(found["grid"]) == streams["image"].grid == (4, 4)
+        np.testing.assert_allclose(unpacked(found["patches"]), expected, atol=float(abs(expected).max()) / 60000)
+        text = streams["text"].scores[0, sample.start - len(first["prompt"]) : sample.start].numpy()
+        np.testing.assert_allclose(unpacked(found["scores"]), text, atol=float(abs(text).max()) / 60000)
+    assert do("answer", input=BALL, model=asked, question="a b c", length=5) == [first, *words, {"done": True}]
+
+
+def test_a_model_that_is_asked_says_what_it_needs(explorer, session, do, asked):
+    with pytest.raises(OptionError, match="there is no question"):
+        do("answer", input=BALL, model=asked, question=" ")
+    with pytest.raises(OptionError, match="answers questions about pictures"):
+        do("remove", input=BALL, model=asked, method="gae")
+    with pytest.raises(ModelError, match="reads pictures, not text"):
+        do("answer", input="example:sentence-1", model=asked, question="a b")
 
 
 def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny):

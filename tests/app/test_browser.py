@@ -346,6 +346,56 @@ def test_a_word_of_an_answer_shows_what_it_rests_on(visit, writer):
     assert axe(page) == []
 
 
+def test_the_answer_panel_has_no_fault_in_the_dark(visit, writer):
+    page = settled(visit(f"#in=text:the quick brown fox&m={writer}&x=gae&panel=answer", color_scheme="dark"))
+    page.locator("#answer-words button").first.wait_for(timeout=90_000)
+    assert axe(page) == []
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", PHONE), ("dark", DESK)])
+def test_a_picture_is_asked_about_by_keyboard_and_a_word_shows_its_patches(visit, asked, scheme, size):
+    page = settled(visit(f"#in=example:golf_ball&m={asked}", size=size, color_scheme=scheme))
+    assert [tab.inner_text() for tab in page.get_by_role("tab").all()] == ["Answer"]
+    assert not page.locator("[aria-label='Explain which answer?']").count()
+    page.locator("#question").focus()
+    page.keyboard.type("a b c")
+    page.keyboard.press("Enter")
+    words = page.locator("#answer-words button")
+    words.first.wait_for(timeout=90_000)
+    assert words.count() == 16
+    canvas = page.locator("#patches canvas[role=img]")
+    canvas.wait_for(timeout=90_000)
+    before, shaded = canvas.evaluate(PIXELS), page.locator("#sources").evaluate("(one) => one.outerHTML")
+    words.first.focus()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    assert words.nth(3).get_attribute("aria-pressed") == "true"
+    canvas.wait_for(timeout=90_000)  # each word is explained when those before it are
+    found = "[...document.querySelectorAll('#patches canvas[role=img]')]"
+    page.wait_for_function(f"(old) => {found}.some((one) => ({PIXELS})(one) !== old)", arg=before)
+    assert page.locator("#sources").evaluate("(one) => one.outerHTML") != shaded
+    assert page.locator("#sources").inner_text().split() == ["a", "b", "c"]
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#patches .value").inner_text().strip()
+    assert sideways(page) <= 0
+    assert axe(page) == []
+    page.reload()
+    page.locator("#answer-words button").first.wait_for(timeout=90_000)
+    assert page.locator("#question").input_value() == "a b c"
+
+
+def test_a_picture_of_ones_own_is_asked_about(visit, asked):
+    page = settled(visit(f"#in=example:golf_ball&m={asked}"))
+    page.set_input_files("#upload", picture())
+    page.wait_for_function("() => document.querySelector('[data-key]')?.dataset.key.includes('own:')")
+    settled(page)
+    page.locator("#question").fill("x y")
+    page.locator("#ask").click()
+    page.locator("#patches canvas[role=img]").wait_for(timeout=90_000)
+    assert page.locator("#sources").inner_text().split() == ["x", "y"]
+
+
 def test_a_model_that_writes_nothing_has_no_answer(opened):
     assert not opened.locator("#tab-answer").count()
 

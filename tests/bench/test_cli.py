@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -45,6 +47,17 @@ def test_methods_are_ranked_on_a_folder_of_pictures(run):
     assert [row[0] for row in rows] == ["1", "2"]
     assert {row[1] for row in rows} == {"gae", "rollout"}
     assert rows[0][-1] == "best"
+
+
+@pytest.mark.parametrize("command", ["recommend", "sanity", "agreement"])
+def test_the_default_method_is_among_those_that_are_measured(command, run, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "recommend", lambda plan, *args, **more: seen.append(plan) or sys.exit(7))
+    monkeypatch.setattr(bench, "measure", lambda plan, *args, **more: seen.append(plan) or sys.exit(7))
+    assert run(command, "vit", "pets/images").exit_code == 7
+    names = [trial.name for trial in seen[0].trials]
+    assert names[0] == "consensus"
+    assert len(set(names)) == len(names) > 10
 
 
 def test_methods_are_ranked_on_a_file_of_texts(run, tmp_path):

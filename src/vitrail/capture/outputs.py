@@ -283,7 +283,7 @@ def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
 
 def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
     logits = output.wide
-    scalar = function(logits)
+    scalar = _called(function, logits)
     if not isinstance(scalar, Tensor) or scalar.shape != logits.shape[:1]:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
         raise TargetError(
@@ -302,9 +302,23 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
     return Scalar(
         scalar,
         Target(getattr(function, "__name__", type(function).__name__)),
-        lambda logits, _: function(logits),
+        lambda logits, _: _called(function, logits),
         plain=logits.ndim == 2,
     )
+
+
+def _called(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
+    """What a target function gives; an error of its own is named as such."""
+    try:
+        return function(logits)
+    except (VitrailError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a user's code raises
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TargetError(
+            f"the target function {name} raised {type(error).__name__}: {' '.join(str(error).split())}. It was called "
+            f"with logits of shape {tuple(logits.shape)}."
+        ) from error
 
 
 def _check_samples(scalar: Tensor, logits: Tensor) -> None:

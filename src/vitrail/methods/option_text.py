@@ -24,7 +24,7 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, str]]:
     Args:
         what: what the text stands for, in words, such as `a method`.
     """
-    match = CALL.fullmatch(text)
+    match = CALL.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise OptionError(f"{text!r} is not {what}: write a name, or name(option=value, option=value).")
     return match[1], parse_options(match[2] or "", text)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vitrail.errors import MethodError, suggest
+from vitrail.errors import MethodError, shortened, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED
 from vitrail.methods.option_text import parse_call, read_options
 
@@ -20,7 +20,7 @@ def parse_spec(text: str, *, auto: bool = False) -> Spec:
     if name == DEFAULT_METHOD and not auto:
         raise MethodError(f"{DEFAULT_METHOD} is for vitrail explain, compare and report: name a method here.")
     if name not in METHODS and name != DEFAULT_METHOD:
-        raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
+        raise MethodError(f"unknown method {shortened(name)}. {suggest(name, METHODS)}")
     entry = METHODS[PREFERRED[0] if name == DEFAULT_METHOD else name]
 
     def kinds(option: str) -> Sequence[type]:

@@ -191,7 +191,7 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 def check_index(attribution: Attribution, index: int) -> int:
     """The index counted from the front, after checking that there is such a sample."""
     batch = len(attribution)
-    if not -batch <= index < batch:
+    if not isinstance(index, int) or not -batch <= index < batch:
         raise OptionError(f"there is no sample {index}: the attribution holds {batch}, counted from 0 to {batch - 1}.")
     return index % batch
 

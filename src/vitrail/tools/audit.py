@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail import targets
 from vitrail.api import explain
 from vitrail.capture.predict import predict
-from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.errors import InputError, OptionError, TargetError, as_path
 from vitrail.evaluate.data.files import pictures_in, require_folder
 from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy
@@ -142,7 +142,7 @@ def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None 
         names: of the classes, by index; each may list several, separated by commas.
         limit: at most so many pictures of a class, at even distances.
     """
-    root = require_folder(Path(folder), "folder with a folder of pictures for each class")
+    root = require_folder(as_path(folder, "a folder"), "folder with a folder of pictures for each class")
     inside = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     found: list[tuple[Path, int]] = []
     left_out: dict[str, str] = {}

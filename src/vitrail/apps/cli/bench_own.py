@@ -20,7 +20,8 @@ RECOMMEND = """Rank the methods on your own model and inputs by how faithful the
 Pictures: pixels are removed, highest-scored first and lowest-scored first;
 the further the two curves of the predicted class lie apart, the better
 (ABPC). Texts: the drop of its probability when the highest-scored tokens are
-deleted (AOPC). No labels are needed.
+deleted (AOPC). No labels are needed. Without --method: the default, and all
+that need one forward and one backward pass.
 """
 
 SANITY = """Test whether the maps depend on what the model has learned, and on the class.
@@ -29,7 +30,8 @@ The weights are randomised part by part from the output down, and the maps
 compared with those of the trained model by the size of their rank
 correlation: a map that stays the same explains something else. Class
 sensitivity is the rank correlation of the maps of the predicted class and of
-the likeliest other one: near 1, the class plays no part.
+the likeliest other one: near 1, the class plays no part. Without --method:
+the default, and all that need one forward and one backward pass.
 """
 
 AGREEMENT = """Show how far the methods agree: rank correlations of their maps, mean over the inputs."""
@@ -68,7 +70,7 @@ def _command(protocol: str, limit: int, show: "Callable[[bench.Plan, Path | None
         plan = bench.Plan(
             models=specs_of([model], arch),
             data=(bench.parse_data(data),),
-            trials=bench.parse_trials(method or ["usual"]),
+            trials=bench.parse_trials(method or ["default", "usual"]),
             protocols=bench.protocols_of((protocol,)),
             limit=limit,
             batch=batch,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,7 +17,7 @@ from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OutputError, TargetError
 from vitrail.models.loading import Loaded, Sample
 from vitrail.models.loading.images import open_image
-from vitrail.models.segments import Span, pieces_of, words
+from vitrail.models.loading.writing import answer_ids, answer_text, answer_words
 from vitrail.plots import terminal
 from vitrail.plots.page import document, to_html
 from vitrail.plots.streams import named_tokens, streams_sheet
@@ -76,32 +76,9 @@ GIVEN = {
 }
 
 
-def answer_ids(sample: Sample) -> list[int]:
-    """The tokens that the model wrote."""
-    inputs: Any = sample.inputs
-    return inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"][0, sample.start :].tolist()
-
-
-def answer_text(loaded: Loaded, sample: Sample) -> str:
-    """What the model wrote."""
-    return loaded.tokenizer.decode(answer_ids(sample), skip_special_tokens=True).strip()
-
-
-def spans(loaded: Loaded, sample: Sample) -> list[tuple[str, Span]]:
-    """The words of the answer with their columns, special tokens left out."""
-    ids, start = answer_ids(sample), sample.start or 0
-    special = set(loaded.tokenizer.all_special_ids)
-    plain = [place for place, one in enumerate(ids) if one not in special]
-    if not plain:
-        return []
-    first, ids = plain[0], ids[plain[0] : plain[-1] + 1]
-    found = words(pieces_of(loaded.tokenizer.convert_ids_to_tokens(ids)))
-    return [(loaded.tokenizer.decode(ids[a:b]).strip(), (start + first + a, start + first + b)) for a, b in found]
-
-
 def explained(loaded: Loaded, sample: Sample, wanted: Sequence[str], plan: Work) -> list[ExplainedTarget]:
     """The whole answer, then the words of it that are named; `all` stands for every word."""
-    known = spans(loaded, sample)
+    known = answer_words(loaded, sample)
     if not known:
         raise TargetError(f"{loaded.name} wrote no word, only the tokens {answer_ids(sample)}.")
     chosen = [("the answer", (known[0][1][0], known[-1][1][1]))]

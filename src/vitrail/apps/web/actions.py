@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import vitrail
-from vitrail.apps.web import answering, downloads, explaining, inside, removing, workers
+from vitrail.apps.web import answering, downloads, explaining, inside, questions, removing, workers
 from vitrail.apps.web.explaining import Case, Explorer, Steps, case_of, input_of, map_of, maps_of
+from vitrail.apps.web.model_cache import OpenModel
 from vitrail.apps.web.passes import running
 from vitrail.apps.web.payload import case_json, class_json, map_json, packed, token_json
 from vitrail.apps.web.reading import read_picture, read_text, thumbnail
@@ -79,6 +80,10 @@ def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> 
     """The answer of the model, then each map as it becomes known."""
     given = input_of(session, ask.input)
     methods = explaining.check_methods(ask.methods, given.kind, explorer.limits)
+    opened: OpenModel = yield from explaining.opened_for(explorer, given, ask.model)
+    if opened.asks:
+        yield from questions.shown(explorer, given, opened)
+        return
     case, target = yield from _situation(explorer, session, ask, job)
     said = {**case_json(case, target), "card": model_card(case.opened.loaded), "cautions": cautions(case)}
     like = yield from _like(explorer, case, case.best, job)  # one recording for all classes
@@ -206,11 +211,15 @@ def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job)
 
 
 def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> Steps:
-    """What a language model writes after the text, and what each word of it rests on."""
+    """What a language model writes after the text or about a picture, and what each word of it rests on."""
+    given = input_of(session, ask.input)
+    opened: OpenModel = yield from explaining.opened_for(explorer, given, ask.model)
+    if opened.asks:
+        yield from questions.answered(explorer, given, opened, ask, job)
+        return
     case, _ = yield from _situation(explorer, session, ask, job)
-    prompt = input_of(session, ask.input).text
     yield workers.SLOW
-    yield answering.answer_json(answering.answer_of(explorer, case, prompt, ask.length, job))
+    yield answering.answer_json(answering.answer_of(explorer, case, given.text, ask.length, job))
 
 
 def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> Steps:

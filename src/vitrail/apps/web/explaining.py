@@ -8,6 +8,7 @@ from typing import Any
 
 from cachetools import LRUCache
 from jaxtyping import Float
+from PIL.Image import Image
 from torch import Tensor
 
 import vitrail
@@ -125,16 +126,23 @@ def input_of(session: Session, name: str) -> Input:
     return session.get(name)
 
 
+def opened_for(explorer: Explorer, given: Input, model: str) -> Steps:
+    """The model for this kind of input, as the generator's return value; it is opened in its own queue."""
+    if not explorer.models.is_open(model):
+        yield workers.LOAD
+        explorer.models.open(model, given.kind)
+    return explorer.models.open(model, given.kind)
+
+
 def case_of(explorer: Explorer, given: Input, model: str, job: Job) -> Steps:
     """The case, as the generator's return value; opening, decoding and the pass each run in their own queue."""
     key = (given.key, model)
     found = explorer.results.get(key)
     if found is not None and explorer.models.is_open(model):
         return found
-    if not explorer.models.is_open(model):
-        yield workers.LOAD
-        explorer.models.open(model, given.kind)
-    opened = explorer.models.open(model, given.kind)
+    opened: OpenModel = yield from opened_for(explorer, given, model)
+    if opened.asks:
+        raise OptionError(f"{model} answers questions about pictures: ask it one in the panel Answer.")
     yield workers.DECODE
     if (found := explorer.results.get(key)) is not None:  # another request has come first
         return found
@@ -151,11 +159,18 @@ def sample_of(given: Input, opened: OpenModel, limits: Limits) -> Sample:
     """The input as the model takes it."""
     if given.path is None:
         return opened.loaded.text(read_text(given.text, limits))
+    return opened.loaded.image(picture_of(given, limits))
+
+
+def picture_of(given: Input, limits: Limits) -> Image:
+    """The picture that was handed in."""
+    if given.path is None:
+        raise OptionError("this input is a text, but a picture is needed.")
     try:
         data = given.path.read_bytes()
     except FileNotFoundError:
         raise GoneError("this input is no longer kept on the server: hand it in again.") from None
-    return opened.loaded.image(read_picture(data, limits))
+    return read_picture(data, limits)
 
 
 def offered(kind: str) -> list[str]:

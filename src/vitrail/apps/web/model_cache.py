@@ -34,6 +34,16 @@ class OpenModel:
     lock: threading.RLock = field(default_factory=threading.RLock)
     passes: dict[tuple[str, str], int] = field(default_factory=dict)
 
+    @property
+    def asks(self) -> bool:
+        """Whether it answers questions about pictures."""
+        return self.loaded.source == "question"
+
+    @property
+    def kind(self) -> str:
+        """What it is opened for: `image` or `text`."""
+        return "image" if self.asks else self.loaded.kind
+
     @cached_property
     def twin(self) -> "OpenModel":
         """The same weights in modules of their own, for slow jobs, so that no quick job waits for them."""
@@ -65,7 +75,7 @@ class ModelCache:
         """The models offered for pictures or text; what an allowed one reads is known only once it is open."""
         own = [name for name in OFFERED if (name in PICTURES) == (kind == "image")]
         with self._table:
-            known = {name: opened.loaded.kind for name, opened in self._open.items()}
+            known = {name: opened.kind for name, opened in self._open.items()}
         return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]
 
     def is_open(self, name: str) -> bool:
@@ -80,8 +90,8 @@ class ModelCache:
                 f"this server may not open {name!r}. Whoever starts it can allow that: vitrail app --allow {name}"
             )
         opened = self._find(name) or self._loaded(name)
-        if opened.loaded.kind != kind:
-            raise ModelError(f"{name} reads {READS[opened.loaded.kind]}, not {READS[kind]}. Choose another model.")
+        if opened.kind != kind:
+            raise ModelError(f"{name} reads {READS[opened.kind]}, not {READS[kind]}. Choose another model.")
         return opened
 
     def _find(self, name: str) -> OpenModel | None:
@@ -106,7 +116,7 @@ class ModelCache:
         with silent():
             loaded = load(name, pickles=self.pickles)
         unseen = {"question": "answers questions", "writing": "writes text", "boxes": "finds objects"}
-        if loaded.task in unseen:
+        if loaded.task in unseen and loaded.source != "question":
             raise ModelError(f"{name} {unseen[loaded.task]}, which this page does not show: use vitrail explain.")
         loaded.model.requires_grad_(requires_grad=False)
         return OpenModel(loaded, affine(loaded) if loaded.kind == "image" else None)

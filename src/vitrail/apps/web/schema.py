@@ -90,9 +90,14 @@ class AttentionAsk(Ask):
 
 
 class AnswerAsk(Ask):
-    """What a language model writes after the text, and what each word rests on."""
+    """What a language model writes after the text, or about a picture, and what each word rests on.
+
+    Args:
+        question: about the picture; a text is its own.
+    """
 
     length: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
+    question: str = Field(default="", max_length=10_000)
 
 
 class ClassesAsk(Ask):

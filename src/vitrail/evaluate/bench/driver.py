@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.capture.forward import find_body
-from vitrail.errors import OptionError
+from vitrail.errors import OptionError, as_path
 from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.identity import hash_of, library_versions, model_identity, set_hash
 from vitrail.evaluate.bench.measures import find_measure
@@ -156,6 +156,8 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
         engine: who does the units.
         watch: is called after every unit.
     """
+    if not isinstance(plan, Plan):
+        raise OptionError(f"a plan is a vitrail.bench.Plan or what read_plan gives, not {type(plan).__name__}.")
     forget()
     here = plan.device if engine is local else "cpu"  # workers elsewhere may have a GPU that this machine lacks
     pairs = check_pairs(plan, here)
@@ -163,7 +165,7 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
     progress = Progress(0, sum(len(_chosen(plan, spec)[1]) for _, spec in pairs), 0, 0, "")
     runs: set[str] = set()
     with (
-        writing(Path(path)) as store,
+        writing(as_path(path, "a results file")) as store,
         closing(engine(_units(plan, store, pairs, here, runs), Worker(settings))) as results,  # also after errors
     ):
         for finished in results:

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
+from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
 from vitrail.evaluate.bench.opened import OWN, find_entry, guess
 from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial, check_number
 from vitrail.evaluate.bench.protocols import Protocol, find_protocol
 from vitrail.evaluate.data import DATASETS
-from vitrail.methods import METHODS
+from vitrail.methods import METHODS, PREFERRED
 from vitrail.methods.option_text import kinds_of, parse_options, read_options
 
 SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
@@ -20,6 +20,8 @@ SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
 
 def parse_data(text: str) -> DataSpec:
     """`NAME=PATH`, `NAME(option=value)=PATH`, or the path of a folder of pictures or a `.txt` file of one's own."""
+    if not isinstance(text, str):
+        raise InputError(f"data are named by a text such as pets=PATH, not by {type(text).__name__}.")
     match = SHAPE.fullmatch(text.strip())
     if match is None or match[1] not in {**DATASETS, **OWN}:
         if match is not None and match[3] is not None and not Path(text).exists():
@@ -32,7 +34,7 @@ def parse_data(text: str) -> DataSpec:
 
 
 def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial, ...]:
-    """Methods by name and options; `usual` for all that need one pass only, `all` for every one that applies.
+    """Methods by name and options; `usual` for all that need one pass, `default` for that one, `all` for every one.
 
     Args:
         subset: how many examples methods that run the model again are measured on.
@@ -49,13 +51,14 @@ def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial
 
 SEVERAL: dict[str, Callable[[], list[str]]] = {
     "all": lambda: list(METHODS),
+    "default": lambda: [PREFERRED[0]],
     "usual": lambda: [name for name, entry in METHODS.items() if entry.kind == "recording"],
 }
 
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a YAML file: models, data, methods, protocols, and any other field of `Plan`."""
-    content = _read(Path(path))
+    content = _read(as_path(path, "a plan"))
     known = {field.name for field in fields(Plan)} - {"trials"} | {"methods"}
     for name in content:
         if name not in known:

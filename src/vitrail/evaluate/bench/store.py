@@ -30,6 +30,8 @@ from vitrail.evaluate.bench.plan import ResultRow
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a results file, or say that another process does."""
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder, but results go into one file. Choose another with -o.")
     lock = FileLock(path.with_name(path.name + ".lock"), timeout=0)
     try:
         if not path.parent.is_dir():  # filelock would make the folder

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, as_path
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.bootstrap import RESAMPLES, Estimate, MethodSample, estimates
 from vitrail.evaluate.bench.measure import Column, Stored
@@ -203,7 +203,7 @@ def tables(path: str | Path, *, seed: int = 0, resamples: int = RESAMPLES) -> li
         seed: of the bootstrap.
         resamples: of the bootstrap; more make the intervals smoother.
     """
-    with reading(Path(path)) as store:
+    with reading(as_path(path, "a results file")) as store:
         groups = read_groups(store)
         made = [table for group in groups for table in tabulate(group, seed=seed, resamples=resamples)]
     if not made:

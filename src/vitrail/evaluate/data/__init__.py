@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.data import cifar, imagenet, segmented, texts
 from vitrail.evaluate.data.coco import COCO, read_coco
 from vitrail.evaluate.data.examples import (
@@ -101,6 +101,10 @@ DATASETS: dict[str, DatasetEntry] = {
 }  # fmt: skip
 
 
+NO_SOURCES = (type(None), bool, int, float, bytes, list, tuple, dict)
+"""Types of what people pass by mistake."""
+
+
 def load(
     name: str,
     source: Source,
@@ -118,8 +122,15 @@ def load(
         limit: at most so many examples, from `offset` on, every `every`-th one.
         options: what the set's reader takes, such as `split`.
     """
-    if name not in DATASETS:
-        raise OptionError(f"there is no data set {name!r}. {suggest(name, DATASETS)}")
+    if not isinstance(name, str) or name not in DATASETS:
+        raise OptionError(f"there is no data set {name!r}. {suggest(str(name), DATASETS)}")
+    if type(source) in NO_SOURCES:
+        raise InputError(
+            f"the source of {name} is a path, or an object of the library datasets, not {type(source).__name__}."
+        )
+    for option, value in {"limit": limit, "offset": offset, "every": every}.items():
+        if not isinstance(value, int | None) or isinstance(value, bool):
+            raise OptionError(f"{option} is a whole number, not {value!r}.")
     return DATASETS[name].open(source, **options).take(limit=limit, offset=offset, every=every)
 
 

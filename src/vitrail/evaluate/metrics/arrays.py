@@ -29,7 +29,11 @@ def to_tensor(values: Numbers) -> Tensor:
     """The values as a tensor on the device they are on, without their graph."""
     if isinstance(values, Tensor):
         return values.detach()
-    return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # torch takes no reversed and no locked arrays
+    try:
+        array = np.require(values, requirements=["C", "W"])  # torch takes no reversed and no locked arrays
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:  # rows of unequal length, or no numbers
+        raise InputError(f"an array of numbers is needed, not {type(values).__name__}: {error}") from error
 
 
 def to_array(values: Numbers) -> np.ndarray:

@@ -18,7 +18,7 @@ LONGEST_NAME = 1024
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".tar"}
 
 
-def load(name: str, *, arch: str | None = None, pickles: bool = False) -> Loaded:
+def load(name: str | Path, *, arch: str | None = None, pickles: bool = False) -> Loaded:
     """A model that is ready to be explained, in evaluation mode on the CPU.
 
     Args:
@@ -27,6 +27,9 @@ def load(name: str, *, arch: str | None = None, pickles: bool = False) -> Loaded
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
     """
+    if not isinstance(name, (str, Path)):
+        raise ModelError(f"a model is named by a text or a path, not by {type(name).__name__}.")
+    name = str(name)
     path = _check_name(name)
     if path.suffix == ".safetensors":
         return load_weights(path, arch)

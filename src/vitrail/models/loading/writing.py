@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 from vitrail.models.loading.loaded import Loaded, Sample, Sound
+from vitrail.models.segments import Span, pieces_of, words
 from vitrail.models.texts import check_text
 
 LONGEST_ANSWER = 48
@@ -19,6 +20,29 @@ LONGEST_ANSWER = 48
 SOUND_KINDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """What the bytes of one number of a sound are read as."""
 GENERATION = {"do_sample": False, "num_beams": 1, "max_new_tokens": LONGEST_ANSWER}
+
+
+def answer_ids(sample: Sample) -> list[int]:
+    """The tokens that a model wrote."""
+    inputs: Any = sample.inputs
+    return inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"][0, sample.start :].tolist()
+
+
+def answer_text(loaded: Loaded, sample: Sample) -> str:
+    """What a model wrote."""
+    return loaded.tokenizer.decode(answer_ids(sample), skip_special_tokens=True).strip()
+
+
+def answer_words(loaded: Loaded, sample: Sample) -> list[tuple[str, Span]]:
+    """The words of an answer with their columns, special tokens at its ends left out."""
+    ids, start = answer_ids(sample), sample.start or 0
+    special = set(loaded.tokenizer.all_special_ids)
+    plain = [place for place, one in enumerate(ids) if one not in special]
+    if not plain:
+        return []
+    first, ids = plain[0], ids[plain[0] : plain[-1] + 1]
+    found = words(pieces_of(loaded.tokenizer.convert_ids_to_tokens(ids)))
+    return [(loaded.tokenizer.decode(ids[a:b]).strip(), (start + first + a, start + first + b)) for a, b in found]
 
 
 def reads(config: Any) -> str:  # noqa: ANN401
@@ -100,11 +124,11 @@ def _caption(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callabl
 def _answer(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callable[..., Sample]:  # noqa: ANN401
     processor = parts("AutoProcessor")
 
-    def write(image: Any, question: str) -> Sample:  # noqa: ANN401
+    def write(image: Any, question: str, *, length: int = LONGEST_ANSWER) -> Sample:  # noqa: ANN401
         found = processor(images=image, text=_prompt(processor, question), return_tensors="pt")
         inputs = {n: x.to(model.device, model.dtype if x.is_floating_point() else None) for n, x in found.items()}
         with torch.no_grad():
-            written = model.generate(**inputs, **GENERATION)
+            written = model.generate(**inputs, **{**GENERATION, "max_new_tokens": length})
         start = inputs["input_ids"].shape[1]
         more = written.shape[1] - start
         for mask, value in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):

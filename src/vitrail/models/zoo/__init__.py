@@ -53,7 +53,7 @@ class Embedded:
 
 def example(name: str = "golf_ball") -> Path:
     """The path of a picture that comes with the package: `golf_ball` or `temple`."""
-    if name not in EXAMPLES:
+    if not isinstance(name, str) or name not in EXAMPLES:
         raise InputError(f"there is no example {name!r}. {suggest(name, EXAMPLES)}")
     return Path(str(resources.files("vitrail.apps.demo"))) / "pictures" / f"{name}.jpg"
 
@@ -69,7 +69,7 @@ def load(name: str) -> Embedded:
 
 def load_plain(name: str) -> Embedded:
     """The same model as a plain torch module where there is one: nothing of transformers is imported."""
-    if name not in LOADERS:
+    if not isinstance(name, str) or name not in LOADERS:
         raise ModelError(f"there is no embedded model {name!r}. {suggest(name, LOADERS)}")
     try:
         return LOADERS[name]()

@@ -37,7 +37,7 @@ class Config(SimpleNamespace):
         return cls(**{**table, "id2label": labels, "name_or_path": f"vitrail.models.zoo:{name}"})
 
 
-class Scores(NamedTuple):
+class Logits(NamedTuple):
     """What a model returns."""
 
     logits: Float[Tensor, "_ v"]
@@ -165,7 +165,7 @@ class PictureEncoder(nn.Module):
 
     def forward(self, pixels: Float[Tensor, "_ 3 h w"]) -> Float[Tensor, "_ t d"]:
         """The tokens after all blocks."""
-        return self.layernorm(self.encoder(self.embeddings(pixels)))
+        return self.layernorm(self.encoder(self.embeddings(pixels.to(self.layernorm.weight.dtype))))
 
 
 class Stack(nn.Module):
@@ -193,9 +193,9 @@ class ViTForImageClassification(nn.Module):
         self.vit = PictureEncoder(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
-    def forward(self, pixel_values: Float[Tensor, "_ 3 h w"]) -> Scores:
+    def forward(self, pixel_values: Float[Tensor, "_ 3 h w"]) -> Logits:
         """The logits of the classes."""
-        return Scores(self.classifier(self.vit(pixel_values)[:, 0]))
+        return Logits(self.classifier(self.vit(pixel_values)[:, 0]))
 
 
 # --- the BERT --------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class BertForSequenceClassification(nn.Module):
         attention_mask: Int[Tensor, "_ t"] | None = None,
         token_type_ids: Int[Tensor, "_ t"] | None = None,
         inputs_embeds: Float[Tensor, "_ t d"] | None = None,
-    ) -> Scores:
+    ) -> Logits:
         """The logits of the classes, from the ids of the pieces or from their embeddings."""
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("the sentiment model takes input_ids or inputs_embeds, one of the two.")
@@ -300,4 +300,4 @@ class BertForSequenceClassification(nn.Module):
         segments = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
         read = self.bert(words, segments if token_type_ids is None else token_type_ids, mask)
-        return Scores(self.classifier(self.dropout(read)))
+        return Logits(self.classifier(self.dropout(read)))

@@ -21,6 +21,9 @@ class Tokenise:
 
     def __call__(self, sentences: str | Sequence[str]) -> "BatchEncoding":
         """Token ids and attention mask of one or several sentences, padded to the longest."""
+        if not isinstance(sentences, (str, list, tuple)):
+            kind = type(sentences).__name__
+            raise InputError(f"the sentiment model reads a text or a list of texts, not {kind}.")
         texts = [sentences] if isinstance(sentences, str) else list(sentences)
         check_texts(texts)
         batch = self.tokenizer(texts, padding=True, return_tensors="pt", verbose=False)

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.api import DEFAULT_METHOD, MethodSpec, compare
 from vitrail.attribution import Attribution
 from vitrail.capture.predict import predict
-from vitrail.errors import InputError, MethodError, OptionError, VitrailError
+from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path
 from vitrail.evaluate.bench.opened import Opened, affine
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
 from vitrail.models.inputs import read_inputs
@@ -326,7 +326,7 @@ def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
         watch: is called with the numbers of inputs done and in all.
     """
     loaded = load(model) if isinstance(model, str) else model
-    items = items_of(Path(source), loaded, squash=squash, limit=limit)
+    items = items_of(as_path(source, "a folder or a file of inputs"), loaded, squash=squash, limit=limit)
     specs = [methods] if isinstance(methods, str) else list(methods)
     plan = ReportPlan(loaded, specs, targets, preset, measure_of(loaded) if curves else None)
     entries: list[Entry] = []

@@ -15,6 +15,9 @@ function useStore(store) {
   useEffect(() => store.listen(() => again((count) => count + 1)), []);
 }
 
+/** Whether the model on the screen is one that is asked questions about pictures: it has no classes and no maps of them. */
+const asking = (store) => Boolean(store.shown) && store.shown.case.task === "asking";
+
 /** What the model says, which model it is, and what to be careful about. */
 function Answer({store}) {
   const {shown} = store;
@@ -24,7 +27,7 @@ function Answer({store}) {
   const other = best && best.index !== about.target.index;
   const Big = store.offline ? "h1" : "p";
   return html`<div class="answer" data-target=${about.target.index}>
-    <${Big} class="big">${best ? html`The model says <strong>${best.name}</strong>, ${percent(best.probability)}.` : html`<strong>${about.target.name || "Attribution"}</strong>`}
+    <${Big} class="big">${asking(store) ? "Ask the model about this picture." : best ? html`The model says <strong>${best.name}</strong>, ${percent(best.probability)}.` : html`<strong>${about.target.name || "Attribution"}</strong>`}
       ${other ? html` Explained is <strong>${about.target.name}</strong>, ${percent(about.target.probability)}.` : null}</${Big}>
     ${about.card ? html`<details class="card-text"><summary>${about.card.what}</summary><p>${about.card.name}. ${about.card.knows.length ? `It knows: ${about.card.knows.join(", ")}${about.card.count > about.card.knows.length ? ` and ${about.card.count - about.card.knows.length} more` : ""}.` : ""}</p></details>`
       : about.model ? html`<p class="quiet">${about.model}</p>` : null}
@@ -51,13 +54,14 @@ function Maps({store}) {
   return html`<div class=${`gallery ${about.kind}`} data-key=${shown.key}>
     ${about.kind === "image" ? html`<figure class="map input"><${MapView} about=${about} map=${null} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label="The picture as the model sees it" />
       <figcaption><strong>input</strong> <span class="quiet">as the model sees it</span></figcaption><div class="legend"></div></figure>` : null}
-    ${shown.asked.methods.map((name) => html`<${Figure} key=${name} store=${store} name=${name} />`)}</div>`;
+    ${(asking(store) ? [] : shown.asked.methods).map((name) => html`<${Figure} key=${name} store=${store} name=${name} />`)}</div>`;
 }
 
 function Panels({store}) {
   const {shown} = store;
-  if (!shown || !shown.asked.methods.some((name) => shown.maps.has(name))) return null;
-  const offered = PANELS.filter((panel) => (!store.offline || panel.offline) && (!panel.fits || panel.fits(shown.case)));
+  if (!shown || !(asking(store) || shown.asked.methods.some((name) => shown.maps.has(name)))) return null;
+  const fits = (panel) => (panel.fits ? panel.fits(shown.case) : !asking(store));
+  const offered = PANELS.filter((panel) => (!store.offline || panel.offline) && fits(panel));
   const open = offered.find((panel) => panel.id === store.panel) || offered[0];
   const choose = (id) => { store.panel = id; store.changed(); };
   const move = (event) => {
@@ -85,7 +89,7 @@ function Results({store}) {
   return html`<main id="results" class=${stale ? "stale" : ""} aria-busy=${busy} data-settled=${!busy}>
     <${Answer} store=${store} />${store.offline ? null : html`<${Status} store=${store} />`}
     <${Maps} store=${store} />
-    <p class="pointed" aria-live="polite">${store.shown && store.pointed !== null ? html`<strong>${placeName(store.shown.case, store.pointed, store.look.words)}</strong>${" "}
+    <p class="pointed" aria-live="polite">${asking(store) ? null : store.shown && store.pointed !== null ? html`<strong>${placeName(store.shown.case, store.pointed, store.look.words)}</strong>${" "}
       ${store.shown.asked.methods.filter((name) => store.shown.maps.has(name)).map((name) => `${name} ${valueAt(store.shown.maps.get(name), store.pointed, store.shown.case.tokens, store.look.words)}`).join(" \u00b7 ")}`
       : html`<span class="quiet">Point at a place, or focus a map and use the arrow keys, to read its number in every map.</span>`}</p>
     <${Panels} store=${store} /></main>`;
@@ -122,6 +126,6 @@ export function Page({store}) {
     <div class="row kinds" role="group" aria-label="Kind of input">${tab("image", "Picture", "example:golf_ball")}${tab("text", "Text", "example:sentence-1")}</div>
     <div class="row"><button type="button" id="undo" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
       <button type="button" id="redo" disabled=${!store.future.length} onClick=${() => store.redo()}>Redo</button></div></header>
-    <div class="columns"><${Results} store=${store} /><aside aria-label="Choices"><${InputChoice} store=${store} /><${ClassChoice} store=${store} />
-      <${MethodChoice} store=${store} /><${LookChoice} store=${store} /><${ModelChoice} store=${store} /></aside></div>`;
+    <div class="columns"><${Results} store=${store} /><aside aria-label="Choices"><${InputChoice} store=${store} />${asking(store) ? null : html`<${ClassChoice} store=${store} />
+      <${MethodChoice} store=${store} />`}<${LookChoice} store=${store} /><${ModelChoice} store=${store} /></aside></div>`;
 }

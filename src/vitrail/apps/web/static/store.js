@@ -164,7 +164,8 @@ export class Store {
     const asked = this.asked;
     const found = this.answer(baseKey(asked));
     this.trouble = "";
-    const missing = asked.methods.filter((name) => !found.maps.has(name) && !found.missing.has(name));
+    const asking = found.case && found.case.task === "asking"; // it has no maps of methods
+    const missing = asking ? [] : asked.methods.filter((name) => !found.maps.has(name) && !found.missing.has(name));
     if (found.case) this.shown = {...found, asked};
     this.progress = missing.length ? {share: 0, words: "asking the model"} : null;
     this.changed();

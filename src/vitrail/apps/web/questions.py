@@ -1,0 +1,182 @@
+"""Questions about pictures: what a vision-language model answers, and what each word of it rests on.
+
+The model answers once. Each word is then explained over the patches of the picture and over the tokens of the question.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+import vitrail
+from vitrail import targets
+from vitrail.apps.web import workers
+from vitrail.apps.web.explaining import Explorer, Steps, picture_of
+from vitrail.apps.web.model_cache import OpenModel
+from vitrail.apps.web.passes import running
+from vitrail.apps.web.payload import packed
+from vitrail.apps.web.reading import data_url, read_text
+from vitrail.apps.web.schema import AnswerAsk
+from vitrail.apps.web.sessions import Input
+from vitrail.apps.web.words import model_card
+from vitrail.apps.web.workers import Job
+from vitrail.attribution import Attribution
+from vitrail.errors import InputError, OptionError
+from vitrail.models.loading import Loaded, Sample
+from vitrail.models.loading.writing import answer_text, answer_words
+from vitrail.models.segments import Span
+from vitrail.tools.prompts import decoded
+
+METHOD = "gae"
+"""It walks over the tokens of picture and text alike."""
+SHOWN = 768
+"""Pixels of the longer side of the picture on the page."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rests:
+    """What one word rests on: scores of the shown tokens of the question, and of the patches where they have places."""
+
+    text: Float[Tensor, " t"]
+    patches: Float[Tensor, " p"] | None
+    grid: tuple[int, int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """An answer with its words, the tokens of the question, the picture as the model saw it, and what is known so far.
+
+    Args:
+        columns: of the tokens that are shown; those that stand for patches are left out.
+    """
+
+    text: str
+    units: tuple[tuple[str, Span], ...]
+    sample: Sample
+    picture: str
+    size: tuple[int, int]
+    columns: tuple[int, ...]
+    prompt: tuple[str, ...]
+    rests: tuple[Rests, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        inputs: Any = self.sample.inputs
+        held = [x for x in inputs.values() if isinstance(x, Tensor)]
+        held += [x for one in self.rests for x in (one.text, one.patches) if x is not None]
+        return len(self.picture) + sum(x.nbytes for x in held)
+
+
+def shown(explorer: Explorer, given: Input, opened: OpenModel) -> Steps:
+    """The picture before anything is asked: there are no classes and no maps."""
+    yield workers.DECODE
+    picture = picture_of(given, explorer.limits)
+    picture.thumbnail((SHOWN, SHOWN))
+    yield {
+        "case": {
+            "kind": "image",
+            "task": "asking",
+            "model": opened.loaded.name,
+            "target": {"index": 0, "name": "", "probability": 0.0},
+            "classes": [],
+            "count": 0,
+            "picture": data_url(picture),
+            "size": [picture.height, picture.width],
+            "card": {**model_card(opened.loaded), "what": f"{_kind(opened.loaded)}. It answers questions on pictures."},
+            "cautions": [],
+            "tokens": None,
+            "grid": [1, 1],
+        }
+    }
+    yield {"done": True}
+
+
+def _kind(loaded: Loaded) -> str:
+    return type(loaded.model).__name__
+
+
+def answered(explorer: Explorer, given: Input, opened: OpenModel, ask: AnswerAsk, job: Job) -> Steps:
+    """The answer, then what each word of it rests on as it becomes known."""
+    if not ask.question.strip():
+        raise OptionError("there is no question: write one about the picture.")
+    question = read_text(ask.question, explorer.limits)
+    key = ("question", given.key, ask.model, question, ask.length)
+    found: Answered | None = explorer.results.get(key)
+    if found is None:
+        yield workers.DECODE
+        picture = picture_of(given, explorer.limits)
+        yield workers.SLOW
+        with running(opened, job, "writing the answer"):
+            found = _written(opened.loaded, picture, question, ask.length)
+    yield _answer_json(found)
+    rests = list(found.rests)
+    for number, (text, span) in enumerate(found.units):
+        if number == len(rests):
+            yield workers.SLOW
+            with running(opened, job, f"explaining {text}"):
+                rests.append(_rests(opened.loaded, found, span))
+        yield _rests_json(number, rests[number])
+    explorer.results.put(key, replace(found, rests=tuple(rests)))
+    yield {"done": True}
+
+
+def _written(loaded: Loaded, picture: Any, question: str, length: int) -> Answered:  # noqa: ANN401
+    """What the model writes about the picture."""
+    assert loaded.write is not None
+    sample = loaded.write(picture, question, length=length)
+    units = answer_words(loaded, sample)
+    if not units:
+        raise InputError(f"{loaded.name} wrote no word. Ask it something else.")
+    seen = sample.picture or picture
+    seen.thumbnail((SHOWN, SHOWN))
+    inputs: Any = sample.inputs
+    ids = inputs["input_ids"][0, : sample.start].tolist()
+    columns = [place for place, one in enumerate(ids) if one not in _placeholders(loaded)]
+    prompt = decoded(loaded.tokenizer, [ids[place] for place in columns])
+    size = (seen.height, seen.width)
+    return Answered(answer_text(loaded, sample), tuple(units), sample, data_url(seen), size, tuple(columns), prompt)
+
+
+def _placeholders(loaded: Loaded) -> set[int]:
+    """The tokens that stand for patches of the picture."""
+    names = ("image_token_id", "image_token_index")
+    return {int(one) for name in names if isinstance(one := getattr(loaded.model.config, name, None), int)}
+
+
+def _rests(loaded: Loaded, found: Answered, span: Span) -> Rests:
+    """What the word in these columns rests on."""
+    target = targets.continuation(*span)
+    streams = vitrail.explain(loaded.model, found.sample.inputs, METHOD, target).streams
+    text = _stream(streams, "text", loaded).scores[0, list(found.columns)].detach().float().cpu()
+    image = streams.get("image")
+    if image is None or image.grid is None:
+        return Rests(text, None, None)
+    return Rests(text, image.scores[0].detach().float().cpu(), image.grid)
+
+
+def _stream(streams: Any, name: str, loaded: Loaded) -> Attribution:  # noqa: ANN401
+    if name not in streams:
+        raise OptionError(f"{loaded.name} has no stream of {name} tokens, so its answers cannot be shown here.")
+    return streams[name]
+
+
+def _answer_json(found: Answered) -> dict[str, Any]:
+    return {
+        "text": found.text,
+        "method": METHOD,
+        "units": [{"text": text} for text, _ in found.units],
+        "prompt": list(found.prompt),
+        "picture": found.picture,
+        "size": found.size,
+    }
+
+
+def _rests_json(number: int, one: Rests) -> dict[str, Any]:
+    return {
+        "word": number,
+        "scores": packed(one.text),
+        "patches": None if one.patches is None else packed(one.patches),
+        "grid": one.grid,
+    }
