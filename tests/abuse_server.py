@@ -16,15 +16,15 @@ import sys
 import time
 import traceback
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import abuse_cases
 import torch
 
-from vitrail.apps.cli import app, main, session, show  # noqa: F401
-from vitrail.evaluate import bench
+from vitrail.apps.cli import main, session
 from vitrail.models import zoo
-from vitrail.plots import report
 
 SECONDS, PATIENCE = 20, 150
 """Processor time of a case, and how long it is waited for on a busy machine."""
@@ -132,7 +132,11 @@ def warm(folder):
 
     vitrail.explain(known["photo"], known["x"]).plot()  # everything that is imported late
     session.load("photo")
-    bench.read_plan, report.of_results  # noqa: B018  (what the bench and reports import)
+    for module in walk_packages(vitrail.__path__, "vitrail."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    for name in ("timm", "torchvision", "transformers.models.auto.modeling_auto"):
+        import_module(name)
     return known
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from abuse_cases import PYTHON, cli
+from made_once import made_once
 
 import vitrail
 
@@ -21,14 +22,17 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What every case answered: all are run once, without the checks of types that tests usually add."""
-    folder = tmp_path_factory.mktemp("abuse")
-    (folder / "place").mkdir()
-    paths = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), str(HERE)])
-    subprocess.run(
-        [sys.executable, HERE / "abuse_server.py", folder / "place", folder / "out.json"],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True,
-    )  # fmt: skip
-    return json.loads((folder / "out.json").read_text())
+
+    def answers(folder):
+        (folder / "place").mkdir()
+        paths = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), str(HERE)])
+        subprocess.run(
+            [sys.executable, HERE / "abuse_server.py", folder / "place", folder / "out.json"],
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True,
+        )  # fmt: skip
+        return json.loads((folder / "out.json").read_text())
+
+    return made_once(tmp_path_factory, "abuse", answers)
 
 
 def test_there_are_enough_cases():

@@ -1,5 +1,7 @@
 """One walk over every supported family: what the recorder saw, and what every method made of it."""
 
+from functools import cache
+
 import pytest
 import torch
 from applying import WALKING, applying, cheaply
@@ -40,8 +42,14 @@ def taken(inputs, rows):
     return {n: x if n in shared else x[rows] for n, x in inputs.items()}
 
 
-def everything(model, inputs, target=None):
+def everything(model, inputs, target):
     return vitrail.compare(model, inputs, cheaply(applying(model, inputs)), target)
+
+
+@cache
+def together(name):
+    """What every method makes of two samples, each with a class of its own."""
+    return everything(tiny(name), MODELS[name].inputs(), [0, 2])
 
 
 @every_family
@@ -69,8 +77,7 @@ def test_logits_are_bit_for_bit_those_of_a_plain_run(name):
 @every_family
 def test_every_method_gives_one_finite_score_per_patch_or_token(name):
     case = MODELS[name]
-    inputs = case.inputs()
-    for attribution in everything(tiny(name), inputs):
+    for attribution in together(name):
         assert attribution.scores.dtype == torch.float64
         assert bool(torch.isfinite(attribution.scores).all())
         if case.kind == "image":
@@ -85,11 +92,10 @@ def test_every_method_gives_one_finite_score_per_patch_or_token(name):
 @every_family
 def test_a_batch_gives_what_its_samples_give_one_by_one(name):
     model, inputs = tiny(name), MODELS[name].inputs()
-    together = everything(model, inputs, [0, 2])
     tolerance = {"atol": 1e-5, "rtol": 1e-4} if name in SINGLE else {"atol": 1e-10, "rtol": 1e-7}
     for row, target in enumerate([0, 2]):
         alone = everything(model, taken(inputs, slice(row, row + 1)), target)
-        for a, b in zip(together, alone, strict=True):
+        for a, b in zip(together(name), alone, strict=True):
             assert_close(a.scores[row], b.scores[0], **tolerance, msg=lambda m, a=a: f"{a.method}: {m}")
 
 
@@ -100,7 +106,7 @@ def test_padding_changes_nothing(name):
     longer = torch.cat([ids, torch.zeros(2, 4, dtype=ids.dtype)], dim=1)
     padded = longer if MODELS[name].tensor else {"input_ids": longer, "attention_mask": (longer != 0).long()}
     tolerance = {"atol": 1e-5, "rtol": 1e-4} if name in SINGLE else {"atol": 1e-10, "rtol": 1e-7}
-    for a, b in zip(everything(model, inputs, 1), everything(model, padded, 1), strict=True):
+    for a, b in zip(together(name), everything(model, padded, [0, 2]), strict=True):
         assert_close(b.scores[:, :9], a.scores, **tolerance, msg=lambda m, a=a: f"{a.method}: {m}")
         assert_close(b.scores[:, 9:], torch.zeros(2, 4, dtype=torch.float64))
 

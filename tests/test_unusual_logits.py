@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import transformers
+from applying import CHEAP
 from tiny_models import DECODER, MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
@@ -60,7 +61,8 @@ def test_padding_whose_logits_are_nan_changes_nothing(method, layers):
     model = Decoder(layers)
     assert model(IDS, MASK).isnan().any(dim=2)[0].tolist() == [True, True, False, False, False]
     inputs, alone = ({"input_ids": IDS[:n, k:], "attention_mask": MASK[:n, k:]} for n, k in ((2, 0), (1, 2)))
-    found, expected = (vitrail.explain(model, x, method, 3, anatomy=ANATOMY).scores[0] for x in (inputs, alone))
+    options = {"anatomy": ANATOMY, **CHEAP.get(method, {})}
+    found, expected = (vitrail.explain(model, x, method, 3, **options).scores[0] for x in (inputs, alone))
     assert_close(found[2:], expected)
     assert found[:2].tolist() == [0, 0]
 
@@ -120,7 +122,8 @@ class Excluding(nn.Module):
 @pytest.mark.parametrize("method", ["gae", "attn_lrp", "integrated_gradients", "auto"])
 def test_excluded_classes_do_not_stop_the_explanation_of_another(name, way, method):
     model, inputs = tiny(name), MODELS[name].inputs()
-    found, expected = (vitrail.explain(m, inputs, method, 1).scores for m in (Excluding(model, way), model))
+    options = CHEAP.get(method, {})
+    found, expected = (vitrail.explain(m, inputs, method, 1, **options).scores for m in (Excluding(model, way), model))
     assert_close(found, expected, atol=1e-9, rtol=1e-6)
 
 

@@ -14,6 +14,8 @@ DECODER = {
     "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 IMAGE = {"image_size": 32, "patch_size": 8, "num_labels": 5}
+NARROW = {"embed_dim": 96, "num_heads": 3}
+"""For models of timm whose own width would take most of the time."""
 
 
 @dataclass(frozen=True)
@@ -199,21 +201,23 @@ MODELS: dict[str, Tiny] = {
         _timm("deit_tiny_distilled_patch16_224", img_size=64, depth=3), "image", (64, 64),
         prefix=2, readout="first_two", tensor=True,
     ),
-    "timm_deit3": Tiny(_timm("deit3_small_patch16_224", img_size=64, depth=3), "image", (64, 64), tensor=True),
+    "timm_deit3": Tiny(
+        _timm("deit3_small_patch16_224", img_size=64, depth=3, **NARROW), "image", (64, 64), tensor=True
+    ),
     "timm_eva02": Tiny(
         _timm("eva02_tiny_patch14_224", img_size=56, depth=3), "image", (56, 56), readout="mean", tensor=True
     ),
     "timm_eva02_base": Tiny(
-        _timm("eva02_base_patch14_224", img_size=56, depth=2), "image", (56, 56), readout="mean", tensor=True
+        _timm("eva02_base_patch14_224", img_size=56, depth=2, **NARROW), "image", (56, 56), readout="mean", tensor=True
     ),
     "timm_dinov2": Tiny(
-        _timm("vit_small_patch14_dinov2", img_size=56, depth=3), "image", (56, 56), tensor=True
+        _timm("vit_small_patch14_dinov2", img_size=56, depth=3, **NARROW), "image", (56, 56), tensor=True
     ),
     "timm_dinov2_registers": Tiny(
-        _timm("vit_small_patch14_reg4_dinov2", img_size=56, depth=3), "image", (56, 56), prefix=5, tensor=True
+        _timm("vit_small_patch14_reg4_dinov2", img_size=56, depth=3, **NARROW), "image", (56, 56), prefix=5, tensor=True
     ),
     "timm_siglip": Tiny(
-        _timm("vit_base_patch16_siglip_224", img_size=64, depth=2), "image", (64, 64),
+        _timm("vit_base_patch16_siglip_224", img_size=64, depth=2, **NARROW), "image", (64, 64),
         prefix=0, readout="pool", tensor=True,
     ),
     "torchvision_vit": Tiny(_torchvision, "image", tensor=True),
