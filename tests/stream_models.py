@@ -259,7 +259,7 @@ ENCODER_DECODERS = {
     "pix2struct": Case(
         lambda: transformers.Pix2StructForConditionalGeneration(
             transformers.Pix2StructConfig(
-                vision_config={**SHORT, "d_ff": 24, "d_kv": 8, "patch_embed_hidden_size": 12, "seq_len": 16},
+                vision_config={**SHORT, "d_ff": 24, "d_kv": 8, "patch_embed_hidden_size": 12, "seq_len": 17},
                 text_config={
                     "vocab_size": WORDS,
                     "hidden_size": 16,

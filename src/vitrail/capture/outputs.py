@@ -103,8 +103,8 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
     return replace(_finite(logits, span=False, broken=broken), encodes=logits is encoded)
 
 
-LOGITS = ("logits", "logits_per_image")
-"""The names that outputs give to logits: of classes, or of the texts a picture was compared with."""
+LOGITS = ("logits", "logits_per_image", "itm_score", "question_answering_score")
+"""The names that outputs give to logits: of classes, of the texts a picture was compared with, of answers."""
 
 
 def named(output: object, names: tuple[str, ...]) -> object | None:

@@ -1,30 +1,27 @@
 """Streams that were measured once are remembered, by all that decides them.
 
-What decides: the model (a shadow's root stays the same while the structure of the model does), how often its weights
-were written to, names and shapes of all arguments, and the values of arguments that are no real numbers: the places of
-pictures in a text, grids, masks. Words of a model that is given texts alone count by their shape. A pass whose
-attention results are cut is run in every call, because which tokens an answer is read from depends on the answer.
+What decides: the model and its weights (`remembered`), names and shapes of all arguments, and the values of arguments
+that are no real numbers: the places of pictures in a text, grids, masks. Words of a model that is given texts alone
+count by their shape. A pass whose attention results are cut is run in every call, because which tokens an answer is
+read from depends on the answer.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.remembered import Remembered
 from vitrail.capture.shadow import keep_saved, keeps_saved
 from vitrail.capture.stream_checks import check_values, sample_of
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import Seen, Streams, cut_pass, measured
-from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
-MOST_FORMS = 64
-"""How many forms of input are remembered for one model."""
 TEXTS = frozenset({*WORDS, *MASKS.values()})
 
 
@@ -60,7 +57,8 @@ class _Tables:
     saves: bool
 
 
-_known: "WeakKeyDictionary[nn.Module, dict[Any, _Tables | SeamError]]" = WeakKeyDictionary()
+_known: Remembered[list[_Tables | SeamError]] = Remembered(most=64)
+"""One entry for each form: nothing before it is measured, then the tables or why there are none."""
 
 
 @contextmanager
@@ -70,8 +68,8 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
     Args:
         sums: keep what is added to the residual streams, too.
     """
-    kept, form = _known.setdefault(model, {}), _form(model, inputs)
-    known = kept.get(form)
+    kept = _known.get(model, _form(inputs), list)
+    known = kept[0] if kept else None
     if isinstance(known, SeamError):
         raise type(known)(str(known))
     if known is not None and known.saves:
@@ -79,26 +77,24 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
 
     def measure(seen: Seen) -> StreamsOfPass:
         found = _again(known, seen, inputs) if known is not None else None
-        return found or _measured(seen, inputs, kept, form)
+        return found or _measured(seen, inputs, kept)
 
     with cut_pass(model, inputs, measure, sums=sums) as found:
-        if form not in kept:
-            kept[form] = _released(found, saves=keeps_saved(model))
+        if not kept:
+            kept.append(_released(found, saves=keeps_saved(model)))
         yield found
 
 
-def _measured(seen: Seen, inputs: Inputs, kept: dict[Any, _Tables | SeamError], form: object) -> StreamsOfPass:
+def _measured(seen: Seen, inputs: Inputs, kept: list[_Tables | SeamError]) -> StreamsOfPass:
     """The streams of a pass; a refusal is remembered."""
-    if len(kept) >= MOST_FORMS:
-        kept.clear()
-    kept.pop(form, None)
+    kept.clear()
     try:
         streams = measured(seen)
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
         return StreamsOfPass(seen, streams, samples, reported(streams, inputs, samples))
     except SeamError as error:
-        kept[form] = type(error)(str(error))
+        kept.append(type(error)(str(error)))
         raise
 
 
@@ -138,10 +134,9 @@ def _with_words(shown: ShownStream, inputs: Inputs) -> ShownStream:
     return replace(shown, words=ids.detach().cpu(), mask=mask.bool().cpu() if masked else None)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _form(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
-    """All that decides the streams of a model."""
+def _form(inputs: Inputs) -> tuple[Any, ...]:
+    """All of the inputs that decides the streams of a model."""
     named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    written = sum(writes_to(p) for p in model.parameters() if not p.is_inference())
     texts = set(inputs.kwargs) <= TEXTS and not inputs.args
 
     def value(name: int | str, x: object) -> object:
@@ -157,4 +152,4 @@ def _form(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
         (name, tuple(x.shape), x.dtype, value(name, x)) if isinstance(x, Tensor) else (name, value(name, x))
         for name, x in named.items()
     )
-    return shapes, inputs.kind, inputs.batch, inputs.shared, written
+    return shapes, inputs.kind, inputs.batch, inputs.shared
