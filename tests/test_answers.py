@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vitrail
 from vitrail import targets, zoo
-from vitrail.errors import OptionError, TargetError
+from vitrail.errors import InputError, OptionError, OutputError, TargetError, VitrailError
 from vitrail.tools.generations import Generation
 
 WORDS = "the red key opens door . blue box holds a gold coin ? which it user assistant answer : <script> & one two"
@@ -335,3 +335,43 @@ def test_methods_that_remove_passages_are_given_those_of_the_prompt(lookup, meth
     table = found.table[0]
     assert int(table[:4].argmax()) == 1
     assert table[1] > 5
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"generation": {"do_sample": True, "seed": "a"}}, "seed of generation is a whole number"),
+        ({"generation": {"num_return_sequences": 2}}, "one answer is explained"),
+        ({"method": []}, "it is a name of vitrail.METHODS"),
+        ({"method": ["gae", "gae"]}, "names one twice"),
+        ({"reasoning": ""}, "the text that ends the reasoning"),
+        ({"answer": "Anna: ring. key.", "hops": -1}, "hops=-1"),
+        ({"answer": "key.", "scalar": "odds"}, "scalar='odds'"),
+    ],
+)
+def test_arguments_of_another_kind_are_one_clear_line(lookup, given, words):
+    with pytest.raises(VitrailError, match=words) as caught:
+        vitrail.generate(lookup.model, lookup.preprocess.tokenizer, LOOKED_UP, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_answer_that_begins_after_the_text_or_has_strange_hops_is_refused(lookup):
+    inputs = lookup.preprocess(LOOKED_UP)
+    with pytest.raises(TargetError, match="start=9 of sample 0 is outside the input, with columns 0 to 8"):
+        vitrail.answer(lookup.model, inputs, 9)
+    with pytest.raises(OptionError, match="hops=-1"):
+        vitrail.answer(lookup.model, inputs, 8, hops=-1, reasoning=(1, 2))
+    with pytest.raises(InputError, match="whole numbers"):
+        vitrail.answer(lookup.model, {"input_ids": inputs["input_ids"].float()}, 8)
+
+
+def test_methods_may_be_written_with_options_and_tables_must_fit_when_read_again(lookup, tmp_path):
+    method = ["gae", "gae(readout=gradient)"]
+    found = vitrail.generate(lookup.model, lookup.preprocess.tokenizer, LOOKED_UP, answer="key.", method=method)
+    assert list(found.tables) == method
+    path = tmp_path / "answer.json"
+    found.save(path)
+    assert Generation.load(path).to_json() == found.to_json()
+    path.write_text(json.dumps({**json.loads(found.to_json()), "tables": {"gae": [[1.0]]}}), encoding="utf-8")
+    with pytest.raises(OutputError, match="the table of gae has shape"):
+        Generation.load(path)

@@ -41,6 +41,8 @@ def sequences_of(inputs: Inputs) -> Sequences:
             "a continuation is made of token ids, but the inputs are "
             f"{'embeddings' if inputs.kind == 'text' else 'pictures'} alone. Pass input_ids."
         )
+    if ids.is_floating_point():
+        raise InputError(f"token ids are whole numbers, but input_ids are {ids.dtype}.")
     mask = inputs.attention_mask if inputs.ids is not None else inputs.kwargs.get("attention_mask")
     return Sequences(ids, torch.ones_like(ids).bool() if mask is None else mask.bool())
 
@@ -66,6 +68,8 @@ def _each(given: Classes, end: list[int], name: str) -> list[tuple[int, int]]:
 
 def _check_span(sample: int, start: int, stop: int, real: list[bool]) -> None:
     span, length = f"the continuation of sample {sample}, columns {start} to {stop - 1},", len(real)
+    if start >= length:
+        raise TargetError(f"start={start} of sample {sample} is outside the input, with columns 0 to {length - 1}.")
     if start >= stop:
         raise TargetError(f"{span} is empty: start={start} is not before stop={stop}.")
     if start < 0 or stop > length:

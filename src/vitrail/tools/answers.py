@@ -5,7 +5,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -97,6 +98,7 @@ def answer(  # noqa: PLR0913  (the public signature)
         memory: `low` runs each block again for the backward pass instead of keeping it, as for `explain`.
         **options: the method's own options.
     """
+    _check_hops(hops, reasoning)
     own = _own_hops(method, hops, reasoning)
     how = How(method, preset, scalar, {**options, **(own or {}), "memory": memory})
     if unit not in UNITS:
@@ -147,6 +149,20 @@ def _own(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float
     """The rows' own part of the table, where the method has one."""
     rows = [one.own for one in found if one.own is not None]
     return _stacked(rows, units) if len(rows) == len(found) else None
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, of Python or NumPy; a truth value is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_hops(hops: object, reasoning: object) -> None:
+    """Raise if hops are no number, or the reasoning is no pair of columns."""
+    if hops is not None and (not is_whole(hops) or hops < 0):
+        raise OptionError(f"hops={hops!r}, but it is a number of hops, at least 0.")
+    pair = isinstance(reasoning, Sequence) and len(reasoning) == 2 and all(map(is_whole, reasoning))
+    if reasoning is not None and not pair:
+        raise OptionError(f"reasoning={reasoning!r}, but it is a pair of columns (start, stop).")
 
 
 def _own_hops(method: str | None, hops: int | None, reasoning: Span | None) -> dict[str, Any] | None:
@@ -271,7 +287,7 @@ def _hops(
 
     The rows that pass relevance on have a sum of one over the columns before the token they explain.
     """
-    if hops < 0 or (hops > 0) != (reasoning is not None):
+    if (hops > 0) != (reasoning is not None):
         raise OptionError(
             f"hops={hops} and reasoning={reasoning}: give both, or none. Hops pass through the reasoning."
         )

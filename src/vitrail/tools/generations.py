@@ -13,11 +13,12 @@ from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, OutputError
 from vitrail.methods import METHODS
+from vitrail.methods.spec import parse_spec
 from vitrail.models.inputs import position_limit
 from vitrail.models.segments import sentences
 from vitrail.plots.answers import answer_figure, answer_html
 from vitrail.storage import encode
-from vitrail.tools.answers import Answer
+from vitrail.tools.answers import Answer, is_whole
 from vitrail.tools.answers import answer as answer_of
 from vitrail.tools.prompts import TEMPLATE, Message, Passage, Prompt, decoded, read_prompt
 
@@ -92,8 +93,8 @@ class Generation:
 
         What the chat template wrote is no passage; `template_share` says how much of the scores falls on it.
         """
-        if k < 1:
-            raise OptionError(f"k={k}, but it is a number of passages, at least 1.")
+        if not is_whole(k) or k < 1:
+            raise OptionError(f"k={k!r}, but it is a number of passages, at least 1.")
         written = [i for i, one in enumerate(self.context) if one.source != TEMPLATE] or list(range(len(self.context)))
         shares = self.shares()[:, :, written]
         shares = shares / shares.sum(dim=2, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
@@ -161,6 +162,15 @@ class Generation:
         except OSError as error:
             raise OutputError(f"{target} cannot be written: {error.strerror}.") from error
 
+    def _check(self) -> None:
+        """Raise if the tables do not fit the tokens and the parts."""
+        shape = (len(self.units), len(self.tokens))
+        for name, table in self.tables.items():
+            if tuple(table.shape) != shape:
+                raise ValueError(f"the table of {name} has shape {tuple(table.shape)}, but {shape} belongs to its text")
+        if not self.tables or self.sinks.keys() != self.tables.keys():
+            raise ValueError("it has no tables, or not the same methods everywhere")
+
     @staticmethod
     def load(path: str | Path) -> "Generation":
         """What `save` wrote."""
@@ -168,7 +178,7 @@ class Generation:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
             if found.get("format") != FORMAT or found.get("version") != VERSION:
                 raise ValueError(f"it is no {FORMAT} of version {VERSION}")
-            return Generation(
+            made = Generation(
                 found["text"],
                 tuple(found["tokens"]),
                 tuple(Passage(**one) for one in found["units"]),
@@ -178,6 +188,8 @@ class Generation:
                 found["provenance"],
                 {name: torch.tensor(one) for name, one in found.get("hops", {}).items()},
             )
+            made._check()
+            return made
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise OutputError(f"{path} cannot be read as a saved generation: {error}.") from error
 
@@ -209,7 +221,8 @@ def generate(  # noqa: PLR0913  (the public signature)
         answer: a given answer; nothing is generated.
         documents: texts the answer may rest on; they go before the prompt.
         unit: the parts of the answer that are explained: `token`, `word`, `sentence` or `answer`.
-        method: a name of `vitrail.METHODS`, or several, whose spread is the interval of `cite`; None is the default.
+        method: a name of `vitrail.METHODS`, also with options, `"gae(readout=gradient)"`, or several, whose spread is
+            the interval of `cite`; None is the default.
         options: the method's options; with several methods they go to all of them.
         max_new_tokens: how many tokens are generated at most.
         generation: further arguments of `model.generate`. Sampling needs a `seed` among them.
@@ -223,6 +236,8 @@ def generate(  # noqa: PLR0913  (the public signature)
         memory: `low` runs each block again for the backward pass instead of keeping it, as for `explain`.
     """
     _check_model(model, tokenizer)
+    named = _methods(method)
+    _check_values(answer, options, max_new_tokens, generation, reasoning)
     read = read_prompt(tokenizer, prompt, documents)
     ids = _given(tokenizer, answer) if answer is not None else _generated(model, read, max_new_tokens, generation or {})
     if not ids:
@@ -234,14 +249,45 @@ def generate(  # noqa: PLR0913  (the public signature)
             "positions."
         )
     inputs = {"input_ids": torch.tensor([[*read.ids, *ids]], device=_device(model))}
-    named = [method] if method is None or isinstance(method, str) else list(method)
     begin = len(read.ids)
     thought = _reasoned(decoded(tokenizer, ids), reasoning) if hops or reasoning is not None else 0
     through = {"hops": hops, "reasoning": (begin, begin + thought)} if hops else {}
     common = {"tokenizer": tokenizer, "unit": unit, "scalar": scalar, "sink": sink, "memory": memory}
-    given = [{**common, **through, **_sources(one, read), **(options or {})} for one in named]
-    found = [answer_of(model, inputs, begin + thought, method=a, **b) for a, b in zip(named, given, strict=True)]
+    found = {}
+    for label, name, own in named:
+        given = {**common, **through, **_sources(name, read), **(options or {}), **own}
+        one = answer_of(model, inputs, begin + thought, method=name, **given)
+        found[label or one.method] = one
     return _joined(tokenizer, read, ids, found, thought)
+
+
+Named = tuple[str | None, str | None, Mapping[str, Any]]
+"""How a method is called in the result, its name and its options."""
+
+
+def _methods(given: object) -> list[Named]:
+    """The methods as they were written, `gae` or `gae(readout=gradient)`; None is the default."""
+    if given is None:
+        return [(None, None, {})]
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
+        raise OptionError(f"method={given!r}, but it is a name of vitrail.METHODS, or a list of some.")
+    if len(set(texts)) < len(texts):
+        raise OptionError(f"method={given!r} names one twice.")
+    return [(text, *parse_spec(text, auto=True)) for text in texts]
+
+
+def _check_values(answer: object, options: object, count: object, generation: object, reasoning: object) -> None:
+    """Raise if an argument is of another kind than it has to be."""
+    if answer is not None and not isinstance(answer, str):
+        raise InputError(f"answer={answer!r:.80}, but a given answer is a text.")
+    for name, value in (("options", options), ("generation", generation)):
+        if value is not None and not isinstance(value, Mapping):
+            raise OptionError(f"{name}={value!r:.80}, but it is a mapping of names to values.")
+    if not is_whole(count) or count < 1:
+        raise OptionError(f"max_new_tokens={count!r}, but it is a number of tokens, at least 1.")
+    if reasoning is not None and (not isinstance(reasoning, str) or not reasoning):
+        raise OptionError(f"reasoning={reasoning!r}, but it is the text that ends the reasoning, such as '</think>'.")
 
 
 def _sources(method: str | None, read: Prompt) -> dict[str, Any]:
@@ -277,7 +323,7 @@ def _joined(
     tokenizer: Any,  # noqa: ANN401
     read: Prompt,
     ids: Sequence[int],
-    found: Sequence[Answer],
+    found: Mapping[str, Answer],
     thought: int,
 ) -> Generation:
     """The result in words: tokens, parts and passages with their text.
@@ -289,16 +335,16 @@ def _joined(
     tokens, begin = (*read.pieces, *after), len(read.ids)
     spans = [(begin + a, begin + b) for a, b in sentences(after[:thought])]
     reasons = tuple(Passage("".join(tokens[a:b]), a, b, "reasoning") for a, b in spans)
-    units = tuple(Passage("".join(tokens[a:b]), a, b, "answer") for a, b in found[0].units[0])
+    units = tuple(Passage("".join(tokens[a:b]), a, b, "answer") for a, b in next(iter(found.values())).units[0])
     return Generation(
         tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         tokens,
         units,
         (*read.passages, *reasons),
-        {one.method: (one.table if one.own is None else one.table - one.own)[0].cpu() for one in found},
-        {one.method: one.sink[0].cpu() for one in found},
-        {one.method: dict(one.provenance) for one in found},
-        {one.method: one.hops[0].cpu() for one in found if one.hops is not None},
+        {name: (one.table if one.own is None else one.table - one.own)[0].cpu() for name, one in found.items()},
+        {name: one.sink[0].cpu() for name, one in found.items()},
+        {name: dict(one.provenance) for name, one in found.items()},
+        {name: one.hops[0].cpu() for name, one in found.items() if one.hops is not None},
     )
 
 
@@ -325,14 +371,23 @@ def _given(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]) -> list[int]:  # noqa: ANN401
-    """The ids that the model continues the prompt with, without what ends the text."""
-    given = {"do_sample": False, **settings}
-    seed = given.pop("seed", None)
+def _check_generation(given: Mapping[str, Any], seed: object) -> None:
+    """Raise if the arguments of `model.generate` do not lead to one answer that can be had again."""
     if given["do_sample"] and seed is None:
         raise InputError(
             "sampling gives another answer each time: add a seed, generation={'do_sample': True, 'seed': 0}."
         )
+    if seed is not None and not is_whole(seed):
+        raise InputError(f"the seed of generation is a whole number, but {seed!r} was given.")
+    if given.get("num_return_sequences", 1) != 1:
+        raise InputError("one answer is explained: leave num_return_sequences out.")
+
+
+def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]) -> list[int]:  # noqa: ANN401
+    """The ids that the model continues the prompt with, without what ends the text."""
+    given = {"do_sample": False, **settings}
+    seed = given.pop("seed", None)
+    _check_generation(given, seed)
     limit = position_limit(model)
     if limit is not None and len(read.ids) + count > limit:
         raise InputError(
@@ -349,7 +404,7 @@ def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]
             out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
         except (ValueError, TypeError) as error:
             raise InputError(f"{type(model).__name__}.generate refused its arguments: {error}") from error
-    found = out[0, len(read.ids) :].tolist()
+    found = getattr(out, "sequences", out)[0, len(read.ids) :].tolist()
     ends = getattr(model.generation_config, "eos_token_id", None)
     ends = {ends} if isinstance(ends, int) else set(ends or ())
     while found and found[-1] in ends:

@@ -34,6 +34,7 @@ class Prompt:
 
 def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequence[str] | None) -> Prompt:  # noqa: ANN401
     """The text the model is given, its tokens, and its sentences by message and document."""
+    _check(prompt, documents)
     if isinstance(prompt, str):
         parts = _documents(documents, prompt)
         text = "".join(part for _, part in parts)
@@ -49,6 +50,21 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
     offsets = _joined(offsets)
     pieces = tuple(text[begin:end] for begin, end in offsets)
     return Prompt(text, tuple(ids), pieces, tuple(_passages(text, marked, offsets)))
+
+
+def _check(prompt: object, documents: object) -> None:
+    """Raise if these are no text or messages, and no texts."""
+    if isinstance(documents, str):
+        raise InputError("documents is a list of texts, but one text was given: put it into a list.")
+    texts = documents if isinstance(documents, Sequence) and not isinstance(documents, bytes) else (None,)
+    if documents is not None and not all(isinstance(one, str) for one in texts):
+        raise InputError(f"documents is a list of texts, but {documents!r:.80} was given.")
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, Sequence) or not all(isinstance(one, Mapping) for one in prompt):
+        raise InputError(
+            f"a prompt is a text, or a list of messages {{'role': ..., 'content': text}}, but {prompt!r:.80} was given."
+        )
 
 
 def _joined(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -75,8 +91,6 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:  # noqa: ANN
 
 def _documents(documents: Sequence[str] | None, question: str) -> list[tuple[str, str]]:
     """Documents before the question, each under its number."""
-    if isinstance(documents, str):
-        raise InputError("documents is a list of texts, but one text was given: put it into a list.")
     found = [(f"document {number}", f"{document.strip()}\n\n") for number, document in enumerate(documents or (), 1)]
     return [*found, ("prompt", question)]
 
@@ -91,11 +105,17 @@ def _chat(
         raise InputError(
             "the tokenizer has no chat template, so messages cannot be written. Give the prompt as a text."
         )
-    if not messages or any("role" not in one or not isinstance(one.get("content"), str) for one in messages):
-        raise InputError("messages are a list of {'role': ..., 'content': text}, and at least one is needed.")
+    if not messages or any(not isinstance(one.get(name), str) for one in messages for name in ("role", "content")):
+        raise InputError(
+            "messages are a list of {'role': name, 'content': text}, and at least one is needed. Write content of "
+            "several parts as one text."
+        )
     before = _documents(documents, messages[-1]["content"])
     rendered = [*messages[:-1], {**messages[-1], "content": "".join(part for _, part in before)}]
-    text = tokenizer.apply_chat_template(rendered, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(rendered, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates are programs, and raise what they like
+        raise InputError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from error
     named = [(f"{one['role']} {number}", one["content"]) for number, one in enumerate(messages[:-1], 1)]
     last = f"{messages[-1]['role']} {len(messages)}"
     return text, [*named, *((last if name == "prompt" else name, part) for name, part in before)]
