@@ -29,7 +29,9 @@ def cheaply(methods) -> list[tuple[str, dict]]:
 
 def applying(model, inputs, anatomy=None) -> list[str]:
     """Every method that does not refuse them before the model runs."""
-    return [name for name in vitrail.METHODS if _applies(name, model, read_inputs(inputs), find_body(model, anatomy))]
+    read = read_inputs(inputs)
+    body = find_body(model, anatomy, read)
+    return [name for name in vitrail.METHODS if _applies(name, model, read, body)]
 
 
 def _applies(name, model, inputs, body) -> bool:

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.capture.outputs import read_output
-from vitrail.models.anatomy import anatomy
+from vitrail.models.anatomy import anatomy, known_anatomy
 
 every_family = pytest.mark.parametrize("name", MODELS)
 every_text = pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.kind == "text"])
@@ -52,7 +52,19 @@ def together(name):
     return everything(tiny(name), MODELS[name].inputs(), [0, 2])
 
 
-@every_family
+DECODERS = [name for name in MODELS if name.startswith(("hf_gpt2", "hf_llama", "hf_qwen3"))]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_are_in_no_table_and_their_blocks_are_found(name):
+    model = tiny(name)
+    found = vitrail.structure(model, MODELS[name].inputs())
+    assert known_anatomy(model) is None
+    assert [block.name.rpartition(".")[2] for block in found.blocks] == [str(i) for i in range(len(found.calls))]
+    assert all(call.causal and call.kind == "self" for call in found.calls)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in DECODERS])
 def test_the_anatomy_is_what_the_config_says(name):
     found = anatomy(tiny(name))
     assert (found.prefix, found.readout) == (MODELS[name].prefix, MODELS[name].readout)

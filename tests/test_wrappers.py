@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
+from vitrail import targets
 from vitrail.attribution import fingerprint, unread
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 
@@ -187,6 +188,26 @@ def test_a_sentence_embedding_is_explained_by_a_function_of_it(tmp_path):
     (gradient,) = torch.autograd.grad(likeness(mean).sum(), words)
     assert_close(found, (words * gradient).sum(dim=2).detach(), atol=1e-6, rtol=1e-4)
     assert vitrail.explain(model, inputs, "gae", likeness).scores.shape == (2, 5)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_similarity_of_sentence_embeddings_is_that_of_the_model_inside(tmp_path, normalised):
+    library = pytest.importorskip("sentence_transformers")
+    tokenizer, _ = tokenizer_and_model(tmp_path, labels=1)
+    parts = library.sentence_transformer.modules if hasattr(library, "sentence_transformer") else library.models
+    last = [parts.Normalize()] if normalised else []
+    steps = [parts.Transformer(str(tmp_path)), parts.Pooling(24), *last]
+    model = library.SentenceTransformer(modules=steps, device="cpu")
+    inner = copy.deepcopy(model[0].auto_model).eval()
+    alike = targets.similarity(model.encode(["d e f", "g a"]))
+    inputs = tokenizer(["a b c", "d e f g h"], return_tensors="pt", padding=True)
+    for method in ("auto", "gae", "tokentm", "attcat", "attn_lrp", "integrated_gradients"):
+        found, expected = (vitrail.explain(m, inputs, method, alike) for m in (model, inner))
+        assert_close(found.scores, expected.scores, atol=1e-6, rtol=1e-4)
+        assert found.tokens == expected.tokens
+        assert float(found.scores.abs().sum()) > 0
+    alone = vitrail.explain(model, tokenizer("a b c", return_tensors="pt"), "gae", targets.similarity(alike.other[:1]))
+    assert_close(alone.scores, vitrail.explain(model, inputs, "gae", alike).scores[:1, :5], atol=1e-6, rtol=1e-4)
 
 
 def test_a_pipeline_stands_for_its_model(tmp_path):

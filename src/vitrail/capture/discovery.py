@@ -32,6 +32,7 @@ from vitrail.capture.executions import (
     tensors_in,
 )
 from vitrail.capture.layers import call_shape
+from vitrail.capture.long_texts import LONGEST, part_of_text
 from vitrail.capture.refusals import check_model
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.seams import AttentionCall
@@ -41,6 +42,8 @@ from vitrail.models.inputs import Inputs, check_length, check_pairs
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 SELF, CROSS, POOL = "self", "cross", "pool"
 """Kinds of attention: tokens among themselves, tokens that read others, learned queries that read tokens."""
+SHORTEST = 8
+"""Tokens from which on texts of different lengths are taken to run the same modules."""
 MOST_FORMS = 64
 """How many forms of input are remembered for one model."""
 
@@ -125,6 +128,9 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     Args:
         model: a shadow.
     """
+    part = part_of_text(inputs)  # all tokens of a long text at once would take more memory than the explanation
+    if part is not None and (found := discover(model, part)).causal:
+        return found
 
     def measure() -> Discovery:
         check_pairs(model, inputs)
@@ -139,9 +145,15 @@ def _form(inputs: Inputs) -> tuple[Any, ...]:
     """Names and shapes of the arguments: all that the modules that run are taken to depend on."""
     named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
     shapes = tuple(
-        (name, tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named.items()
+        (name, _size(x, inputs), x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named.items()
     )
     return shapes, inputs.kind, inputs.batch > 1
+
+
+def _size(x: Tensor, inputs: Inputs) -> tuple[int, ...]:
+    """The shape of one sample. Texts differ in length; the same modules run for all but the shortest and longest."""
+    along = inputs.ids is not None and inputs.ids.shape == x.shape and SHORTEST <= x.shape[-1] <= LONGEST
+    return () if along else tuple(x.shape[1:])
 
 
 def discovered(model: nn.Module, seen: Executions) -> Discovery:

@@ -22,11 +22,14 @@ LONGEST, PART = 512, 256
 
 def part_of(inputs: Inputs, body: Body) -> Inputs | None:
     """Some tokens of a long text for a causal model; None where the whole input is measured."""
-    length = inputs.shown.shape[1] if inputs.shown.ndim == 2 else 0
-    if length <= LONGEST or not body.anatomy.causal or not body.blocks:
-        return None
+    return part_of_text(inputs) if body.anatomy.causal and body.blocks else None
+
+
+def part_of_text(inputs: Inputs) -> Inputs | None:
+    """Some tokens of a long text, none of them padding; None where it is short, or not all that the model is given."""
+    length = inputs.shown.shape[1] if inputs.ids is not None and inputs.shown.ndim == 2 else 0
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
-    if any(x.ndim != 2 or x.shape[1] != length for x in tensors):
+    if length <= LONGEST or any(x.ndim != 2 or x.shape[1] != length for x in tensors):
         return None
     mask = inputs.attention_mask
     cut = slice(None, PART) if mask is not None and not bool(mask[:, -PART:].all()) else slice(-PART, None)

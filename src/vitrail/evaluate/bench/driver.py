@@ -11,7 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail.capture.forward import find_body
+from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
 from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.identity import hash_of, library_versions, model_identity, set_hash
@@ -35,6 +38,7 @@ from vitrail.evaluate.bench.worker import Worker
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.evaluate.data.segmented import VOC
 from vitrail.methods import METHODS
+from vitrail.models.inputs import read_inputs
 
 VOC_MASKS = dict(enumerate(VOC))
 
@@ -302,10 +306,20 @@ def _name_runs(
 def _trials(plan: Plan, opened: Opened) -> list[Trial]:
     more: list[Trial] = []
     if plan.ablation is not None:
-        blocks = len(find_body(opened.loaded.model, None).blocks)
+        with shadow(opened.loaded.model) as own:
+            blocks = len(find_body(own, None, read_inputs(_example(opened))).blocks)
         more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
     priors = [Trial(name) for name in PRIORS] if opened.kind == "answer" else []
     return [*(trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)), *priors]
+
+
+def _example(opened: Opened) -> Any:  # noqa: ANN401
+    """Something that the model takes, to see how many blocks run."""
+    loaded, tokenizer = opened.loaded, opened.loaded.tokenizer
+    if tokenizer is not None:
+        return {name: x.to(opened.device) for name, x in tokenizer("A short text.", return_tensors="pt").items()}
+    dtype = next((p.dtype for p in loaded.model.parameters()), torch.float32)
+    return torch.zeros(1, 3, *(loaded.image_size or (224, 224)), device=opened.device, dtype=dtype)
 
 
 def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Hugging Face families, found by `config.model_type`; paths start at the base model."""
+"""Hugging Face families, found by `config.model_type`; paths start at the base model.
+
+An entry tells what a pass does not show: which tokens are marks and no words, what tells tokens their places, what a
+head reads where tokens share the answer. Decoders need none: all of it is found.
+"""
 
 from dataclasses import replace
 
@@ -36,17 +40,6 @@ _BERT = Anatomy(
     ffn_output="output.dense",
     prefix=1,
     readout="cls",
-)
-_DECODER = Anatomy(
-    blocks="layers",
-    output="self_attn.o_proj",
-    value_bias="self_attn.v_proj.bias",
-    attention_norm="input_layernorm",
-    ffn_norm="post_attention_layernorm",
-    ffn_input="mlp",
-    ffn_output="mlp",
-    readout="last",
-    causal=True,
 )
 _CLIP = Anatomy(
     blocks="vision_model.encoder.layers",
@@ -99,25 +92,9 @@ FAMILIES: dict[str, Anatomy] = {
         prefix=1,
         readout="cls",
     ),
-    "gpt2": Anatomy(
-        blocks="h",
-        output="attn.c_proj",
-        value_bias="attn.c_attn.bias",
-        attention_norm="ln_1",
-        ffn_norm="ln_2",
-        ffn_input="mlp",
-        ffn_output="mlp",
-        readout="last",
-        causal=True,
-    ),
-    "llama": _DECODER,
-    "qwen2": _DECODER,
-    "qwen3": _DECODER,
-    "mistral": _DECODER,
-    "gemma2": replace(_DECODER, ffn_norm="pre_feedforward_layernorm", ffn_output="post_feedforward_layernorm"),
 }
 
-OWN_HEADS = ("ForSequenceClassification", "ForImageClassification", "ForCausalLM", "LMHeadModel")
+OWN_HEADS = ("ForSequenceClassification", "ForImageClassification")
 """Endings of class names whose readout is the family's own."""
 HEADS: dict[str, str] = {
     "ForQuestionAnswering": "position",
@@ -168,8 +145,6 @@ def _readout(head: nn.Module, family: Anatomy) -> str | int:
             return readout
     if not name.endswith(OWN_HEADS):
         return "auto"
-    if family.causal and name.endswith("ForSequenceClassification"):
-        return "auto"  # read at the last token that is not the padding token, whatever the attention mask says
     if getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False):
         return "mean"
     if getattr(config, "classifier_pooling", "cls") == "mean":
