@@ -88,7 +88,7 @@ def normalize(operation: Operation) -> Tensor:
     return operation.passing(out, lambda g, x: ((widen(g) / lengths).to(x.dtype),), x)
 
 
-def divisor(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+def divisor(input: Tensor, p: float | int = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
     """What `F.normalize` divides by."""
     return widen(input).norm(p, dim, keepdim=True).clamp(min=eps)
 
