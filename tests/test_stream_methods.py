@@ -198,6 +198,7 @@ def test_one_picture_has_the_text_of_its_class_and_several_have_none(method):
     pictures = torch.randn(2, 3, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     both = vitrail.explain(model, {**texts, "pixel_values": pictures}, method, [2, 0])
     assert both.streams == {}
+    assert "belong to all pictures" in str(both.provenance["assumed"])
     for i, label in enumerate((2, 0)):
         found = vitrail.explain(model, {**texts, "pixel_values": pictures[i : i + 1]}, method, label)
         assert_close(found.streams["image"].scores, both.scores[i : i + 1])
@@ -205,3 +206,17 @@ def test_one_picture_has_the_text_of_its_class_and_several_have_none(method):
         alone = vitrail.explain(model, {**own, "pixel_values": pictures[i : i + 1]}, method, 0)
         assert_close(found.streams["text"].scores, alone.streams["text"].scores)
         assert found.streams["text"].tokens == (tuple(map(str, own["input_ids"][0].tolist())),)
+
+
+def test_the_text_that_a_box_of_owlvit_is_named_by_is_a_stream_of_its_own():
+    model, inputs = prepared(TABLE["owlvit"])
+    found = vitrail.explain(model, inputs, "gae", targets.logit(1, position=6))
+    assert found.kind == "image"
+    named = {"input_ids": inputs["input_ids"][1::2], "attention_mask": inputs["attention_mask"][1::2]}
+    alone = vitrail.explain(model, {**inputs, **named}, "gae", targets.logit(0, position=6))
+    assert found.streams["text"].tokens == tuple(tuple(map(str, row)) for row in named["input_ids"].tolist())
+    for name in ("image", "text"):
+        assert_close(found.streams[name].scores, alone.streams[name].scores, atol=1e-5, rtol=1e-4)
+    end = named["input_ids"].argmax(dim=1, keepdim=True)  # the causal tower is read there
+    later = torch.arange(5)[None] > end
+    assert torch.equal(found.streams["text"].scores == 0, later)

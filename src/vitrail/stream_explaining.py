@@ -17,7 +17,7 @@ from vitrail.capture.provenance import fingerprint
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_memory import measured_streams
-from vitrail.capture.stream_origins import WORDS, ShownStream, own_texts
+from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, cut_pass, measured
 from vitrail.errors import MethodError, SeamError, VitrailError
@@ -161,8 +161,10 @@ def explain_streams(
                 found = _walked(run, target, group, rows, settings)
             run.ran |= used
             for request in group:
-                kept = own_texts(shown, inputs.batch, found[request][0][0].target, compares=compares)
-                made[request] = _attribution(request, found[request], run, kept, rows)
+                read = torch.stack([one["equal"] for one in rows]).amax(dim=0) > 0
+                kept = own_texts(shown, inputs.batch, found[request][0][0].target, read, compares=compares)
+                left_out = [LEFT_OUT] * (len(kept) < len(shown))
+                made[request] = _attribution(request, found[request], run, kept, rows, left_out)
         identity = fingerprint(model)
     seconds = (time.perf_counter() - begun) / len(requests)
     walked = {i: _timed(made[request], seconds) for i, request in zip(walking, requests, strict=True)}
@@ -290,7 +292,12 @@ def _plan(entry: Any) -> object:  # noqa: ANN401
 
 
 def _attribution(
-    request: "Request", found: Found, run: StreamPass, shown: Sequence[ShownStream], starts: list[Starts]
+    request: "Request",
+    found: Found,
+    run: StreamPass,
+    shown: Sequence[ShownStream],
+    starts: list[Starts],
+    left_out: list[str],
 ) -> Attribution:
     """The attribution of the stream the user gave, with those of all streams."""
     absolute = found[0][0].target.absolute
@@ -299,7 +306,8 @@ def _attribution(
         for name in ("scores", "own")
     )
     start = starts[0]["equal"] if len(starts) == 1 else None
-    each = {one.name: _one(request, found[0][0], run, one, scores, own, start) for one in shown}
+    assumed = [*_assumed(request, run), *left_out]
+    each = {one.name: _one(request, found[0][0], run, one, scores, own, start, assumed) for one in shown}
     return replace(each[main_stream(run.streams, shown)], streams=each if len(each) > 1 else {})
 
 
@@ -341,6 +349,7 @@ def _one(
     scores: Tensor,
     own: Tensor,
     start: Tensor | None,
+    assumed: list[str],
 ) -> Attribution:
     real = stream.tokens >= 0
     real = real if stream.mask is None else real & stream.mask
@@ -371,7 +380,7 @@ def _one(
         provenance={
             "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",
             **({} if request.reason is None else {"default": request.reason}),
-            **({"assumed": assumed} if (assumed := _assumed(request, run)) else {}),
+            **({"assumed": assumed} if assumed else {}),
         },
     )
 

@@ -10,7 +10,7 @@ from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.stream_memory import measured_streams
-from vitrail.capture.stream_origins import ShownStream, text_rows
+from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs
@@ -66,9 +66,11 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     made = METHODS[request.entry.name](model, request)
     pictures = {i: one for i, one in enumerate(one for one in shown if one.kind == "image" and one.given)}
     streams: dict[str, Attribution] = {}
+    left_out: list[str] = []
     for given, every in made.found.items():
         rows = _rows_of(model, request.inputs, given, every, made.part)
         if rows is None:
+            left_out.append(LEFT_OUT)
             continue
         values, name = every[rows], NAMES.get(given, given)
         packed = [one for one in pictures.values() if one.parts is not None and given == PICTURE]
@@ -77,12 +79,19 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
             summed = one if packed else one.sum(dim=_channels(model, given, one))
             picture = pictures.get(i) if name == "image" else None
             streams[name if i == 0 else f"{name}_{i + 1}"] = _one(request, made, given, summed, picture, rows)
+    if left_out:
+        streams = {name: _saying(one, left_out) for name, one in streams.items()}
     if "decoder" in streams:
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
     order = ("image", "text") if hasattr(model, "logit_scale") else ("text", "image")  # two towers, or one text
     main = next(name for name in ("encoder", *order, *streams) if name in streams)
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
+
+
+def _saying(one: Attribution, more: list[str]) -> Attribution:
+    """The attribution with more that it does not show."""
+    return replace(one, provenance={**one.provenance, "assumed": [*one.provenance.get("assumed", []), *more]})
 
 
 def level_of(given: str) -> str:

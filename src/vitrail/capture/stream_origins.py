@@ -15,6 +15,10 @@ from vitrail.targets import Target, only
 
 WORDS = ("input_ids", "decoder_input_ids")
 SOUNDS = ("input_features", "input_values")
+LEFT_OUT = (
+    "the texts are no stream here: they belong to all pictures of the batch, and what one is worth for each of them is "
+    "not known. Explain one picture at a time"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +62,33 @@ def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice
     return slice(only(target.first), only(target.first) + 1)
 
 
-def own_texts(found: list[ShownStream], batch: int, target: Target, *, compares: bool) -> list[ShownStream]:
-    """The streams with those texts that belong to the samples (`text_rows`)."""
-    kept = []
+def own_texts(
+    found: list[ShownStream], batch: int, target: Target, read: Tensor, *, compares: bool
+) -> list[ShownStream]:
+    """The streams with those texts that belong to the samples (`text_rows`, `_one_of_each`); such texts come last.
+
+    Args:
+        read: which tokens the answer is read from.
+    """
+    kept, some = [], []
     for one in found:
         rows = slice(None) if one.words is None else text_rows(len(one.tokens), batch, target, compares=compares)
+        part = rows != slice(None)
+        rows = _one_of_each(one.tokens, batch, read) if rows is None and not compares else rows
         if rows is not None:
             words, mask = (None if x is None else x[rows] for x in (one.words, one.mask))
-            kept.append(replace(one, tokens=one.tokens[rows], words=words, mask=mask))
-    return kept
+            (some if part else kept).append(replace(one, tokens=one.tokens[rows], words=words, mask=mask))
+    return [*kept, *some]
+
+
+def _one_of_each(tokens: Tensor, batch: int, read: Tensor) -> Tensor | None:
+    """The one of several texts of each sample that the answer is read from; None where there is no such one."""
+    if len(tokens) % batch:
+        return None
+    asked = (read[tokens.clamp(min=0)] & (tokens >= 0)).any(dim=1).view(batch, -1)
+    if bool((asked.sum(dim=1) != 1).any()):
+        return None
+    return torch.arange(batch) * asked.shape[1] + asked.long().argmax(dim=1)
 
 
 def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
