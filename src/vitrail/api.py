@@ -94,7 +94,7 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         preset=preset,
         options=dict(options),
         plan=plan,
-        inputs=entry.prepare(inputs, options),
+        inputs=inputs if entry.prepare_by is None else entry.prepare(inputs, options),
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
         level=given.get("level"),
@@ -127,9 +127,9 @@ def _name_and_options(spec: object) -> tuple[str, Mapping[str, Any]]:
     )
 
 
-def check_scalar(request: Request, answered: Target) -> None:
+def check_scalar(request: Request) -> None:
     """Refuse a scalar that was asked for where the model answers with a span, which is explained by its logits."""
-    if request.scalar_given and answered.name == "answer_span":
+    if request.scalar_given:
         raise TargetError(
             "the option scalar applies to a plain class or next token, but this model answers with a span."
         )
@@ -282,7 +282,7 @@ def attribution_of(
         layers=total("layers", run),
         heads=total("heads", run),
         provenance={
-            **_signal(run, inputs),
+            **({} if run.origin.labels is None else _signal(inputs, run.origin.labels)),
             "backend": ", ".join(sorted(backends, reverse=True)) or "none",
             **({} if residual is None else {"residual": residual.tolist()}),
             **({} if request.reason is None else {"default": request.reason}),
@@ -504,10 +504,9 @@ def _compared(
     return [shown_over(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
 
 
-def _signal(run: Pass, inputs: Inputs) -> dict[str, str]:
+def _signal(inputs: Inputs, labels: tuple[str, ...]) -> dict[str, str]:
     """What kind of signal the input was, for pictures of it."""
-    labels = run.origin.labels
-    kind = None if labels is None else signal_kind(inputs.shown.ndim, labels)
+    kind = signal_kind(inputs.shown.ndim, labels)
     return {} if kind is None else {"signal": kind}
 
 
@@ -519,7 +518,8 @@ def shown_over(
     **more: float,
 ) -> Attribution:
     """The attribution with where it comes from, the names of its classes, and what its maps are drawn over."""
-    names = class_titles(attribution.target, given.class_names, len(attribution))
+    classes = given.class_names
+    names = None if classes is None else class_titles(attribution.target, classes, attribution.scores.shape[0])
     seen = None
     if attribution.kind == "image":
         seen = Seen(given.pictures) if given.pictures else Seen(borrowed=read.shown)
@@ -586,8 +586,8 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
         used: dict[Request, set[str]] = {request: set() for request in requests}
         spent = dict.fromkeys(requests, 0.0)
         for job, (part, group) in enumerate(jobs):
-            for request in group:
-                check_scalar(request, part.target)
+            for request in group if part.target.name == "answer_span" else ():
+                check_scalar(request)
             walks = [request.plan for request in group if isinstance(request.plan, Walk)]
             layers = run.layers(part, wanted_by(group), again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walked in zip(group, walk_layers(walks, layers), strict=True):
@@ -615,7 +615,8 @@ def _follow(
             found: list[tuple[Scalar, Result]] = []
             with backends_used() as used:
                 for part in run.parts(request.target):
-                    check_scalar(request, part.target)
+                    if part.target.name == "answer_span":
+                        check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
                     found.append((part, procedure.explain(runner)))
             dtype = torch.float64 if double else torch.float32

@@ -67,9 +67,9 @@ class Seen:
         return Seen, ()
 
 
-def class_titles(target: Target, names: Sequence[str] | None, samples: int) -> list[str] | None:
+def class_titles(target: Target, names: Sequence[str], samples: int) -> list[str] | None:
     """What is explained of each sample in the names of the classes; None where they are not known."""
-    if names is None or target.first is None or target.position is not None:
+    if target.first is None or target.position is not None:
         return None
     columns = [_each(classes, samples) for classes in (target.first, target.second) if classes is not None]
     if any(not 0 <= index < len(names) for column in columns for index in column):

@@ -37,7 +37,7 @@ from vitrail.capture.refusals import check_model
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import without_recomputation
-from vitrail.models.inputs import Inputs, check_length, check_pairs
+from vitrail.models.inputs import Inputs, check_fits
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 SELF, CROSS, POOL = "self", "cross", "pool"
@@ -133,8 +133,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         return found
 
     def measure() -> Discovery:
-        check_pairs(model, inputs)
-        check_length(model, inputs)
+        check_fits(model, inputs)
         check_model(model)
         return without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
 

@@ -25,7 +25,7 @@ from vitrail.capture.shadow import autograd, in_precision, keep_saved, memory_of
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
-from vitrail.models.inputs import Inputs, check_length, check_pairs, read_inputs
+from vitrail.models.inputs import Inputs, check_fits, read_inputs
 from vitrail.models.taking import check_target, prepared
 from vitrail.targets import AnyTarget, as_target
 
@@ -48,8 +48,7 @@ def forward(
         lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
         rows: the only rows whose logits are read; None for all.
     """
-    check_pairs(model, inputs)
-    check_length(model, inputs)
+    check_fits(model, inputs)
     check_model(model)
     body, structure = used_body(model, inputs, body)
     if lean and structure.refusal is not None:  # nothing but layers will be read
@@ -76,7 +75,8 @@ def forward(
 
         walked = lean  # nothing but layers is read, and so each block can be run again when its layer is
         capture, inputs, output = _forward(model, inputs, make_capture, lean=lean)
-        capture.check(model)
+        if not capture.complete:
+            raise capture.incomplete(model)
         if wanted.gradients or pass_options.level is not None:
             capture.check_gradients()
         if cut and not capture.roots:

@@ -196,8 +196,6 @@ class Capture:
 
     def answered(self, logits: Tensor) -> bool:
         """Whether these logits are what the anatomy's head gave, so that its readout is the prediction's."""
-        if self.body.head is None:
-            return True
         logged = named(self.answer, LOGITS)
         found = self.answer if logged is None else logged
         return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
@@ -218,14 +216,12 @@ class Capture:
                 unknown = "what it computed with cannot be differentiated, as 8-bit kernels cannot"
                 raise no_graph(f"attention layer {index} of {len(self.layers)}", self.undone or unknown)
 
-    def check(self, model: nn.Module) -> None:
-        """Raise unless exactly one attention call was captured in each layer."""
-        if self.complete:
-            return
+    def incomplete(self, model: nn.Module) -> SeamError:
+        """What to say where not exactly one attention call was captured in each layer."""
         counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
         if not sum(counts) and not (outside and self.blocks):
-            raise no_attention(model)
-        raise uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
+            return no_attention(model)
+        return uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
 
 
 def stream_of(args: tuple, kwargs: dict) -> Tensor:

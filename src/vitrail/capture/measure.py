@@ -145,17 +145,17 @@ def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
     """All that a model's structure may depend on: names and shapes, settings, the kind of padding, the anatomy."""
     named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
     shapes = tuple(
-        (name, tuple(x.shape[1:]), x.dtype, _setting(name, x, inputs)) if isinstance(x, Tensor) else (name, repr(x))
+        (name, tuple(x.shape[1:]), x.dtype, None if name in CONTENTS or x is inputs.shown else _setting(x))
+        if isinstance(x, Tensor)
+        else (name, repr(x))
         for name, x in named.items()
     )
     padded = inputs.attention_mask is not None and not bool(inputs.attention_mask.bool().all())
     return shapes, inputs.kind, padded, body.anatomy, len(body.blocks), min(inputs.batch, SAMPLES)
 
 
-def _setting(name: int | str, x: Tensor, inputs: Inputs) -> int | None:
-    """What stands for the values of an argument that may be an order of tokens; None for contents and their masks."""
-    if x is inputs.shown or name in CONTENTS:
-        return None
+def _setting(x: Tensor) -> int:
+    """What stands for the values of an argument that may be an order of tokens."""
     return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 

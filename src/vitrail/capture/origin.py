@@ -4,6 +4,7 @@ Class tokens, registers and soft prompts come from no part of the input.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Origin:
     measured: bool = True
     labels: tuple[str, ...] | None = None
 
-    @property
+    @cached_property
     def prefix(self) -> int | None:
         """How many tokens stand before the content, if all others come after it in order."""
         first = self.tokens - len(self.index)

@@ -65,7 +65,13 @@ class Pass:
         self.valid = self._valid(first)
         nowhere = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
         self.from_input = nowhere.index_fill_(0, self.index, value=True)
-        self._check_prefix()
+        said, seen = capture.body.anatomy.prefix, self.origin.prefix
+        if inputs.kind == "image" and said > 0 and seen is not None and said != seen:
+            raise self._other_prefix(said, seen)
+        # How many tokens stand before the content, of a picture as measured; and which are patches, or words after it.
+        self.prefix = said if inputs.kind != "image" or seen is None else seen
+        after = torch.arange(len(self.from_input), device=self.valid.device) >= self.prefix
+        self.inside = self.from_input if inputs.kind == "image" else self.from_input & after
         queries, keys = call_shape(first)
         self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
         self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
@@ -77,7 +83,7 @@ class Pass:
         if isinstance(chosen, Target) and chosen.name == "continuation":
             calls = [call for captured in self.captured for call in captured.calls]
             return (continued(self.output, chosen, self.inputs, calls),)
-        return parts(self.output, chosen, self.valid, causal=self.causal)
+        return parts(self.output, chosen, self.valid, causal=self.output.logits.ndim == 3 and self.causal)
 
     @property
     def causal(self) -> bool:
@@ -96,14 +102,12 @@ class Pass:
             return found
         return every.index_copy_(1, index, found)
 
-    def _check_prefix(self) -> None:
-        """Refuse an anatomy whose prefix is not what was measured."""
-        said, seen = self.capture.body.anatomy.prefix, self.origin.prefix
-        if self.inputs.kind == "image" and said > 0 and seen is not None and said != seen:
-            raise AnatomyError(
-                f"the {self.capture.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
-                f"{seen} of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
-            )
+    def _other_prefix(self, said: int, seen: int) -> AnatomyError:
+        """An anatomy whose prefix is not what was measured."""
+        return AnatomyError(
+            f"the {self.capture.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
+            f"{seen} of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
+        )
 
     def patches(self, x: Tensor) -> Tensor:
         """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
@@ -225,7 +229,9 @@ class Pass:
         if not places and leaf is None:
             return found, None, None
         tensors = [*(tensor for _, _, tensor in places), *(() if leaf is None else (leaf,))]
-        seed, outputs, scale = self._seed(part, tensors[0])
+        seed, outputs, scale = torch.ones_like(part.scalar), part.scalar, None
+        if tensors[0].dtype is torch.float16:
+            seed, outputs, scale = self._seed_of_size_one(part)
         gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
         if all(gradient is None for gradient in gradients):
             raise TargetError(UNMOVED)
@@ -255,10 +261,8 @@ class Pass:
         chosen = {name: x for name, x in places.items() if name in names and x is not None}
         return {name: x for name, x in chosen.items() if x.requires_grad}
 
-    def _seed(self, part: Scalar, example: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Where the backward pass starts. In float16 a probability's gradient would underflow: start it at size one."""
-        if example.dtype is not torch.float16:
-            return torch.ones_like(part.scalar), part.scalar, None
+    def _seed_of_size_one(self, part: Scalar) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Where the backward pass starts in float16, in which the gradient of a probability would underflow."""
         logits = self.output.wide
         (gradient,) = torch.autograd.grad(part.scalar.sum(), logits, retain_graph=True, allow_unused=True)
         if gradient is None:  # a scalar of something else than the logits
@@ -320,24 +324,17 @@ class Pass:
             return position(self.valid, part.position), f"position {part.position.tolist()}"
         if part.rows is not None and part.rows.shape == self.valid.shape:
             return part.rows, "the target"
-        readout = anatomy.readout if self.capture.answered(self.output.logits) and part.plain else "auto"
+        answered = self.capture.body.head is None or self.capture.answered(self.output.logits)
+        readout = anatomy.readout if answered and part.plain else "auto"
         named = f"readout={anatomy.readout!r} of the {anatomy.name} anatomy"
         if isinstance(readout, int):
             return position(self.valid, readout), named
-        content = self.valid & self._content
-        return (READOUTS[readout](self.valid, content) if readout in READOUTS else None), named
-
-    @property
-    def _content(self) -> Tensor:
-        """The patches of a picture, or the words of a text after its prefix."""
-        if self.inputs.kind == "image":
-            return self.from_input
-        return self.from_input & (torch.arange(len(self.from_input), device=self.valid.device) >= self.prefix)
+        return (READOUTS[readout](self.valid, self.valid & self.inside) if readout in READOUTS else None), named
 
     @property
     def content(self) -> Tensor:
         """The real patches, or the real words of a text after its prefix."""
-        return self.valid & self._content
+        return self.valid & self.inside
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -353,12 +350,6 @@ class Pass:
         places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
         places[self._index(places)] = torch.arange(len(self.index), device=self.valid.device)
         return torch.where(self.measured.amax(dim=1) == 1, places[self.measured.argmax(dim=1)], -1)
-
-    @property
-    def prefix(self) -> int:
-        """How many tokens stand before the content; of a picture as measured."""
-        measured = self.origin.prefix if self.inputs.kind == "image" else None
-        return self.capture.body.anatomy.prefix if measured is None else measured
 
     def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
         captured, (call,) = self.captured[index], self.captured[index].calls
@@ -386,7 +377,7 @@ class Pass:
             readout=readout.to(dtype),
             readout_norms=None if self.norms is None or pooling else self.norms.to(dtype),
             prefix=self.prefix,
-            from_input=self._content,
+            from_input=self.inside,
             kind=self.inputs.kind,
             owner=call.owner,
             pooling=pooling,

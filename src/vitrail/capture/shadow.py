@@ -193,12 +193,15 @@ class _Shadow:
         """Whether this is a copy of the model as it is now, the numbers of its tensors copied again."""
         if self.copy is None or self.model is None or self.kind is not type(model) or not self.model.holds():
             return False
+        if not self.copied.tensors:
+            return True
         with torch.inference_mode(mode=False), torch.no_grad(), without_functions():
             return self.copied.copy_numbers()
 
     def rest(self) -> None:
         """Keep what can be used again; empty the root where the call has changed anything."""
-        self.copied.check_writes()
+        if self.copied.watched:
+            self.copied.check_writes()
         if self.copy is None or not self.copy.holds():
             self.restless |= self.copy is not None
             self.copy = None

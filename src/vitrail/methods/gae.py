@@ -29,7 +29,8 @@ def aggregate(weigh: Weigh, *, start_layer: int = 0, readout: str = "equal") -> 
     rows = check_choice("readout", readout, STARTS)
 
     def start(last: Layer) -> Float[Tensor, "b q"]:
-        check_start_layer(start_layer, last)
+        if start_layer:
+            check_start_layer(start_layer, last)
         return rows(last)
 
     def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:

@@ -147,7 +147,7 @@ def _read_tensor(x: Tensor) -> Inputs:
         batch=x.shape[0],
         size=(x.shape[2], x.shape[3]) if kind == "image" else None,
         ids=x if x.ndim == 2 and not x.is_floating_point() else None,
-        signal=_is_signal("", x),
+        signal=kind == "text" and _is_signal("", x),
     )
 
 
@@ -270,10 +270,9 @@ def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, .
     return tuple(tuple(map(str, row)) for row in ids.tolist())  # one copy from a GPU, not one for each token
 
 
-def check_pairs(model: nn.Module, inputs: Inputs) -> None:
+def _check_pairs(model: nn.Module, inputs: Inputs) -> None:
     """Refuse pictures without texts, or texts without pictures, where the model compares the two."""
-    compares = getattr(getattr(model, "config", None), "model_type", "") == "clip" and hasattr(model, "logit_scale")
-    if compares and (inputs.kind != "image" or "input_ids" not in inputs.kwargs):
+    if hasattr(model, "logit_scale") and (inputs.kind != "image" or "input_ids" not in inputs.kwargs):
         raise InputError(
             f"{type(model).__name__} compares pictures with texts, so a class is a text: give it pixel_values, "
             "input_ids and attention_mask by name, as its processor does. To explain the texts: "
@@ -281,8 +280,10 @@ def check_pairs(model: nn.Module, inputs: Inputs) -> None:
         )
 
 
-def check_length(model: nn.Module, inputs: Inputs) -> None:
-    """Refuse a text that is longer than the positions the model has, or whose tokens it does not know."""
+def check_fits(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse inputs of another kind than the model reads, longer ones than it has positions for, unknown tokens."""
+    if getattr(getattr(model, "config", None), "model_type", "") == "clip":
+        _check_pairs(model, inputs)
     reads = getattr(model, "main_input_name", "")
     if inputs.signal and inputs.main is None and inputs.shown.ndim == 2 and reads in ("input_ids", "pixel_values"):
         raise InputError(
@@ -290,7 +291,8 @@ def check_length(model: nn.Module, inputs: Inputs) -> None:
             "numbers, as audio and tables have. If it is the embeddings [t, d] of one text or one channel of a "
             "picture: is the batch axis missing? Add it with x[None]."
         )
-    _check_video(model, inputs, reads)
+    if inputs.shown.ndim == 5:
+        _check_video(model, inputs, reads)
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.ndim in (2, 3)]
     if inputs.kind != "text" or inputs.signal or not tensors:
         return
@@ -307,7 +309,7 @@ def _check_video(model: nn.Module, inputs: Inputs, reads: str) -> None:
     """Refuse five axes where the configuration of the model speaks of pictures, and of no frames."""
     config = getattr(model, "config", None)
     pictures = reads == "pixel_values" and hasattr(config, "image_size") and not hasattr(config, "num_frames")
-    if pictures and inputs.main is None and inputs.shown.ndim == 5:
+    if pictures and inputs.main is None:
         raise InputError(
             f"{type(model).__name__} reads pictures [b, 3, h, w], but the input has shape {tuple(inputs.shown.shape)}, "
             "as video has. Is there one axis too many? Take it away with x[0], or explain the frames as a batch."

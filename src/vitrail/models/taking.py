@@ -65,7 +65,8 @@ def prepared(model: object, inputs: object) -> Prepared:
     holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
     names, multi = _class_names(holder), getattr(_config(holder), "problem_type", "") == "multi_label_classification"
     if isinstance(inputs, (Tensor, Mapping)):
-        _check_batch_axis(holder, inputs)
+        if isinstance(inputs, Tensor) and inputs.ndim == 3:
+            _check_batch_axis(holder, inputs)
         return Prepared(inputs, class_names=names, multi_label=multi)
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     if not several:
@@ -77,11 +78,11 @@ def prepared(model: object, inputs: object) -> Prepared:
     return Prepared(made, tuple(pictures) if pictures else None, names, multi)
 
 
-def _check_batch_axis(holder: object, inputs: object) -> None:
+def _check_batch_axis(holder: object, inputs: Tensor) -> None:
     """Refuse one picture [3, h, w] for a model of pictures; elsewhere three axes are embeddings of a text."""
     module = getattr(holder, "model", holder) if not isinstance(holder, nn.Module) else holder
     pictures = getattr(module, "main_input_name", "") == "pixel_values" or hasattr(module, "patch_embed")
-    if pictures and isinstance(inputs, Tensor) and inputs.ndim == 3:
+    if pictures:
         raise InputError(
             f"this model takes pictures [b, 3, h, w], but the tensor has shape {tuple(inputs.shape)}: is the batch "
             "axis missing? Add it with x[None]."

@@ -6,6 +6,7 @@ paths up in one model and gives a `Body` of modules and tensors.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 
@@ -108,7 +109,7 @@ class Body:
     temperature: Tensor | None = None
     idle: tuple[nn.Module, ...] = ()  # members of the blocks' list that run without attention, where that was measured
 
-    @property
+    @cached_property
     def encodings(self) -> tuple[str, ...]:
         """Where an output without logits holds its encodings."""
         return ENCODINGS if self.pool is None else POOLED
