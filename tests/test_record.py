@@ -54,10 +54,10 @@ def test_an_error_inside_the_backward_pass_reaches_the_caller_and_leaves_no_hook
     model = tiny("hf_bert")
     before = state(model)
 
-    def broken(layer):
+    def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("vitrail.methods.gae.positive", broken)
+    monkeypatch.setattr("vitrail.methods.gae.pull", broken)
     with pytest.raises(ZeroDivisionError):
         vitrail.explain(model, MODELS["hf_bert"].inputs(), "gae")
     assert state(model) == before

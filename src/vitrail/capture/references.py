@@ -135,7 +135,7 @@ class Snapshot:
     """Every object that belongs to some modules, and all that each of them referred to.
 
     Nothing was exchanged as long as each of them refers to the very same objects. What changes in place is seen where
-    it is a container or an object written in Python; of tensors only shape, type and device are compared.
+    it is a container or an object written in Python; of tensors shape, type, device and whether a gradient is asked for.
     """
 
     objects: list[Any]
@@ -143,7 +143,7 @@ class Snapshot:
     sized: Sequence[Sized]
     sizes: list[int]
     tensors: list[Tensor]
-    forms: list[tuple[torch.Size, torch.dtype, torch.device]]
+    forms: list[tuple[torch.Size, torch.dtype, torch.device, bool]]
     names: list[tuple[dict[str, Any], str]]  # global names that methods read
     named: list[Any]
 
@@ -155,7 +155,7 @@ class Snapshot:
             and all(map(is_, now, self.referents))
             and list(map(len, self.sized)) == self.sizes
             and all(map(is_, named, self.named))
-            and [(x.shape, x.dtype, x.device) for x in self.tensors] == self.forms
+            and [(x.shape, x.dtype, x.device, x.requires_grad) for x in self.tensors] == self.forms
         )
 
 
@@ -213,5 +213,5 @@ def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snaps
     if any(isinstance(x, nn.Module) for x in (*named, *gc.get_referents(*cells))):
         return None
     sized = [x for x in objects if isinstance(x, tuple(CONTAINERS))]
-    forms = [(x.shape, x.dtype, x.device) for x in tensors]
+    forms = [(x.shape, x.dtype, x.device, x.requires_grad) for x in tensors]
     return Snapshot(objects, gc.get_referents(*objects), sized, list(map(len, sized)), tensors, forms, names, named)
