@@ -12,7 +12,7 @@ import vitrail
 from vitrail.api import read_request, wanted_by
 from vitrail.capture import found_body
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.passes import Settings
+from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.models.anatomy import parts
 from vitrail.models.inputs import read_inputs
@@ -108,7 +108,7 @@ def test_what_is_read_early_is_not_kept(name: str) -> None:
     model, inputs = tiny(name), read_inputs(MODELS[name].inputs())
     request = read_request("tokentm", "recommended", inputs, as_target(1))
     body = find_body(model, None)
-    with forward(model, inputs, body, wanted_by([request]), Settings(), lean=True) as run:
+    with forward(model, inputs, body, wanted_by([request]), ComputeSettings(), lean=True) as run:
         kept = [set(captured.states) for captured in run.capture.blocks]
         noted = [len(captured.early) for captured in run.capture.blocks]
     assert all(not states for states in kept[:-1])

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.attribution import Attribution, Comparison, Seen, class_titles
+from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.kept_logits import rows_read
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.pass_options import ComputeSettings, Wanted
+from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import shadow
 from vitrail.capture.signals import signal_kind
@@ -369,7 +370,7 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
             it again; `auto` keeps what a GPU has room for, and all on a CPU. The results are the same up to rounding.
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
-    settings = Settings(backend, chunk_rows, memory)
+    settings = ComputeSettings(backend, chunk_rows, memory)
     (found,) = _compare(model, prepared(model, inputs), target, preset, anatomy, settings, [(method, options)])
     return found
 
@@ -412,7 +413,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
-    run = partial(_compare, model, given, target, preset, anatomy, Settings(backend, chunk_rows, memory))
+    run = partial(_compare, model, given, target, preset, anatomy, ComputeSettings(backend, chunk_rows, memory))
     return Comparison(run(methods)) if on_error == "raise" else _keeping(run, methods)
 
 
@@ -440,7 +441,7 @@ def _compare(
     target: AnyTarget,
     preset: str,
     anatomy: Anatomy | None,
-    settings: Settings,
+    settings: ComputeSettings,
     methods: Sequence[MethodSpec],
 ) -> list[Attribution]:
     """The results of all methods, in their order."""
@@ -469,7 +470,7 @@ def explain_each(
     requests = [read_spec((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
-    return Comparison(_compared(model, Prepared(inputs), read, requests, Settings(memory=memory), None, started))
+    return Comparison(_compared(model, Prepared(inputs), read, requests, ComputeSettings(memory=memory), None, started))
 
 
 def _compared(
@@ -477,7 +478,7 @@ def _compared(
     given: Prepared,
     read: Inputs,
     requests: list[Request],
-    settings: Settings,
+    settings: ComputeSettings,
     anatomy: Anatomy | None,
     started: float,
 ) -> list[Attribution]:
@@ -522,9 +523,9 @@ def shown_over(
     names = None if classes is None else class_titles(attribution.target, classes, attribution.scores.shape[0])
     seen = None
     if attribution.kind == "image":
-        seen = Seen(given.pictures) if given.pictures else Seen(borrowed=read.shown)
+        seen = SeenPictures(given.pictures) if given.pictures else SeenPictures(borrowed=read.shown)
     elif "signal" in attribution.provenance:
-        seen = Seen(borrowed=read.shown, signal=True)
+        seen = SeenPictures(borrowed=read.shown, signal=True)
     known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}
     if given.multi_label:  # the softmax of independent classes says nothing
         known.pop("probability", None)
@@ -532,7 +533,7 @@ def shown_over(
 
 
 def _explained(
-    model: nn.Module, body: Body, requests: list[Request], settings: Settings
+    model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
 ) -> tuple[str | None, dict[int, Attribution]]:
     """Every request answered: procedures one by one, all else from one pass for each form of the inputs."""
     made: dict[int, Attribution] = {}
@@ -560,7 +561,7 @@ def _explained(
     return identity, made
 
 
-def check_memory(settings: Settings, what: str) -> None:
+def check_memory(settings: ComputeSettings, what: str) -> None:
     """Refuse to save memory where blocks cannot be run again one by one."""
     if settings.memory == "low":
         raise OptionError(
@@ -573,7 +574,9 @@ def _with_seconds(attribution: Attribution, seconds: float) -> Attribution:
     return replace(attribution, provenance={**attribution.provenance, "seconds": seconds})
 
 
-def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settings) -> tuple[str, list[Attribution]]:
+def _run(
+    model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
+) -> tuple[str, list[Attribution]]:
     """One forward pass, then one backward pass for every scalar that any of the requests differentiates.
 
     The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
@@ -604,7 +607,7 @@ def _run(model: nn.Module, body: Body, requests: list[Request], settings: Settin
 
 
 def _follow(
-    model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: Settings
+    model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
     double = any(p.dtype is torch.float64 for p in model.parameters())

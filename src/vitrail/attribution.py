@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-class Seen:
+class SeenPictures:
     """The pictures that maps belong to, for drawing only. They are never saved.
 
     Args:
@@ -64,7 +64,7 @@ class Seen:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and other processes get none."""
-        return Seen, ()
+        return SeenPictures, ()
 
 
 def class_titles(target: Target, names: Sequence[str], samples: int) -> list[str] | None:
@@ -138,7 +138,7 @@ class Attribution:
     heads: Float[Tensor, "b h n"] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     streams: Mapping[str, "Attribution"] = field(default_factory=dict)
-    seen: Seen | None = None
+    seen: SeenPictures | None = None
 
     def __len__(self) -> int:
         """How many samples the batch has."""

@@ -22,8 +22,8 @@ from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN
-from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.pass_options import PLAIN, ComputeSettings, Wanted
+from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, sampled_weights
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
@@ -160,7 +160,7 @@ class PreparedExplainer:
     def _compute(self, anatomy: Anatomy | None) -> "Computed":
         """Everything from the fixed inputs to the scores of all tokens, and what the weights are known by."""
         self._classes.start()
-        request, settings = self._request(self._classes), Settings(memory="full")
+        request, settings = self._request(self._classes), ComputeSettings(memory="full")
         plan, wanted = request.plan, wanted_by([request])
         options = plan.pass_options if isinstance(plan, RerunMethod) else PLAIN
         with shadow(self.model) as own, backends_used() as used:

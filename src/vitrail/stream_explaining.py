@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitrail.attribution import Attribution
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.passes import Settings
+from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
@@ -119,7 +119,7 @@ def _may_have(model: nn.Module, inputs: Inputs) -> bool:
 def explain_streams(
     model: nn.Module,
     requests: "list[Request]",
-    settings: Settings,
+    settings: ComputeSettings,
     *,
     by_target: "Callable[[list[Request]], list[tuple[Any, list[Request]]]]",
     instead: "Callable[[Request, VitrailError], Request]",
@@ -205,7 +205,7 @@ def _walked(
     target: object,
     group: "list[Request]",
     starts: list[Starts],
-    settings: Settings,
+    settings: ComputeSettings,
 ) -> "dict[Request, Found]":
     """The relevance of every token, for every request and every scalar of the target."""
     found: dict[Request, Found] = {request: [] for request in group}

@@ -7,8 +7,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.passes import Settings, Wanted
+from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG, linear
@@ -30,7 +29,7 @@ def relevance_between_blocks(model, inputs, table):
         return propagating(table, model, capture)
 
     pass_options = PassOptions(level="embedding_output", within=within)
-    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), Settings(), pass_options) as run:
+    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), ComputeSettings(), pass_options) as run:
         (part,) = run.parts([0, 2])
         streams = [captured.states["entering"] for captured in run.captured] + [run.captured[-1].states["leaving"]]
         found = torch.autograd.grad(part.scalar.sum(), streams)

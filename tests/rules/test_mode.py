@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.passes import Settings, Wanted
+from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
@@ -32,7 +31,10 @@ def logits_under(table, model, inputs, dtype=None):
 
     pass_options = PassOptions(level="embedding_output", within=within, dtype=dtype)
     read = read_inputs(inputs)
-    with shadow(model) as own, forward(own, read, find_body(own, None), Wanted(), Settings(), pass_options) as run:
+    with (
+        shadow(model) as own,
+        forward(own, read, find_body(own, None), Wanted(), ComputeSettings(), pass_options) as run,
+    ):
         return run.output.logits.detach()
 
 

@@ -16,7 +16,7 @@ from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_str
 from vitrail.capture.kept_logits import Rows, keeping
 from vitrail.capture.measure import used_body
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.pass_options import KEEPS, PLAIN, PassOptions, Settings, Wanted
+from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
@@ -36,7 +36,7 @@ def forward(
     inputs: Inputs,
     body: Body,
     wanted: Wanted,
-    settings: Settings,
+    settings: ComputeSettings,
     pass_options: PassOptions = PLAIN,
     *,
     lean: bool = False,
@@ -241,7 +241,7 @@ def record(
         anatomy: where the parts of the model are, if it is of no known family.
     """
     wanted, read = Wanted.of(frozenset(keep)), read_inputs(prepared(model, inputs).inputs)
-    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), wanted, Settings()) as run:
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), wanted, ComputeSettings()) as run:
         check_target(own, as_target(target))
         part, *more = run.parts(target)
         if more:

@@ -57,7 +57,7 @@ PLAIN = PassOptions()
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComputeSettings:
     """How sums over attention maps are computed, by which backend and in how many rows, and what is kept for them."""
 
     backend: str = "auto"

@@ -26,7 +26,7 @@ from vitrail.capture.layers import (
 )
 from vitrail.capture.measure import Structure, check_origin
 from vitrail.capture.outputs import Output, Scalar, parts
-from vitrail.capture.pass_options import Settings, Wanted
+from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
@@ -53,7 +53,7 @@ class Pass:
     """One forward pass, ready to be differentiated as often as there are scalars to explain."""
 
     def __init__(
-        self, inputs: Inputs, capture: Capture, output: Output, settings: Settings, structure: Structure
+        self, inputs: Inputs, capture: Capture, output: Output, settings: ComputeSettings, structure: Structure
     ) -> None:
         self.inputs, self.capture, self.output, self.settings = inputs, capture, output, settings
         self.structure, self.origin = structure, check_origin(structure, capture.body)

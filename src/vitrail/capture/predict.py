@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.pass_options import ComputeSettings, Wanted
+from vitrail.capture.passes import Pass
 from vitrail.capture.shadow import shadow
 from vitrail.errors import TargetError
 from vitrail.models.anatomy import Anatomy
@@ -49,7 +50,7 @@ class PredictedLogits:
 def predict(model: object, inputs: Any, anatomy: Anatomy | None = None) -> PredictedLogits:  # noqa: ANN401
     """What the model says, for a language model of the token that follows."""
     read = read_inputs(prepared(model, inputs).inputs)
-    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), Settings()) as run:
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), ComputeSettings()) as run:
         return PredictedLogits(read, _class_logits(run), run.origin.grid)
 
 

@@ -135,7 +135,7 @@ class Snapshot:
     """Every object that belongs to some modules, and all that each of them referred to.
 
     Nothing was exchanged as long as each of them refers to the very same objects. What changes in place is seen where
-    it is a container or an object written in Python; of tensors shape, type, device and whether a gradient is asked for.
+    it is a container or an object written in Python; of tensors shape, type, device and `requires_grad`.
     """
 
     objects: list[Any]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from vitrail.capture.continuations import continued
 from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
-from vitrail.capture.passes import UNMOVED, Settings
+from vitrail.capture.pass_options import ComputeSettings
+from vitrail.capture.passes import UNMOVED
 from vitrail.capture.recording import Layer, Stream, own_dtypes
 from vitrail.capture.refusals import check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
@@ -148,7 +149,7 @@ class StreamPass:
         self.changes = changes  # how its layers transform tokens, where a method asks for it
         self.ran: set[str] = set()  # the backends that computed sums over its maps
 
-    def events(self, part: Scalar, settings: Settings, *, again: bool, needs_gradient: bool) -> Iterator[Event]:
+    def events(self, part: Scalar, settings: ComputeSettings, *, again: bool, needs_gradient: bool) -> Iterator[Event]:
         """Every event, last to first, with the gradients of the scalar."""
         places = [call.weights if call.weights is not None else call.output for call in self.calls]
         gradients: list[Tensor | None] = [None] * len(places)
@@ -221,7 +222,7 @@ class StreamPass:
             every[i] = gradient
         return every
 
-    def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, settings: Settings) -> Layer:
+    def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, settings: ComputeSettings) -> Layer:
         call, rows = self.calls[event.call], event.rows
         count, queries, keys = event.queries.shape[0], event.queries.shape[1], event.keys.shape[1]
         device = self.answer.output.logits.device

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.passes import Wanted
+from vitrail.capture.pass_options import PassOptions, Wanted
 from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import Override, in_place_of
 from vitrail.errors import OptionError

@@ -76,7 +76,7 @@ def sample_axis(runner: Runner) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PathRows:
     """Rows of the last map: which queries each is made of, and how much of it the prediction reads."""
 
     chosen: Float[Tensor, "b r q"]
@@ -87,13 +87,13 @@ class Rows:
         return (self.weights[:, :, None] * maps).sum(dim=1)
 
 
-def rows_read(last: Layer) -> Rows:
+def rows_read(last: Layer) -> PathRows:
     """The one row each sample is read from, or every row where a sample is read from several."""
     readout = last.readout
     if bool((readout.amax(dim=1) == 1).all()):
-        return Rows(readout[:, None], torch.ones_like(readout[:, :1]))
+        return PathRows(readout[:, None], torch.ones_like(readout[:, :1]))
     every = torch.eye(readout.shape[1], dtype=readout.dtype, device=readout.device)
-    return Rows(every.expand(readout.shape[0], -1, -1), readout)
+    return PathRows(every.expand(readout.shape[0], -1, -1), readout)
 
 
 def summed(parts: Iterable[Tensor]) -> Tensor:
@@ -111,7 +111,7 @@ def carried(rows: Float[Tensor, "b r q"], layer: Layer) -> Float[Tensor, "b r q"
     return 0.0 if layer.pooling else rows
 
 
-def mean_gradient(runner: Runner, last: Layer, rows: Rows, *, steps: int, batch: int) -> Float[Tensor, "b h r k"]:
+def mean_gradient(runner: Runner, last: Layer, rows: PathRows, *, steps: int, batch: int) -> Float[Tensor, "b h r k"]:
     """The mean of `ds/dA^L` at the points 0, ..., 1 of the path, one row for each that is read.
 
     Args:

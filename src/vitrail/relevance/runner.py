@@ -12,8 +12,8 @@ from vitrail.capture.forward import forward
 from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import Scalar, read_output, run_model
-from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.passes import Pass
 from vitrail.capture.recording import Layer
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.errors import SeamError
@@ -35,7 +35,7 @@ class Runner:
     inputs: Inputs
     run: Pass
     part: Scalar
-    settings: Settings
+    settings: ComputeSettings
 
     @property
     def rows(self) -> Int[Tensor, " b"]:

@@ -29,8 +29,8 @@ from vitrail.api import Request, attribution_of, read_request
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.passes import Pass, Settings, Wanted
+from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import provenance
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
@@ -225,7 +225,7 @@ class Scene:
     @contextmanager
     def run(self, pass_options: PassOptions) -> Iterator[tuple[Pass, Scalar]]:
         """One pass under these circumstances, and the scalar in it."""
-        with forward(self.model, self.inputs, self.body, WANTED, Settings("dense"), pass_options) as run:
+        with forward(self.model, self.inputs, self.body, WANTED, ComputeSettings("dense"), pass_options) as run:
             part, *more = run.parts(self.request.target)
             if more:
                 raise TargetError("attention follows one scalar, but an answer has two: pass a function of its logits.")
