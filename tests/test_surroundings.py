@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import OptionError, TargetError
+from vitrail.errors import ModelError, OptionError, TargetError
 
 METHODS = WALKING
 PAIRS = {
@@ -179,3 +179,33 @@ def test_arguments_of_ones_own_names_are_passed_on():
 
     ids = MODELS["own_post_norm"].inputs()
     assert vitrail.explain(Own(), {"words": ids}, "gae").scores.shape == ids.shape
+
+
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "integrated_gradients", "auto"])
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert"])
+def test_a_default_device_of_the_callers_changes_nothing(name, method):
+    """On the meta device tensors hold no values, so one that is made there by accident fails."""
+    model, inputs = tiny(name), MODELS[name].inputs()
+    options = {"steps": 2} if method == "integrated_gradients" else {}
+    expected = vitrail.explain(model, inputs, method, 1, **options).scores
+    with torch.device("meta"):
+        found = vitrail.explain(model, inputs, method, 1, **options).scores
+        assert torch.zeros(1).is_meta
+    assert torch.equal(found, expected)
+
+
+def test_a_model_makes_its_tensors_where_the_caller_says():
+    made, inputs = [], MODELS["hf_bert"].inputs()
+    model = MODELS["hf_bert"].build().eval()
+    model.register_forward_pre_hook(lambda *_: made.append(torch.zeros(1).device.type))
+    with torch.device("meta"):
+        vitrail.explain(model, inputs, "gae", 1)
+    assert set(made) == {"meta"}
+
+
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "auto"])
+def test_weights_without_values_are_refused(method):
+    with torch.device("meta"):
+        model = MODELS["hf_bert"].build().eval()
+    with pytest.raises(ModelError, match=r"on the meta device and hold no values\. Load them"):
+        vitrail.explain(model, MODELS["hf_bert"].inputs(), method, 1)

@@ -21,7 +21,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import check_model
-from vitrail.capture.shadow import autograd, in_precision, keep_saved, memory_of, shadow
+from vitrail.capture.shadow import autograd, callers_device, in_precision, keep_saved, memory_of, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
@@ -161,7 +161,7 @@ def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, 
     args, kwargs = replaced_stream(args, without_caches(kwargs), leaf)
     again.replay = index
     try:
-        with torch.enable_grad(), uncompiled(), capturing(model, capture, only=index):
+        with torch.enable_grad(), uncompiled(), callers_device(model), capturing(model, capture, only=index):
             out = first_tensor(capture.body.blocks[index].module(*args, **kwargs))
     finally:
         again.replay = None
@@ -185,7 +185,8 @@ def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any: 
         return run_model(model, inputs)
     with in_precision(model, dtype):
         try:
-            return model(*inputs.args, **inputs.kwargs)
+            with callers_device(model):
+                return model(*inputs.args, **inputs.kwargs)
         except (VitrailError, CheckpointError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.recording import widen
+from vitrail.capture.shadow import callers_device
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last, last_position, mean_all, position
@@ -54,7 +55,8 @@ def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     """What the model returns; an error of its own code says so in a note."""
     inputs = inputs.usable()
     try:
-        return model(*inputs.args, **inputs.kwargs)
+        with callers_device(model):
+            return model(*inputs.args, **inputs.kwargs)
     except VitrailError:
         raise
     except Exception as error:

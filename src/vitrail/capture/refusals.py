@@ -73,10 +73,16 @@ def check_implementation(model: nn.Module) -> None:
 
 
 def check_weights(model: nn.Module) -> None:
-    """Refuse plain linear layers whose weights are whole numbers: torch cannot multiply real inputs by them.
+    """Refuse weights without values, and plain linear layers whose weights are whole numbers.
 
     Quantised layers have classes of their own, of the layer or of the weight, and are left alone.
     """
+    empty = [module for module in every_module(model) if _is_empty(module)]
+    if empty:
+        raise ModelError(
+            f"the weights of {type(empty[0]).__name__} and {len(empty) - 1} other modules are on the meta device and "
+            "hold no values. Load them, for example with from_pretrained or load_state_dict(..., assign=True)."
+        )
     for name, module in model.named_modules() if _has_whole_weights(model) else ():
         if _whole_weight(module):
             raise ModelError(
@@ -84,6 +90,13 @@ def check_weights(model: nn.Module) -> None:
                 "torch cannot multiply with real numbers. Convert it to a floating type, or load the model with its "
                 "quantisation library."
             )
+
+
+def _is_empty(module: nn.Module) -> bool:
+    """Whether a module has weights without values that no hook of an offloading library loads when it runs."""
+    if not any(x is not None and x.is_meta for x in module._parameters.values()):
+        return False
+    return not module._forward_pre_hooks and "forward" not in vars(module) and not hasattr(module, "_hf_hook")
 
 
 def _has_whole_weights(model: nn.Module) -> bool:

@@ -19,7 +19,7 @@ Caches of keys and values among the arguments of a model are the caller's: the s
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -226,11 +226,28 @@ def shadow(model: object) -> Iterator[nn.Module]:
     module = taken(model)
     own = _shadow_of(module)
     handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
-    with hooks([handle]), _unchanged(own.copied.parameters):
+    with hooks([handle]), _unchanged(own.copied.parameters), _own_device(own.root):
         yield own.root
     own.rest()
     # After an error its state is not known, and it is not used again.
     _idle.setdefault(module, []).append(own)
+
+
+@contextmanager
+def _own_device(own: nn.Module) -> Iterator[None]:
+    """Make tensors on the CPU unless said otherwise, whatever the caller's default device: that is for the model."""
+    default = torch.get_default_device()
+    if default.type == "cpu":
+        yield
+        return
+    memory_of(own).call["default_device"] = default
+    with torch.device("cpu"):
+        yield
+
+
+def callers_device(own: nn.Module) -> AbstractContextManager[object]:
+    """The caller's default device, for a shadow or a part of it that runs."""
+    return memory_of(own).call.get("default_device") or nullcontext()
 
 
 @contextmanager
