@@ -14,6 +14,7 @@ import vitrail
 from vitrail import targets, zoo
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, VitrailError
 from vitrail.tools.generations import Generation
+from vitrail.tools.prompts import read_prompt
 
 WORDS = "the red key opens door . blue box holds a gold coin ? which it user assistant answer : <script> & one two"
 TEMPLATE = (
@@ -375,3 +376,21 @@ def test_methods_may_be_written_with_options_and_tables_must_fit_when_read_again
     path.write_text(json.dumps({**json.loads(found.to_json()), "tables": {"gae": [[1.0]]}}), encoding="utf-8")
     with pytest.raises(OutputError, match="the table of gae has shape"):
         Generation.load(path)
+
+
+def test_a_letter_of_several_tokens_does_not_cut_a_passage():
+    """Byte-level tokens of one letter share its place in the text; none of them is the template's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
+    read = read_prompt(tokenizer, "Tokyo is 東京 🗼 now. Yes.", None)
+    assert [(one.source, one.text) for one in read.passages] == [
+        ("prompt", "Tokyo is 東京 🗼 now. "),
+        ("prompt", "Yes."),
+    ]
+    assert "".join(read.pieces) == read.text
+    assert len(read.ids) == len(read.text.encode())

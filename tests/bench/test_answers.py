@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from vitrail.apps.cli.app import app
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
+from vitrail.evaluate.bench import contexts
 from vitrail.evaluate.bench.contexts import held_out_seed
 from vitrail.evaluate.bench.opened import open_data
 from vitrail.evaluate.data.contexts import read_contexts
@@ -61,13 +62,13 @@ def test_a_run_in_parts_gives_the_same_bytes(measured, tmp_path):
     assert bench.render(bench.tables(other)) == bench.render(bench.tables(measured))
 
 
-def test_another_length_of_answers_or_number_of_ablations_is_another_table(measured, tmp_path):
+def test_other_conventions_are_another_table(measured, tmp_path):
     path = tmp_path / "results.db"
-    bench.run(plan(methods=("ifr",), limit=1, protocol="answers(ablations=4, new_tokens=1, pool=max)"), path)
+    bench.run(plan(methods=("ifr",), limit=1, protocol="answers(ablations=4, new_tokens=1, scalar=log_odds)"), path)
     (table,) = bench.tables(path)
-    assert "protocol answers(ablations=4, new_tokens=1, pool=max)" in table.title
+    assert "protocol answers(ablations=4, new_tokens=1, scalar=log_odds)" in table.title
     assert "4 random ablations" in table.notes[0]
-    assert "max" in table.notes[0]
+    assert "explained log_odds of the model's answer" in table.notes[0]
 
 
 def test_a_wrong_answer_is_left_out_and_counted(tmp_path):
@@ -87,8 +88,6 @@ def test_a_wrong_answer_is_left_out_and_counted(tmp_path):
 
 
 def test_a_method_that_cannot_explain_one_context_keeps_the_others(tmp_path, monkeypatch):
-    from vitrail.evaluate.bench import contexts
-
     real = contexts._of_question
     monkeypatch.setattr(
         contexts,
@@ -165,3 +164,15 @@ def test_the_command_line_runs_it(tmp_path):
     shown = CliRunner().invoke(app, ["bench", "table", path])
     assert {"`random`", "`position`", "`gae`"} <= set(shown.output.split())
     assert "context_cite(ablations=8)" in shown.output
+
+
+def test_log_odds_are_explained_where_the_protocol_says_so(tmp_path, monkeypatch):
+    """Both protocols in one run: their explanations must not be shared."""
+    asked, real = [], contexts.continuation
+    monkeypatch.setattr(contexts, "continuation", lambda *span, scalar: (asked.append(scalar), real(*span))[1])
+    made = plan(methods=("ifr",), limit=1)
+    both = bench.protocols_of(("answers(ablations=4)", "answers(ablations=4, scalar=log_odds)"))
+    bench.run(bench.Plan(made.models, made.data, made.trials, both, limit=1), tmp_path / "r.db")
+    assert asked == ["log_probability", "log_odds"]
+    plain, odds = (dict(table.rows) for table in bench.tables(tmp_path / "r.db", resamples=20))
+    assert plain["random"] == odds["random"]

@@ -182,15 +182,15 @@ def random_ablations(sources: int, count: int, seed: int = HELD_OUT_SEED) -> Kee
 Scores = Callable[[Any, Question], Float[Tensor, " t"]]
 
 
-def by_method(name: str, **options: Any) -> Scores:  # noqa: ANN401
-    """The scores of all columns by a method of the table."""
+def by_method(name: str, *, scalar: str = "log_probability", **options: Any) -> Scores:  # noqa: ANN401
+    """The scores of all columns by a method of the table, for the log-probability of the answer or its log-odds."""
 
     def scores(model: Any, question: Question) -> Float[Tensor, " t"]:  # noqa: ANN401
         given = {
             **options,
             **({"sources": list(question.sources)} if name in ("context_cite", "sentence_drop") else {}),
         }
-        target = continuation(question.start, question.stop)
+        target = continuation(question.start, question.stop, scalar=scalar)
         return explain(model, question.inputs, name, target, **given).scores[0].detach().float().cpu()
 
     return scores

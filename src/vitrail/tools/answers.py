@@ -60,6 +60,11 @@ class Answer:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     own: Float[Tensor, "b u n"] | None = None
 
+    def __repr__(self) -> str:
+        """One line."""
+        shape = " x ".join(map(str, self.table.shape))
+        return f"Answer({self.method}, table of {shape}: samples, parts of the answer, columns)"
+
 
 def answer(  # noqa: PLR0913  (the public signature)
     model: object,

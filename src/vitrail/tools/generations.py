@@ -128,6 +128,11 @@ class Generation:
     def _repr_html_(self) -> str:
         return answer_html(self, fragment=True)
 
+    def __repr__(self) -> str:
+        """One line."""
+        methods = ", ".join(self.tables)
+        return f"Generation({self.text!r}, {len(self.units)} parts on {len(self.context)} passages by {methods})"
+
     def __str__(self) -> str:
         """The answer with the passages each of its parts rests on."""
         lines = []

@@ -47,9 +47,10 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
     offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
     if not ids:
         raise InputError("the tokenizer makes no token of the prompt. Give a text that has words.")
+    inside = [end > begin for begin, end in offsets]  # tokens that stand for letters, or for bytes of one
     offsets = _joined(offsets)
     pieces = tuple(text[begin:end] for begin, end in offsets)
-    return Prompt(text, tuple(ids), pieces, tuple(_passages(text, marked, offsets)))
+    return Prompt(text, tuple(ids), pieces, tuple(_passages(text, marked, offsets, inside)))
 
 
 def _check(prompt: object, documents: object) -> None:
@@ -121,16 +122,23 @@ def _chat(
     return text, [*named, *((last if name == "prompt" else name, part) for name, part in before)]
 
 
-def _passages(text: str, marked: Sequence[tuple[str, str]], offsets: Sequence[tuple[int, int]]) -> list[Passage]:
-    """The sentences of each message or document; what no message wrote is the template's."""
+def _passages(
+    text: str, marked: Sequence[tuple[str, str]], offsets: Sequence[tuple[int, int]], inside: Sequence[bool]
+) -> list[Passage]:
+    """The sentences of each message or document; what no message wrote is the template's.
+
+    Args:
+        inside: tokens that belong to the text. The further tokens of a letter of several bytes have no letter left, and
+            belong where the first one does.
+    """
     owners, place = [TEMPLATE] * len(offsets), 0
     for name, part in marked:
         begin = text.find(part.strip(), place)
         if begin < 0:  # the template changed the content, as some do with white space
             continue
         place = begin + len(part.strip())
-        for index, (first, last) in enumerate(offsets):
-            if last > first and begin < last <= place:
+        for index, (_, last) in enumerate(offsets):
+            if inside[index] and begin < last <= place:
                 owners[index] = name
     found: list[Passage] = []
     start = 0

@@ -21,7 +21,7 @@ from vitrail.evaluate.bench.plan import PRIORS, Trial
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.methods import METHODS
-from vitrail.targets import continuation
+from vitrail.targets import Target, continuation
 
 WRONG = "the model's answer does not hold the value"
 
@@ -31,6 +31,7 @@ class Contexts:
     """Questions about contexts with the model's own answers.
 
     Args:
+        scalar: what is explained of the answers.
         ablated: what became of the answers under held-out ablations, by key and number of ablations.
     """
 
@@ -38,6 +39,7 @@ class Contexts:
     settings: RunSettings
     examples: Sequence[ContextExample]
     questions: Sequence[Question]
+    scalar: str = "log_probability"
     ablated: dict[tuple[str, int], Ablations] = field(default_factory=dict)
 
     @property
@@ -95,7 +97,7 @@ def read_contexts(
             continue
         good.append(example)
         asked.append(question)
-    return Contexts(opened, settings, good, asked), broken
+    return Contexts(opened, settings, good, asked, protocol.scalar), broken
 
 
 Row = Float[Tensor, " t"] | Exception
@@ -104,17 +106,20 @@ Row = Float[Tensor, " t"] | Exception
 
 def explained_contexts(batch: Contexts, trials: Sequence[Trial], preset: str, model: nn.Module) -> list[list[Row]]:
     """For each method, the scores of the columns of each text, or why it failed on it."""
-    found = [_of_question(question, trials, preset, model) for question in batch.questions]
+    targets = [continuation(one.start, one.stop, scalar=batch.scalar) for one in batch.questions]
+    pairs = zip(batch.questions, targets, strict=True)
+    found = [_of_question(question, target, trials, preset, model) for question, target in pairs]
     return [list(rows) for rows in zip(*found, strict=True)]
 
 
-def _of_question(question: Question, trials: Sequence[Trial], preset: str, model: nn.Module) -> list[Row]:
+def _of_question(
+    question: Question, target: Target, trials: Sequence[Trial], preset: str, model: nn.Module
+) -> list[Row]:
     """What each method says of one answer: from one recording, as far as their kinds allow."""
     named = [trial for trial in trials if trial.name not in PRIORS]
     specs = [(trial.name, {**_sources(trial, question), **trial.options}) for trial in named]
     found: list[Row] = []
     if specs:
-        target = continuation(question.start, question.stop)
         together = compare(model, question.inputs, specs, target, preset, on_error="keep")
         made = iter(together)
         found = [

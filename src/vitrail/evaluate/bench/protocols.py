@@ -19,6 +19,7 @@ from typing import Any
 
 from vitrail.errors import OptionError, suggest
 from vitrail.methods.option_text import kinds_of, parse_call, read_options
+from vitrail.targets import SPAN_SCALARS
 
 Levels = tuple[float, ...]
 TENTHS: Levels = tuple(k / 10 for k in range(10))
@@ -52,6 +53,7 @@ class Protocol:
         ablations: of answers, how many random subsets of the sentences the linear datamodeling score is taken over.
         pool: how the scores of a sentence's tokens become one: their `sum`, `mean` or `max`.
         new_tokens: how long an answer may be.
+        scalar: what is explained of an answer, its `log_probability` or its `log_odds`; measured is the former.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Protocol:
     ablations: int = 64
     pool: str = "sum"
     new_tokens: int = 24
+    scalar: str = "log_probability"
 
     def __post_init__(self) -> None:
         for name, table in CHOICES.items():
@@ -100,9 +103,9 @@ class Protocol:
 
     @property
     def sight(self) -> str:
-        """What tells apart how pictures are shown, and how long answers may be."""
+        """What tells apart how pictures are shown, how long answers may be, and what is explained of them."""
         view = f"{self.view} beside {self.guide}" if self.guide else self.view
-        return f"{view}, {self.new_tokens} new tokens"
+        return f"{view}, {self.scalar} of {self.new_tokens} new tokens"
 
     def measuring(self, metrics: tuple[str, ...]) -> "Protocol":
         """The same conventions for other metrics."""
@@ -133,6 +136,7 @@ def _brief(value: object) -> str:
 LEAST = {"ablations": 2, "new_tokens": 1}
 CHOICES: dict[str, tuple[str, ...]] = {
     "pool": ("sum", "mean", "max"),
+    "scalar": tuple(SPAN_SCALARS),
     "target": CLASSES,
     "text_target": CLASSES,
     "judged": CLASSES,

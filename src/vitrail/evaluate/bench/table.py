@@ -264,8 +264,8 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
 
 
 def _explained(group: TableGroup) -> str:
-    kind = group.about["data"]["kind"]
-    return "the model's answer" if kind == "answer" else f"class {group.protocol.target_of(kind)}"
+    kind, protocol = group.about["data"]["kind"], group.protocol
+    return f"{protocol.scalar} of the model's answer" if kind == "answer" else f"class {protocol.target_of(kind)}"
 
 
 def conventions(group: TableGroup) -> str:
