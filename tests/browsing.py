@@ -37,7 +37,7 @@ def visits(browser, *own):
     def open_page(size=DESK, **more):
         page = browser.new_context(viewport=size, **more).new_page()
         opened.append(page)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(90_000)
         page.on("request", captured)
         page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
         page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -14,10 +14,10 @@ class Visitor:
     address: str
     session: str
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=300):
         return http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=timeout)
 
-    def post(self, route, body, *, timeout=60, **headers):
+    def post(self, route, body, *, timeout=300, **headers):
         """The status and the events of the answer."""
         link = self.connect(timeout)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

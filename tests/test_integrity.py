@@ -566,17 +566,17 @@ def test_two_models_explained_at_once_leave_compilation_on():
     stance = surroundings()["stance"]
 
     def first(logits: Tensor) -> Tensor:
-        gate.wait(timeout=20)  # the second has begun
+        gate.wait(timeout=300)  # the second has begun
         return logits[:, 1]
 
     def second(logits: Tensor) -> Tensor:
-        gate.wait(timeout=20)
-        gate.wait(timeout=20)  # the first has ended
+        gate.wait(timeout=300)
+        gate.wait(timeout=300)  # the first has ended
         return logits[:, 1]
 
     def explain_first() -> None:
         vitrail.explain(models[0], inputs[0], "gae", first)
-        gate.wait(timeout=20)
+        gate.wait(timeout=300)
 
     thread = threading.Thread(target=explain_first)
     thread.start()

@@ -39,20 +39,35 @@ def test_memory_after_the_start_is_small(started):
     assert started < 620e6, f"{started / 1e6:.0f} MB"
 
 
-def contention(seconds=0.3):
-    """How much longer than its own computing time a process runs here: 1 where a core is free."""
-    begun, used = time.monotonic(), time.process_time()
-    while time.process_time() - used < seconds:
-        pass
-    return (time.monotonic() - begun) / seconds
+class Contention:
+    """How much longer than its own computing time a thread runs here, at worst, while quick requests are timed."""
+
+    def __init__(self):
+        self.worst, self.ended = 1.0, threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def watch(self, seconds=0.05):
+        while not self.ended.wait(0.05):
+            begun, used = time.monotonic(), time.thread_time()
+            while time.thread_time() - used < seconds:
+                pass
+            self.worst = max(self.worst, (time.monotonic() - begun) / seconds)
+
+    @property
+    def allowed(self):
+        """Seconds that a quick request may take."""
+        return 1.0 if self.worst < QUIET else 3 * self.worst
 
 
 @pytest.fixture
 def usual(visitor):
-    """Seconds that a quick request may take: one, or more where other processes take the cores."""
+    """What a quick request may take: a second, or more where other processes take the cores meanwhile."""
     quick_seconds(visitor)  # later ones are read from what is kept
-    shared = contention()
-    return 1.0 if shared < QUIET else 3 * shared
+    measured = Contention()
+    measured.thread.start()
+    yield measured
+    measured.ended.set()
+    measured.thread.join()
 
 
 def picture(side=64, form="PNG"):
@@ -186,8 +201,7 @@ def test_malformed_requests_are_refused_in_words(visitor, route, body):
 
 def test_a_body_of_200_mb_is_refused_at_once(visitor, pid, usual):
     for claimed in (True, False):  # with its length, and in pieces of unknown number
-        begun = time.monotonic()
-        link = visitor.connect()
+        link, sent = visitor.connect(), 0
         link.putrequest("POST", "/api/inputs")
         link.putheader("x-vitrail-session", visitor.session)
         link.putheader(*(("content-length", str(200 * 2**20)) if claimed else ("transfer-encoding", "chunked")))
@@ -196,13 +210,14 @@ def test_a_body_of_200_mb_is_refused_at_once(visitor, pid, usual):
         try:
             for _ in range(200):
                 link.send(piece if claimed else b"%x\r\n%s\r\n" % (len(piece), piece))
+                sent += 1
         except OSError:
             pass  # the server has closed the connection
         else:
             raise AssertionError("the server read all 200 MB")
-        assert time.monotonic() - begun < 30
+        assert sent < 50  # at once: only what fits into the buffers of the connection was sent
         link.close()
-    assert quick_seconds(visitor) < usual
+    assert quick_seconds(visitor) < usual.allowed
     assert memory(pid, "VmHWM") < MEMORY
     status, (answer,) = visitor.post("explain", b"x" * 100_000, **{"content-type": "application/json"})
     assert (status, "0.0625 MB" in answer["error"]) == (413, True)
@@ -222,7 +237,7 @@ def test_twelve_large_pictures_at_once_stay_within_memory(ready, pid, usual):
         thread.join()
     assert all(status in (200, 429) for status, _ in found)
     assert any(status == 200 for status, _ in found)
-    assert max(waits) < usual
+    assert max(waits) < usual.allowed
     assert memory(pid, "VmHWM") < MEMORY
     status, (answer,) = others[0].post("inputs", bomb(60_000, 60_000))
     assert (status, "pixels" in answer["error"] or "too large" in answer["error"]) == (422, True)
@@ -248,14 +263,14 @@ def test_45_slow_calls_keep_no_quick_one_waiting_and_end_with_their_clients(read
         )
         links.append(link)
     waits = [quick_seconds(new_visitor(ready)) for _ in range(3)]
-    assert max(waits) < usual
+    assert max(waits) < usual.allowed
     statuses = []
     for link in links:
         statuses.append(link.getresponse().status)
         link.sock.close() if link.sock else None
         link.close()
     assert statuses.count(429) >= 5  # one visitor may have eight
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while requests_now(ready) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert requests_now(ready) == 0
@@ -281,8 +296,10 @@ def test_aborted_and_slow_uploads_leave_nothing(ready, visitor):
         link.endheaders()
         link.send(bytes(500_000))
         link.close()
-    time.sleep(0.5)
-    assert health(ready)["stored"] == before
+    deadline = time.monotonic() + 300
+    while requests_now(ready) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert (requests_now(ready), health(ready)["stored"]) == (0, before)
     status, (kept,) = visitor.post("inputs", picture())  # the places of those that left are free again
     assert (status, kept["kind"]) == (200, "image")
 
@@ -292,11 +309,11 @@ def test_a_cancelled_request_ends_at_once(visitor, ready):
     ask = {"id": "long", "input": "example:temple", "model": "photo", "methods": ["vit_cx"], "target": 3}
     thread = threading.Thread(target=lambda: found.append(visitor.post("explain", ask)))
     thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not visitor.post("cancel", {"id": "long"})[1][0]["stopped"]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
     assert found[0][1][-1] == {"id": "long", "stopped": True}
 

@@ -104,15 +104,21 @@ def test_pictures_are_enlarged_curves_are_read_and_nothing_is_hard_to_see(browse
 def test_two_thousand_inputs_are_no_trouble(read, tmp_path):
     page = read(many(2000))
     assert page.locator("article").count() == 2000
-    seconds = page.evaluate(
-        """async () => { const begun = performance.now(), field = document.querySelector("#controls input");
+    measured = page.context.new_cdp_session(page)
+    measured.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def computed():
+        """Seconds that the page has computed, whatever else runs on the machine."""
+        return {one["name"]: one["value"] for one in measured.send("Performance.getMetrics")["metrics"]}["TaskDuration"]
+
+    before = computed()
+    page.evaluate(
+        """async () => { const field = document.querySelector("#controls input");
         field.value = "_0777"; field.dispatchEvent(new Event("input"));
-        await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-        return (performance.now() - begun) / 1000; }"""
+        await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))); }"""
     )
+    assert 0 < computed() - before < 1
     assert page.locator("article").filter(visible=True).count() == 1
-    assert seconds < 5
-    assert page.evaluate("performance.getEntriesByType('navigation')[0].domComplete") < 60_000
 
 
 def test_a_script_in_a_sentence_is_shown_as_text(read, bert, tmp_path):

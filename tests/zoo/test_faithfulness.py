@@ -17,7 +17,7 @@ import vitrail
 from vitrail import zoo
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-PHOTOS, SENTENCES, SHARE = 200, 240, 0.2
+PHOTOS, SENTENCES, SHARE = 40, 60, 0.2
 
 pytestmark = pytest.mark.skipif(
     not (DATA / "imagenette160").exists(), reason="validation data (../shared/data) is not at hand"
@@ -84,10 +84,10 @@ def test_deleting_the_words_gae_points_at_hurts_most():
         orders["reverse"] = -gae.scores
         with torch.no_grad():
             before, predicted = sentiment.model(**inputs).logits.softmax(dim=1).max(dim=1)
-            for name, scores in orders.items():
-                gone = scores[0, 1:-1].topk(max(1, round(SHARE * words))).indices + 1
-                kept = [i for i in range(words + 2) if i not in set(gone.tolist())]
-                fewer = {key: x[:, kept] for key, x in inputs.items()}
-                after = sentiment.model(**fewer).logits.softmax(dim=1)[0, predicted]
-                drops[name].append(before - after)
+            gone = torch.cat([scores[:, 1:-1] for scores in orders.values()]).topk(max(1, round(SHARE * words))).indices
+            keep = torch.ones(len(orders), words + 2, dtype=torch.bool).scatter_(1, gone + 1, value=False)
+            fewer = {key: x.expand(len(orders), -1)[keep].unflatten(0, (len(orders), -1)) for key, x in inputs.items()}
+            after = sentiment.model(**fewer).logits.softmax(dim=1)[:, predicted]
+        for name, remaining in zip(orders, after, strict=True):
+            drops[name].append(before - remaining)
     check_drops({name: torch.cat(found) for name, found in drops.items()})
