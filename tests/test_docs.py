@@ -60,3 +60,10 @@ def test_every_method_has_a_page_and_every_option_stands_in_it():
         assert link, name
         page = (ROOT / "docs/methods" / link[1]).read_text()
         assert [option for option in entry.options if f"`{option}`" not in page] == [], name
+
+
+def test_every_metric_stands_in_its_page():
+    from vitrail import metrics
+
+    page = (ROOT / "docs/metrics.md").read_text()
+    assert [name for name in metrics.__all__ if not re.search(rf"\b{name}\b", page)] == []

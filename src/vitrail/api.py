@@ -39,7 +39,7 @@ from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, LAST_RESORT, METHODS, PR
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.grids import patch_sums
 from vitrail.models.inputs import Inputs, read_inputs
-from vitrail.models.taking import Prepared, check_target, prepared
+from vitrail.models.taking import FromFeatures, Prepared, check_target, prepared
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -484,7 +484,7 @@ def _compared(
 ) -> list[Attribution]:
     """Every request answered on a shadow of the model, with its provenance."""
     with shadow(model) as own:
-        for request in requests:
+        for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
         try:
             if has_streams(own, read, anatomy):

@@ -53,6 +53,7 @@ class Capture:
         self.recomputed: Recomputed | None = None  # the blocks that keep no graph; None where all keep theirs
         self.body, self.keep, self.cut, self.pass_options, self.lean = body, keep, cut, pass_options, lean
         self.early, self.passing = early, passing
+        self.level = pass_options.level or "embedding_output"  # where the gradient ends
         self.blocks = [BlockCapture() for _ in body.blocks]
         self.pool = BlockCapture()
         self.loose = BlockCapture()
@@ -71,11 +72,6 @@ class Capture:
         self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # called when one tensor replaces another
         self.notes: list[Any] = []  # what rules kept of the forward pass
         self.on_map: Callable[[int | None, Tensor, slice], None] = lambda block, relevance, rows: None  # of each map
-
-    @property
-    def level(self) -> str:
-        """Where the gradient ends."""
-        return self.pass_options.level or "embedding_output"
 
     @property
     def block(self) -> int | None:

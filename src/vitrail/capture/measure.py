@@ -466,13 +466,11 @@ def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:
     return origin_of(inputs, stream, seen.source, seen.cells)
 
 
-def check_origin(structure: Structure, body: Body) -> Origin:
-    """The origin, or an error that says why there is none."""
-    if not isinstance(structure.origin, str):
-        return structure.origin
+def no_origin(why: str, body: Body) -> SeamError:
+    """What to say where tokens come from no known part of the input."""
     if body.idle and body.blocks:
-        raise hybrid(len(body.blocks), body.idle, structure.origin)
-    raise SeamError(
-        f"which token comes from which part of the input is not known: {structure.origin}. A map would have to "
-        "guess where its scores belong."
+        return hybrid(len(body.blocks), body.idle, why)
+    return SeamError(
+        f"which token comes from which part of the input is not known: {why}. A map would have to guess where its "
+        "scores belong."
     )

@@ -24,7 +24,7 @@ from vitrail.capture.layers import (
     with_added,
     with_hidden_prefix,
 )
-from vitrail.capture.measure import Structure, check_origin
+from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recompute import light
@@ -56,7 +56,9 @@ class Pass:
         self, inputs: Inputs, capture: Capture, output: Output, settings: ComputeSettings, structure: Structure
     ) -> None:
         self.inputs, self.capture, self.output, self.settings = inputs, capture, output, settings
-        self.structure, self.origin = structure, check_origin(structure, capture.body)
+        if isinstance(structure.origin, str):
+            raise no_origin(structure.origin, capture.body)
+        self.structure, self.origin = structure, structure.origin
         self.captured = capture.layers
         self.depth = len(self.captured)
         self.shared = False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.forward import find_body, record
-from vitrail.capture.measure import check_origin, structure_of
+from vitrail.capture.measure import no_origin, structure_of
 from vitrail.capture.outputs import read_output
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.shadow import autograd, hooks, shadow
@@ -79,7 +79,9 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
     with shadow(model) as own:
         body, plain = find_body(own, anatomy, read), _plain_logits(own, read)
-        origin = check_origin(structure_of(own, read, body), body)
+        origin = structure_of(own, read, body).origin
+    if isinstance(origin, str):
+        raise no_origin(origin, body)
     return Examination(
         family=body.anatomy.name,
         model_class=type(model).__name__,
