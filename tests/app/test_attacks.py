@@ -36,7 +36,7 @@ def pid(ready):
 
 
 def test_memory_after_the_start_is_small(started):
-    assert started < 620e6, f"{started / 1e6:.0f} MB"
+    assert started < 480e6, f"{started / 1e6:.0f} MB"
 
 
 class Contention:

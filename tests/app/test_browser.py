@@ -3,12 +3,17 @@
 import json
 import random
 import re
+import shlex
 import time
 from io import BytesIO
 
 import pytest
 from browsing import DESK, PHONE, needs_browser, sideways
 from PIL import Image
+from typer.testing import CliRunner
+
+import vitrail
+from vitrail.apps.cli.app import app
 
 pytestmark = [needs_browser, pytest.mark.browser]
 SETTLED = "[data-settled=true]"
@@ -443,19 +448,20 @@ def test_the_address_restores_everything(visit, tiny):
 
 
 def test_copies_as_python_and_command_compute_the_same(opened, tmp_path, monkeypatch):
-    import shutil
-
-    from vitrail.apps.web.examples import picture_path
-
     panel(opened, "Share and save")
-    code = opened.inner_text("#share-python")
-    shutil.copy(picture_path("golf_ball"), tmp_path)
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(code, names)
+    exec(opened.inner_text("#share-python"), names)
     assert [one.method for one in names["maps"]] == ["gae", "complete_gradient"]
     said = opened.inner_text("#share-command")
-    assert said.startswith("vitrail explain 'photo' 'golf_ball.jpg' -m gae -m complete_gradient -t 8")
+    place = re.compile(r'"\$\(python -c .*?\)"')
+    assert 'example("golf_ball")' in place.search(said)[0]
+    arguments = shlex.split(place.sub(shlex.quote(str(vitrail.zoo.example("golf_ball"))), said))
+    assert arguments[0] == "vitrail"
+    result = CliRunner().invoke(app, arguments[1:])
+    assert result.exit_code == 0, result.output
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert {row[0] for row in rows if row[1:2] == ["golf ball"]} == {"gae", "complete_gradient"}
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf", "json"])

@@ -29,6 +29,7 @@ LIGHT = [
     ("explain", "a film", "-m", "sentiment", "--preset", "offical"),
     ("explain", "a film", "-m", "sentiment", "-o", "no/such/folder.png"),
     ("explain", "a film", "-m", "phto"),
+    ("explain", "golf_ball", "-m", "photo"),
     ("guide", "absent.png", "-m", "photo"),
     ("rewrite", "a film", "-m", "photo"),
 ]
@@ -105,7 +106,8 @@ except vitrail.VitrailError:
 
 
 def test_the_first_explanation_of_an_embedded_model_imports_torch_and_little_else():
-    found, result = modules("import vitrail; vitrail.explain('photo', vitrail.zoo.example())")
+    code = "import vitrail; vitrail.explain('photo', vitrail.zoo.example()); vitrail.explain('sentiment', 'a film')"
+    found, result = modules(code)
     assert result.returncode == 0, result.stderr
     assert not found & (HEAVY - {"torch", "numpy", "PIL"} | {"torchvision", "torchao", "pandas", "sklearn", "typer"})
 

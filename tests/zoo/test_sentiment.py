@@ -61,3 +61,26 @@ def test_what_is_no_text_is_refused(sentiment, sentences, words):
 
     with pytest.raises(InputError, match=words):
         check_texts(sentences)
+
+
+TEXTS = [
+    "A gripping film, never dull!", "caf\xe9 na\xefve \u65e5\u672c\u8a9e \U0001f600", "don't", "x" * 300,
+    "tab\tand\nline",
+    "[MASK] [SEP] and [CLS]", "\u200bhidden\u00a0space", "3.14 % of $5,000", "Stra\xdfe \u0130stanbul",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_the_tokenizer_without_transformers_cuts_as_the_one_with_it(padding):
+    light = zoo.load_plain("sentiment").preprocess.tokenizer
+    for texts in (TEXTS if padding else TEXTS[:1], TEXTS[1]):
+        more = {"return_tensors": "pt", "padding": padding, "return_special_tokens_mask": True, "verbose": False}
+        ours, theirs = light(texts, **more), light.full(texts, **more)
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name].tolist() == theirs[name].tolist() for name in theirs)
+        assert [one.tokens for one in ours.encodings] == [one.tokens for one in theirs.encodings]
+    ours, theirs = (cut("a film", "a book", return_tensors="pt", padding=False) for cut in (light, light.full))
+    assert ours["token_type_ids"].tolist() == theirs["token_type_ids"].tolist()
+    for name in ("all_special_ids", "pad_token_id", "unk_token_id", "mask_token_id", "pad_token", "padding_side"):
+        assert getattr(light, name) == getattr(light.full, name), name
+    assert light.decode([2000]) == light.full.decode([2000])  # the rest is that tokenizer's own

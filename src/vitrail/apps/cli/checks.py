@@ -41,8 +41,12 @@ class Source:
         return Path(self.given) if self.given is not None and os.path.isdir(self.given) else None
 
 
-def check_source(source: Source) -> None:
-    """Refuse what no model could read, before one is loaded."""
+PICTURES_ONLY = "photo"
+"""The embedded model that reads pictures: what is no file is refused before the model is loaded."""
+
+
+def check_source(source: Source, model: str = "") -> None:
+    """Refuse what no model could read, and what this embedded one does not, before a model is loaded."""
     texts = {"--pair": source.pair, "--question": source.question, "--context": source.context}
     for name, text in {"the input": source.given, **texts}.items():
         if text is not None and is_blank(text):
@@ -51,6 +55,10 @@ def check_source(source: Source) -> None:
         raise InputError("there is nothing to explain: name an image, a folder of images or a text.")
     if source.given is not None and looks_like_file(source.given) and not os.path.exists(source.given):
         raise InputError(f"there is no file {source.given}. Check its name and folder.")
+    given = source.given or "-"
+    pictures = model == PICTURES_ONLY and not os.path.exists(model)  # a folder of that name is another model
+    if pictures and given != "-" and "://" not in given and not os.path.lexists(given):
+        raise InputError(f"there is no image at {given}; {model} reads pictures. For text pass -m sentiment.")
     if (folder := source.folder) is not None and not os.access(folder, os.R_OK | os.X_OK):
         raise InputError(f"{folder} cannot be read: no permission.")
 

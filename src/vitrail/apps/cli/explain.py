@@ -125,7 +125,7 @@ class Asked:
 def run(request: Asked) -> None:
     """Check everything that can be checked, then load the model and explain."""
     folder = request.source.folder
-    check_source(request.source)
+    check_source(request.source, request.model)
     check_model(request.model)
     check_presets(request.specs or (), request.preset)
     check_format(request.form, folder=folder, engine=request.engine)

@@ -23,7 +23,8 @@ from vitrail.models.zoo.files import REPAIR, read_checked, read_json
 from vitrail.models.zoo.int8 import dequantise
 from vitrail.models.zoo.lookup import build_lookup, make_reader
 from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
-from vitrail.models.zoo.sentiment import make_tokeniser
+from vitrail.models.zoo.sentiment import Tokenise, make_tokeniser
+from vitrail.models.zoo.wordpieces import WordPieces
 
 __all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load", "load_plain"]
 
@@ -62,7 +63,7 @@ def load(name: str) -> Embedded:
     """The embedded model of this name as a Hugging Face model, in single precision on the CPU, in evaluation mode."""
     plain = load_plain(name)
     try:
-        return replace(plain, model=_huggingface(plain))
+        return replace(plain, model=_huggingface(plain), preprocess=_with_tokenizer(plain.preprocess))
     except ModuleNotFoundError as error:
         raise _missing(error) from error
 
@@ -103,6 +104,13 @@ def _huggingface(plain: Embedded) -> nn.Module:
         )
     model.config.name_or_path = f"vitrail.models.zoo:{plain.name}"
     return model.eval()
+
+
+def _with_tokenizer(preprocess: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same with a tokenizer of transformers, where it is one for texts."""
+    if isinstance(preprocess, Tokenise) and isinstance(preprocess.tokenizer, WordPieces):
+        return replace(preprocess, tokenizer=preprocess.tokenizer.full)
+    return preprocess
 
 
 def load_photo() -> Embedded:

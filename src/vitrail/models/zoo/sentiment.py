@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 from vitrail.errors import InputError
 from vitrail.models.texts import check_text
 from vitrail.models.zoo.files import read_checked
+from vitrail.models.zoo.wordpieces import WordPieces
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, BertTokenizer
+
+    from vitrail.models.zoo.wordpieces import TextBatch
 
 
 @dataclass(frozen=True)
 class Tokenise:
     """Turn sentences into the model's input."""
 
-    tokenizer: "BertTokenizer"
+    tokenizer: "WordPieces | BertTokenizer"
     limit: int
 
-    def __call__(self, sentences: str | Sequence[str]) -> "BatchEncoding":
+    def __call__(self, sentences: str | Sequence[str]) -> "TextBatch | BatchEncoding":
         """Token ids and attention mask of one or several sentences, padded to the longest."""
         if not isinstance(sentences, (str, list, tuple)):
             kind = type(sentences).__name__
@@ -47,8 +50,6 @@ def check_texts(texts: Sequence[object]) -> None:
 
 def make_tokeniser(limit: int) -> Tokenise:
     """The tokeniser made from the shipped vocabulary."""
-    from transformers import BertTokenizer
-
     lines = read_checked("sentiment/vocab.txt").decode("utf-8").splitlines()
     vocabulary = {piece: number for number, piece in enumerate(lines)}
-    return Tokenise(BertTokenizer(vocab=vocabulary, model_max_length=limit), limit)
+    return Tokenise(WordPieces(vocabulary, limit), limit)

@@ -126,6 +126,6 @@ export function Page({store}) {
     <div class="row kinds" role="group" aria-label="Kind of input">${tab("image", "Picture", "example:golf_ball")}${tab("text", "Text", "example:sentence-1")}</div>
     <div class="row"><button type="button" id="undo" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
       <button type="button" id="redo" disabled=${!store.future.length} onClick=${() => store.redo()}>Redo</button></div></header>
-    <div class="columns"><${Results} store=${store} /><aside aria-label="Choices"><${InputChoice} store=${store} />${asking(store) ? null : html`<${ClassChoice} store=${store} />
+    <div class=${asking(store) ? "columns asking" : "columns"}><${Results} store=${store} /><aside aria-label="Choices"><${InputChoice} store=${store} />${asking(store) ? null : html`<${ClassChoice} store=${store} />
       <${MethodChoice} store=${store} />`}<${LookChoice} store=${store} /><${ModelChoice} store=${store} /></aside></div>`;
 }

@@ -15,19 +15,22 @@ function source(store) {
   return input.startsWith("example:") ? `${input.slice(8)}.jpg` : (store.tray.find((one) => one.input === input) || {name: "picture.jpg"}).name;
 }
 
+const isExample = (store) => store.shown.asked.input.startsWith("example:");
+
 /** The command that computes the same maps. */
 export function command(store) {
   const {asked, case: about} = store.shown;
-  const methods = asked.methods.map((name) => `-m ${name}`).join(" ");
+  const methods = asked.methods.map((name) => `--method ${name}`).join(" ");
   const preset = asked.preset === "recommended" ? "" : ` --preset ${asked.preset}`;
-  return `vitrail explain ${quoted(asked.model)} ${quoted(source(store))} ${methods} -t ${about.target.index}${preset}`;
+  const input = isExample(store) && about.kind === "image" ? `"$(python -c 'import vitrail; print(vitrail.zoo.example("${asked.input.slice(8)}"))')"` : quoted(source(store));
+  return `vitrail explain ${input} -m ${quoted(asked.model)} ${methods} -t ${about.target.index}${preset}`;
 }
 
 /** The Python that computes the same maps. */
 export function python(store) {
   const {asked, case: about} = store.shown;
-  const given = JSON.stringify(source(store));
   const picture = about.kind === "image";
+  const given = picture && isExample(store) ? `vitrail.zoo.example(${JSON.stringify(asked.input.slice(8))})` : JSON.stringify(source(store));
   const preset = asked.preset === "recommended" ? "" : `, preset="${asked.preset}"`;
   return [
     "import vitrail", ...(picture ? ["from PIL import Image"] : []), "from vitrail.models.loading import load", "",
