@@ -43,15 +43,15 @@ def writer(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def asked(tmp_path_factory):
+def questioned(tmp_path_factory):
     """A model with random weights that answers questions about pictures."""
     torch.manual_seed(2)
     return str(save_llava(tmp_path_factory.mktemp("app") / "llava"))
 
 
 @pytest.fixture(scope="session")
-def models(tiny, writer, asked):
-    return ModelCache([tiny, writer, asked])
+def models(tiny, writer, questioned):
+    return ModelCache([tiny, writer, questioned])
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def do(explorer, session):
 
 
 @pytest.fixture(scope="session")
-def page(tiny, pickled, writer, asked):
+def page(tiny, pickled, writer, questioned):
     """The address of a page as `vitrail app` serves it, and what it writes to its terminal."""
-    allowed = [part for name in (tiny, pickled, writer, asked) for part in ("--allow", name)]
+    allowed = [part for name in (tiny, pickled, writer, questioned) for part in ("--allow", name)]
     with served(*allowed, "--max-upload", "2") as found:
         yield found
 

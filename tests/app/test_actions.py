@@ -221,11 +221,11 @@ def test_an_answer_and_its_sources_are_those_of_the_library(explorer, session, d
         do("answer", input=text, model="sentiment", length=5)
 
 
-def test_an_answer_about_a_picture_and_its_sources_are_those_of_the_library(explorer, session, do, asked):
-    about, _ = do("explain", input=BALL, model=asked, methods=("gae",))
+def test_an_answer_about_a_picture_and_its_sources_are_those_of_the_library(explorer, session, do, questioned):
+    about, _ = do("explain", input=BALL, model=questioned, methods=("gae",))
     assert (about["case"]["task"], about["case"]["classes"]) == ("asking", [])
-    first, *words, _ = do("answer", input=BALL, model=asked, question="a b c", length=5)
-    loaded = explorer.models.open(asked, "image").loaded
+    first, *words, _ = do("answer", input=BALL, model=questioned, question="a b c", length=5)
+    loaded = explorer.models.open(questioned, "image").loaded
     sample = loaded.write(open_image(vitrail.zoo.example("golf_ball")), "a b c", length=5)
     known = answer_words(loaded, sample)
     assert [one["text"] for one in first["units"]] == [text for text, _ in known]
@@ -239,16 +239,16 @@ def test_an_answer_about_a_picture_and_its_sources_are_those_of_the_library(expl
         np.testing.assert_allclose(unpacked(found["patches"]), expected, atol=float(abs(expected).max()) / 60000)
         text = streams["text"].scores[0, sample.start - len(first["prompt"]) : sample.start].numpy()
         np.testing.assert_allclose(unpacked(found["scores"]), text, atol=float(abs(text).max()) / 60000)
-    assert do("answer", input=BALL, model=asked, question="a b c", length=5) == [first, *words, {"done": True}]
+    assert do("answer", input=BALL, model=questioned, question="a b c", length=5) == [first, *words, {"done": True}]
 
 
-def test_a_model_that_is_asked_says_what_it_needs(explorer, session, do, asked):
+def test_a_model_that_is_asked_says_what_it_needs(explorer, session, do, questioned):
     with pytest.raises(OptionError, match="there is no question"):
-        do("answer", input=BALL, model=asked, question=" ")
+        do("answer", input=BALL, model=questioned, question=" ")
     with pytest.raises(OptionError, match="answers questions about pictures"):
-        do("remove", input=BALL, model=asked, method="gae")
+        do("remove", input=BALL, model=questioned, method="gae")
     with pytest.raises(ModelError, match="reads pictures, not text"):
-        do("answer", input="example:sentence-1", model=asked, question="a b")
+        do("answer", input="example:sentence-1", model=questioned, question="a b")
 
 
 def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny):

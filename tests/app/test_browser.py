@@ -358,8 +358,8 @@ def test_the_answer_panel_has_no_fault_in_the_dark(visit, writer):
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", PHONE), ("dark", DESK)])
-def test_a_picture_is_asked_about_by_keyboard_and_a_word_shows_its_patches(visit, asked, scheme, size):
-    page = settled(visit(f"#in=example:golf_ball&m={asked}", size=size, color_scheme=scheme))
+def test_a_picture_is_asked_about_by_keyboard_and_a_word_shows_its_patches(visit, questioned, scheme, size):
+    page = settled(visit(f"#in=example:golf_ball&m={questioned}", size=size, color_scheme=scheme))
     assert [tab.inner_text() for tab in page.get_by_role("tab").all()] == ["Answer"]
     assert not page.locator("[aria-label='Explain which answer?']").count()
     page.locator("#question").focus()
@@ -390,8 +390,8 @@ def test_a_picture_is_asked_about_by_keyboard_and_a_word_shows_its_patches(visit
     assert page.locator("#question").input_value() == "a b c"
 
 
-def test_a_picture_of_ones_own_is_asked_about(visit, asked):
-    page = settled(visit(f"#in=example:golf_ball&m={asked}"))
+def test_a_picture_of_ones_own_is_asked_about(visit, questioned):
+    page = settled(visit(f"#in=example:golf_ball&m={questioned}"))
     page.set_input_files("#upload", picture())
     page.wait_for_function("() => document.querySelector('[data-key]')?.dataset.key.includes('own:')")
     settled(page)
