@@ -46,7 +46,7 @@ class WordPieces:
     eos_token_id = None
 
     def __init__(self, vocabulary: Mapping[str, int], limit: int) -> None:
-        from tokenizers.implementations import BertWordPieceTokenizer
+        from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
         self.vocabulary, self.limit = dict(vocabulary), limit
         self.cutter = BertWordPieceTokenizer(self.vocabulary, lowercase=True)
