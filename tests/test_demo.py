@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from browsing import chromium, needs_browser, sideways, visits
 
 from vitrail.apps import demo
 from vitrail.errors import OutputError
@@ -45,10 +46,25 @@ def test_an_answer_is_explained_and_shown_on_the_page(made):
     assert made.answer.cite(1)[0][0].passage.text.strip() == "Clara: lamp."
     page = made.paths[-1].read_text()
     assert page.count('class="vt-answer"') == 1
-    assert 'data-column="5"> lamp.</span>' in page
+    assert re.search(r'data-column="5" style="background:rgba\(178,24,43,0.750\)"> lamp.</span>', page)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be made"):
         demo.run(tmp_path / "file" / "folder")
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_answer_is_shown_by_pointer_and_keyboard_under_the_pages_own_policy(made, tmp_path):
+    made.answer.save(tmp_path / "answer.html")
+    with chromium() as browser, visits(browser, "file:") as open_page:
+        for path in (made.paths[-1], tmp_path / "answer.html"):
+            page = open_page()
+            page.goto(path.as_uri())
+            assert page.locator(".vt-answer .cited li").first.inner_text().endswith("Clara: lamp.")
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.className") == "unit"
+            assert page.locator(".vt-answer .unit[aria-pressed=true]").count() == 1
+            assert sideways(page) <= 0

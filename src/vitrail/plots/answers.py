@@ -5,6 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from vitrail.plots.canvas import new_figure
+from vitrail.plots.page import PAGE, POLICY, script_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,8 +22,8 @@ STYLE = """
 .vt-answer .note{color:#555;font-size:.9rem}
 .vt-answer ol{margin:.3rem 0}
 """
-SCRIPT = """
-(function(root){
+WIRE = """
+function vitrailAnswer(root){
   var data=JSON.parse(root.querySelector('script[type="application/json"]').textContent);
   var spans=root.querySelectorAll('[data-column]'), units=root.querySelectorAll('.unit');
   var cited=root.querySelector('.cited');
@@ -36,8 +37,11 @@ SCRIPT = """
   }
   units.forEach(function(b,i){['mouseenter','focus','click'].forEach(function(e){b.addEventListener(e,function(){show(i);});});});
   if(units.length)show(0);
-})(document.currentScript.closest('.vt-answer'));
+}
 """
+PAGE_SCRIPT = f"{WIRE}document.querySelectorAll('.vt-answer').forEach(vitrailAnswer);"
+"""For pages that hold answers: `document(..., script=PAGE_SCRIPT)`."""
+FRAGMENT_SCRIPT = f"(function(){{{WIRE}vitrailAnswer(document.currentScript.closest('.vt-answer'));}})();"
 
 
 def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
@@ -46,33 +50,49 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
     Args:
         found: an explained answer, `vitrail.tools.generations.Generation`.
     """
-    first = found.units[0].start
+    body = answer_body(found, script=f"<script>{FRAGMENT_SCRIPT}</script>")
+    return body if fragment else PAGE.format(
+        policy=f"{POLICY}; {script_source(FRAGMENT_SCRIPT)}",
+        title="Explained answer",
+        style="",
+        paper=";background:#fff",
+        body=f"<main>{body}</main>",
+    )  # fmt: skip
+
+
+def answer_body(found: Any, *, script: str = "") -> str:  # noqa: ANN401
+    """The answer, its passages and its context; the first part is shown where no script runs."""
+    first, rows, cited = found.units[0].start, _rows(found), _cited(found)
     context = "".join(
-        f'<span data-column="{column}">{escape(token)}</span>' for column, token in enumerate(found.tokens[:first])
+        f'<span data-column="{column}"{_shade(rows[0][column])}>{escape(token)}</span>'
+        for column, token in enumerate(found.tokens[:first])
     )
     parts = "".join(
         f'<button type="button" class="unit" aria-pressed="false">{escape(unit.text)}</button>' for unit in found.units
     )
-    data = json.dumps({"rows": _rows(found), "cited": _cited(found)}).replace("<", "\\u003c").replace("&", "\\u0026")
+    data = json.dumps({"rows": rows, "cited": cited}).replace("<", "\\u003c").replace("&", "\\u0026")
     method, sink = next(iter(found.sinks.items()))
     share = float(found.template_share().mean())
     template = f", the chat template {share:.0%}; it is not shaded" if share else ""
-    body = (
+    return (
         f'<div class="vt-answer"><style>{STYLE}</style><h2>Answer</h2>'
         f'<p class="note">Point at a part of the answer, or move to it with the Tab key.</p>'
         f'<div class="text">{parts}</div>'
-        f'<h2>Passages it rests on</h2><ol class="cited" aria-live="polite"></ol>'
+        f'<h2>Passages it rests on</h2><ol class="cited" aria-live="polite">'
+        f"{''.join(f'<li>{escape(one)}</li>' for one in cited[0])}</ol>"
         f'<h2>Context</h2><div class="text">{context}</div>'
         f'<p class="note">{escape(method)}: red speaks for the answer, blue against it. The first token holds '
         f"{float(sink.mean()):.0%} of the scores on the context{template}.</p>"
-        f'<script type="application/json">{data}</script><script>{SCRIPT}</script></div>'
+        f'<script type="application/json">{data}</script>{script}</div>'
     )
-    if fragment:
-        return body
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Explained answer</title>'
-        f'<meta name="viewport" content="width=device-width"></head><body><main>{body}</main></body></html>'
-    )
+
+
+def _shade(value: float) -> str:
+    """The style of a token, as the script would set it."""
+    if not value:
+        return ""
+    colour = "178,24,43" if value > 0 else "33,102,172"
+    return f' style="background:rgba({colour},{0.75 * abs(value):.3f})"'
 
 
 def _rows(found: Any) -> list[list[float]]:  # noqa: ANN401

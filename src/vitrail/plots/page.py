@@ -40,7 +40,7 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
         style: a style sheet, which says what is behind the body; without one it is white.
         script: the only script that may run; the page names its hash, so that one in the body would be refused.
     """
-    allowed = f"; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" if script else ""
+    allowed = f"; {script_source(script)}" if script else ""
     return PAGE.format(
         policy=POLICY + allowed,
         title=escape(title),
@@ -48,6 +48,11 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
         paper="" if style else ";background:#fff",
         body=f"{body}\n<script>{script}</script>" if script else body,
     )
+
+
+def script_source(script: str) -> str:
+    """The part of a page's policy that lets this script run, and no other."""
+    return f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def embedded(data: bytes, alt: str, *, look: str = "") -> str:

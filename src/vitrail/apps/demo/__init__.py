@@ -12,7 +12,7 @@ from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
 from vitrail.plots import comparison_sheet
-from vitrail.plots.answers import answer_html
+from vitrail.plots.answers import PAGE_SCRIPT, answer_body
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import document, embedded, to_html
 from vitrail.plots.tokens import pieces
@@ -149,6 +149,6 @@ def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[E
     for one in sentences:
         blocks.append(f"<h2>{escape(one.title)}</h2>")
         blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
-    blocks += ["<h2>An answer of the lookup model</h2>", answer_html(answer, fragment=True)]
+    blocks += ["<h2>An answer of the lookup model</h2>", answer_body(answer)]
     style = "font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em"
-    return document("Vitrail demo", f'<main style="{style}">{"".join(blocks)}</main>')
+    return document("Vitrail demo", f'<main style="{style}">{"".join(blocks)}</main>', script=PAGE_SCRIPT)
