@@ -44,7 +44,7 @@ EXACT = {"atol": 1e-9, "rtol": 1e-9}
 
 @pytest.fixture(autouse=True, scope="module")
 def _unchecked():
-    """Shapes are checked elsewhere; here the checks would draw random numbers, and take most of the time."""
+    """Shapes are checked elsewhere; here the checks would take most of the time."""
     with unchecked():
         yield
 

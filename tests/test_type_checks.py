@@ -1,5 +1,7 @@
 """Annotations of the package are checked while these tests run."""
 
+import random
+
 import jaxtyping
 import pytest
 import torch
@@ -39,6 +41,18 @@ def test_the_first_instances_of_an_inner_function_are_checked():
         with pytest.raises(jaxtyping.TypeCheckError):
             checked(torch.zeros(2, 3))
     assert made[INSTANCES](torch.zeros(2, 3)) == 1
+
+
+def test_checks_draw_no_random_numbers():
+    @HOOKED
+    def count(items: list[int]) -> list[int]:
+        return items
+
+    before = random.getstate()
+    with pytest.raises(BeartypeCallHintViolation):
+        count(["a", "b"])
+    assert count([1, 2, 3]) == [1, 2, 3]
+    assert random.getstate() == before
 
 
 def test_nothing_is_checked_where_that_was_asked_for():

@@ -8,6 +8,7 @@ instances are checked.
 
 import dataclasses
 import inspect
+import random
 from collections import Counter
 from contextlib import contextmanager
 from functools import wraps
@@ -22,6 +23,7 @@ INSTANCES = 3
 
 def check_sparingly() -> None:
     """Replace the decorator that the import hook puts on functions; call it before the package is imported."""
+    _with_a_generator_of_its_own()
     everything, made = jaxtyping.jaxtyped, Counter()
 
     def jaxtyped(*, typechecker):
@@ -41,9 +43,18 @@ def check_sparingly() -> None:
     jaxtyping.jaxtyped = jaxtyped
 
 
+def _with_a_generator_of_its_own() -> None:
+    """Let beartype, which looks at a random item of a list, leave Python's own generator alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random, "getrandbits", random.Random(0).getrandbits)
+        from beartype import beartype
+
+        beartype(_names_shapes)  # imports what checks are made of
+
+
 @contextmanager
 def unchecked():
-    """Check nothing: checks draw random numbers."""
+    """Check nothing, where the checks would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         yield
