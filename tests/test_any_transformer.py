@@ -153,6 +153,62 @@ def test_what_is_found_of_a_known_family_gives_what_its_table_gives(name, monkey
     assert float((expected[1] - expected[2]).abs().max()) > 1e-9
 
 
+class Pair(torch.nn.Module):
+    """A block of attention and a feed-forward part, each added to the stream."""
+
+    def __init__(self, attend: torch.nn.Module, feed: torch.nn.Module) -> None:
+        super().__init__()
+        self.attend, self.feed = attend, feed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.attend(x) + x
+        return self.feed(x) + x
+
+
+class InLoop(torch.nn.Module):
+    """The same sums in the loop of the model's own forward, so that no module is a block."""
+
+    def __init__(self, pairs: torch.nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.ModuleList([pair.attend, pair.feed]) for pair in pairs])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for attend, feed in self.layers:
+            x = attend(x) + x
+            x = feed(x) + x
+        return x
+
+
+class Attend(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(24), torch.nn.Linear(24, 72), torch.nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        split = (y.unflatten(-1, (3, 8)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        return self.out(torch.nn.functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2))
+
+
+def test_sums_in_the_loop_of_a_model_give_what_sums_in_blocks_give():
+    torch.manual_seed(0)
+    feeds = [torch.nn.Sequential(torch.nn.LayerNorm(24), torch.nn.Linear(24, 24), torch.nn.GELU()) for _ in range(2)]
+    pairs = torch.nn.ModuleList([Pair(Attend(), feed) for feed in feeds])
+    inside = Own(torch.nn.Embedding(64, 24), torch.nn.Sequential(*pairs)).double()
+    outside = Own(inside.embed, InLoop(pairs)).double()
+    outside.head = inside.head
+    ids = TABLE["own/parallel"].inputs()
+    assert_close(outside(ids), inside(ids), atol=0, rtol=0)
+    for method in ("gae", "tokentm", "gradtoken"):
+        found, expected = (vitrail.explain(model, ids, method, 1) for model in (outside, inside))
+        assert_close(found.scores, expected.scores, atol=1e-12, rtol=1e-12)
+    found = vitrail.compare(outside, ids, ["gae", "tokentm", "attn_lrp", "integrated_gradients"], 1)
+    assert all("no module is a block" in one.provenance["assumed"][0] for one in found[2:])
+    with pytest.raises(VitrailError, match=r"no module is a block.*InLoop adds what they give"):
+        vitrail.explain(outside, ids, "attcat", 1)
+    with pytest.raises(VitrailError, match=r"embedding_output"):
+        vitrail.explain(outside, ids, "attn_lrp", 1, level="embedding_output")
+
+
 def test_the_table_has_a_hundred_and_ten_classes_and_the_groups_that_were_promised():
     least = {"decoders": 25, "encoders": 20, "timm": 30, "audio": 5, "video": 3, "tabular and own": 8,
              "adapted and quantised": 8}  # fmt: skip

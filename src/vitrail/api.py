@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.kept_logits import rows_read
+from vitrail.capture.measure import structure_of
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.passes import Pass
@@ -44,7 +45,7 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
-from vitrail.stream_explaining import explain_at_inputs, explain_streams, has_streams
+from vitrail.stream_explaining import explain_at_inputs, explain_streams, has_streams, reads_changes
 from vitrail.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.targets import AnyTarget, Target, as_target, with_scalar
 
@@ -491,7 +492,9 @@ def _compared(
                 check_memory(settings, "a model with several streams")
                 identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
             else:
-                identity, made = _explained(own, find_body(own, anatomy, read), requests, settings)
+                body = find_body(own, anatomy, read)
+                answer = _explained if body.loose is None else _explained_loosely
+                identity, made = answer(own, body, requests, settings)
         except SeamError as error:
             identity, made = explain_at_inputs(
                 own, [at_inputs_instead(request, error, anatomy) for request in requests]
@@ -559,6 +562,33 @@ def _explained(
         identity, found = _run(model, body, [requests[i] for i in indices], settings)
         made |= dict(zip(indices, found, strict=True))
     return identity, made
+
+
+def _explained_loosely(
+    model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
+) -> tuple[str | None, dict[int, Attribution]]:
+    """Every request answered where no module is a block: what blocks would show is measured as on several streams."""
+    at_inputs = [is_gradient(one.entry.name) and one.options.get("level") == BETWEEN for one in requests]
+    apart = [i for i, one in enumerate(requests) if reads_changes(one) or (at_inputs[i] and one.level is None)]
+    rest = [i for i in range(len(requests)) if i not in apart]
+    if apart:
+        check_memory(settings, "a model whose blocks are no modules")
+        refusal = structure_of(model, requests[0].inputs, body).refusal
+        if refusal is not None and any(reads_changes(requests[i]) for i in apart):  # such as attention side by side
+            raise SeamError(refusal)
+    moved = [replace(requests[i], at_inputs=body.loose if at_inputs[i] else None) for i in apart]
+    identity, found = (
+        explain_streams(model, moved, settings, by_target=by_target, instead=instead) if apart else (None, {})
+    )
+    made = {i: found[place] for place, i in enumerate(apart)}
+    if rest:
+        identity, found = _explained(model, body, [requests[i] for i in rest], settings)
+        made |= {i: found[place] for place, i in enumerate(rest)}
+    return identity, made
+
+
+BETWEEN = "embedding_output"
+"""The level of what enters the first block."""
 
 
 def check_memory(settings: ComputeSettings, what: str) -> None:

@@ -137,7 +137,7 @@ def explain_streams(
     every = requests
     requests = [requests[i] for i in walking]
     inputs = requests[0].inputs
-    adds = any(_reads_changes(request) for request in requests)
+    adds = any(reads_changes(request) for request in requests)
     with measured_streams(model, inputs, sums=adds) as found:
         seen, streams, samples, shown = found.seen, found.streams, found.samples, found.shown
         _check_inputs(inputs, shown)
@@ -238,7 +238,7 @@ def _from_lengths(walked: Relevance, run: StreamPass) -> Relevance:
     return Relevance(walked.scores * lengths, walked.own * lengths)
 
 
-def _reads_changes(request: "Request") -> bool:
+def reads_changes(request: "Request") -> bool:
     """Whether a method reads how tokens are transformed."""
     return isinstance(request.plan, Walk) and request.plan.across is not None and "output_weight" in request.plan.needs
 
@@ -265,7 +265,7 @@ def _refusal(request: "Request", shown: Sequence[ShownStream], unknown: SeamErro
         unknown: why it is not known how layers transform tokens.
     """
     if isinstance(request.plan, Walk) and request.plan.across is not None:
-        return unknown if _reads_changes(request) else None
+        return unknown if reads_changes(request) else None
     if getattr(_plan(request.entry), "across", None) is not None:
         return MethodError(
             f"{request.entry.name} with {_given(request)} reads what is not measured on several streams. Leave these "
@@ -388,7 +388,7 @@ def _one(
 def _assumed(request: "Request", run: StreamPass) -> list[str]:
     """What was not measured, or is a choice where the method's paper has one stream alone."""
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
-    changed = run.changes.assumed if run.changes is not None and _reads_changes(request) else []
+    changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
     return [*[SHARES] * merged, *run.streams.assumed, *changed]
 
 

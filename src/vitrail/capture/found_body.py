@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.copying import copied
-from vitrail.capture.discovery import CROSS, BlockSite, CallSite, Discovery, discover
+from vitrail.capture.discovery import CROSS, LISTS, BlockSite, CallSite, Discovery, discover
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.refusals import no_attention
 from vitrail.capture.shadow import autograd
@@ -39,7 +39,22 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto", prefix=first)
     pool = None if found.pool is None else model.get_submodule(found.pool)
     idle = tuple(model.get_submodule(name) for name in found.without)
-    return Body(anatomy, blocks, pool=pool, owner=model, head=None, idle=idle)
+    loose = None if sites else _why_loose(model, found)
+    return Body(anatomy, blocks, pool=pool, owner=model, head=None, loose=loose, idle=idle)
+
+
+def _why_loose(model: nn.Module, found: Discovery) -> str:
+    """Why no module is a block."""
+    names = [site.name for site in found.blocks if not site.carries]
+    around = names[0].split(".")[:-1] if names else []
+    while around and isinstance(model.get_submodule(".".join(around)), LISTS):
+        around.pop()
+    adding = type(model.get_submodule(".".join(around))).__name__
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return (
+        f"no module is a block: the residual stream passes by {shown}, and the forward of {adding} adds what they "
+        "give. To have blocks, write attention, the feed-forward part and their two sums as one module"
+    )
 
 
 _alike: "WeakKeyDictionary[nn.Module, Discovery]" = WeakKeyDictionary()

@@ -131,9 +131,20 @@ UNKNOWN_BIAS = (
 )
 
 
-def weights_of(block: Block | None, added: Added | None, call: AttentionCall) -> dict[str, Any]:
-    """The weights of a block that methods read, as measured where that was asked for."""
-    missing = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
+STATES = tuple(Stream.__dataclass_fields__)
+
+
+def weights_of(
+    block: Block | None, added: Added | None, call: AttentionCall, *, loose: str | None = None
+) -> dict[str, Any]:
+    """The weights of a block that methods read, as measured where that was asked for.
+
+    Args:
+        loose: why no module is a block, where that is so.
+    """
+    missing: dict[str, str] = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
+    if loose is not None:
+        missing = {**missing, **dict.fromkeys((*STATES, "output_weight"), loose)}
     if block is None or added is None:
         return {"missing": missing}
     found = {

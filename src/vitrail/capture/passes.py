@@ -389,7 +389,7 @@ class Pass:
             weights_grad=None if gradient is None or by_hand is None else gradient_of_map(gradient, by_hand, batch),
             **operands_of(call, batch),
             grad_scale=scale,
-            **weights_of(block, added, call),
+            **weights_of(block, added, call, loose=body.loose),
             stream=stream_around(block, states if added is None else with_added(states, added), gradients),
             early=captured.early,
             backend=self.settings.backend,

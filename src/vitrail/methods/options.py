@@ -88,7 +88,10 @@ def check_level(level: str) -> Check:
         if level == "inputs_embeds" and inputs.signal:
             raise OptionError("level='inputs_embeds' is for texts, but these inputs are a signal. Leave level out.")
         if level == "embedding_output" and not body.blocks:
-            raise OptionError("level='embedding_output' needs the model's blocks: vitrail.Anatomy(blocks=...).")
+            why = body.loose or "name them in vitrail.Anatomy(blocks=...)"
+            lower = [name for name, kind in ONLY.items() if kind == inputs.kind and not inputs.signal]
+            instead = f" level={lower[0]!r} needs none." if lower else ""
+            raise OptionError(f"level='embedding_output' needs the model's blocks: {why}.{instead}")
 
     return check
 

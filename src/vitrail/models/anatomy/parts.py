@@ -107,6 +107,7 @@ class Body:
     owner: nn.Module
     head: nn.Module | None
     temperature: Tensor | None = None
+    loose: str | None = None  # why no module is a block, where that was found
     idle: tuple[nn.Module, ...] = ()  # members of the blocks' list that run without attention, where that was measured
 
     @cached_property

@@ -40,7 +40,7 @@ from vitrail.relevance.lrp.kinds import (
     SUBTRACTIONS,
     WRITTEN_OUT,
 )
-from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient
+from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_bent
 
 ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
 """Operations that work entry by entry, where their operands have one shape."""
@@ -171,7 +171,7 @@ class _Propagate(TorchFunctionMode):
             self._outdate(args[0])
         function = IN_PLACE.get(func, func)
         changed = args[0] if function is not func else None
-        if func in STATEMENTS and self._chained(function, args, active):
+        if func in STATEMENTS and not is_bent(args[0]) and self._chained(function, args, active):
             return self.follow("write", func, args, kwargs, active)
         if function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS:
             out = self._sum(function, args, kwargs, active)

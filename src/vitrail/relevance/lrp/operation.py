@@ -189,6 +189,12 @@ def bent(value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
     return _Bent.apply(value.detach(), pullback, *inputs)  # pyright: ignore[reportReturnType]
 
 
+def is_bent(x: object) -> bool:
+    """Whether a tensor is what a rule gave: torch lets nobody write into it, and rules may read it later."""
+    made = x.grad_fn if isinstance(x, Tensor) else None
+    return made is not None and made.name() in ("_BentBackward", "_SwitchedBackward")
+
+
 def gradient(operation: Operation) -> Any:  # noqa: ANN401
     """No rule but the chain rule."""
     return operation.run()
