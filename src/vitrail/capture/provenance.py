@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.attribution import versions
+from vitrail.capture.shadow import memory_of
 from vitrail.capture.torch_private import without_functions
 
 SAMPLES = 256
@@ -29,17 +31,18 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
 
     Nothing waits for a device: a recording of an explanation takes them along.
     """
-    state = _state(model)
-    header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
+    weights = _weights_of(model)
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), without_functions():
-        for _, x in state:
+        for x in weights.tensors:
             for part in _plain_parts(x):
                 step = max(1, part.numel() // SAMPLES)
                 size = min(SAMPLES, -(-part.numel() // step))
                 some = part.as_strided((size,), (step,)) if part.is_contiguous() else part.reshape(-1)[::step][:size]
                 samples.setdefault((part.device, part.dtype), []).append(some)
-        return header, [torch.cat(some) for some in samples.values()]  # one copy from a device, not one for each tensor
+        return weights.header, [
+            torch.cat(some) for some in samples.values()
+        ]  # one copy from a device, not one for each tensor
 
 
 def hashed(header: bytes, samples: Sequence[Tensor]) -> str:
@@ -63,6 +66,25 @@ def _plain_parts(x: Tensor) -> list[Tensor]:
         return [part for name in names for part in _plain_parts(getattr(x, name))]
     # Parameters of other classes that still are tensors of numbers, such as those of bitsandbytes.
     return [x.data.as_subclass(Tensor)] if x.layout is torch.strided else []
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The tensors of a model's state, their names, shapes and dtypes as bytes, and how many have no values."""
+
+    tensors: list[Tensor]
+    header: bytes
+    lacking: int
+
+
+def _weights_of(model: nn.Module) -> _Weights:
+    """The weights of a model; of a shadow they are looked up once."""
+    known = memory_of(model).known
+    if "state" not in known:
+        state = _state(model)
+        header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
+        known["state"] = _Weights([x for _, x in state], header, sum(not _plain_parts(x) for _, x in state))
+    return known["state"]
 
 
 def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -89,6 +111,7 @@ def provenance(
     Args:
         identity: the model's fingerprint, if it was taken before.
     """
+    lacking = _weights_of(model).lacking
     huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
     timm = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
     name = huggingface or timm or type(model).__name__
@@ -96,11 +119,7 @@ def provenance(
         "model": name,
         "model_class": type(model).__name__,
         "model_hash": identity or fingerprint(model),
-        **(
-            {"model_hash_lacks": f"the values of {lacking} weights"}
-            if (lacking := sum(not _plain_parts(x) for _, x in _state(model)))
-            else {}
-        ),
+        **({"model_hash_lacks": f"the values of {lacking} weights"} if lacking else {}),
         "versions": dict(versions()),
         "backend": backend,
         "samples": samples,

@@ -41,10 +41,11 @@ class Remembered(Generic[T]):
 
     def get(self, model: nn.Module, form: Hashable, measure: Callable[[], T]) -> T:
         """What is known for this form, measured if it is not known or no longer holds."""
-        kept, call = self.kept.setdefault(model, {}), memory_of(model).call
+        kept, memory = self.kept.setdefault(model, {}), memory_of(model)
+        call, known = memory.call, memory.known
         if "weights" not in call:  # the same for all measurements of one call
-            call["modules"], call["zeros"] = every_module(model), set()
-            call["weights"] = _identity(call["modules"])
+            call["modules"] = known["modules"] = known.get("modules") or every_module(model)
+            call["zeros"], call["weights"] = set[tuple[Place, ...]](), _identity(call["modules"])
         key = form, call["weights"]
         found = kept.get(key)
         if found is None or (found[1] not in call["zeros"] and _any_nonzero(call["modules"], found[1])):
