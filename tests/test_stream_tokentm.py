@@ -307,3 +307,12 @@ def test_a_gate_is_refused_by_name_and_gae_still_walks():
         vitrail.explain(model, inputs, "tokentm", 3)
     kept = vitrail.compare(model, inputs, methods=["gae", "tokentm"], target=3, on_error="keep")
     assert [one.method for one in kept] == ["gae"]
+
+
+def test_windows_that_are_filled_up_give_nothing_to_the_filling():
+    model, _ = prepared(TABLE["swin"])
+    picture = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1)).double()
+    found = vitrail.explain(model, picture, "tokentm", 3)
+    assert found.grid == (14, 14)
+    assert_close(vitrail.explain(model, picture[1:], "tokentm", 3).scores[0], found.scores[1], **EXACT)
+    assert bool((found.scores > 0).all())

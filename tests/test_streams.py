@@ -279,3 +279,41 @@ def test_a_tower_alone_of_a_model_with_two_is_one_stream():
         row = row + row @ (a * g).clamp(min=0).mean(dim=1)
     assert_close(vitrail.explain(model, picture, "gae", 2).scores, row[:, 0].detach())
     assert vitrail.explain(model, picture, target=2).method == "consensus"
+
+
+def cross_walk(model, inputs, position, token):
+    """Relevance of what a decoder reads and of its own tokens, from whole matrices."""
+    model.config._attn_implementation = "eager"
+    out = model(**inputs, output_attentions=True)
+    own = getattr(out, "decoder_attentions", None) or out.attentions
+    maps = [*own, *out.cross_attentions]
+    grads = torch.autograd.grad(out.logits[:, position, token].sum(), maps)
+    weighed = [(g * a).clamp(min=0).mean(dim=1).detach() for a, g in zip(maps, grads, strict=True)]
+    decoder = torch.zeros(2, 1, own[0].shape[2], dtype=torch.float64)
+    decoder[:, :, position] = 1
+    encoder = torch.zeros(2, 1, weighed[-1].shape[2], dtype=torch.float64)
+    for a, c in reversed([*zip(weighed[: len(own)], weighed[len(own) :], strict=True)]):
+        encoder, decoder = encoder + decoder @ c, decoder + decoder @ a
+    return encoder[:, 0], decoder[:, 0]
+
+
+def with_states(bart):
+    inputs = texts()
+    states = bart.get_encoder()(inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    return bart, {"encoder_outputs": states, "decoder_input_ids": inputs["decoder_input_ids"]}
+
+
+def crossing_gpt2():
+    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32, add_cross_attention=True)  # fmt: skip  # noqa: E501
+    model = seeded(lambda: transformers.GPT2LMHeadModel(config))
+    states = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2)).double()
+    return model, {"input_ids": texts()["decoder_input_ids"], "encoder_hidden_states": states}
+
+
+@pytest.mark.parametrize("name", ["bart", "gpt2"])
+def test_states_of_an_encoder_that_ran_before_are_a_stream(bart, name):
+    model, inputs = with_states(bart) if name == "bart" else crossing_gpt2()
+    found = vitrail.explain(model, inputs, "gae", targets.logit(7, position=5))
+    encoder, decoder = cross_walk(model, inputs, 5, 7)
+    assert_close(found.streams["encoder"].scores, encoder)
+    assert_close(found.streams["decoder"].scores, decoder)

@@ -215,11 +215,12 @@ def _added(streams: Streams, event: AttentionEvent, one: CutCall, where: _Found,
                 f"tokens of {read.shape[1]} channels are read into a stream of {vectors.shape[1]}, so directions "
                 "cannot be compared"
             )
+        of = torch.where(read.eq(0).all(dim=1).cpu(), -1, of)  # windows are filled up by vectors of zeros
         _keep_lengths(found, read, of)
         other = _places(event.keys, of, streams.count)
         places = torch.where(places < 0, torch.where(other < 0, -1, other + len(vectors)), places)
         vectors = torch.cat([vectors, read.to(vectors)])
-        found.assumed = [READ]
+        found.assumed = [READ] if bool((other >= 0).any()) else found.assumed
     _check_lengths(vectors, places, found.real[event.keys])
     return AddedByCall(weight, rows, vectors, places)
 

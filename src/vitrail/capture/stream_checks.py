@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.executions import tensors_in
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.streams import Rows, Streams, Transition
 from vitrail.errors import SeamError
@@ -130,7 +131,7 @@ def _claimed(streams: Streams, index: int, batch: int) -> tuple[Tensor, bool]:
 def _of_samples(streams: Streams, batch: int) -> list[Tensor]:
     """Inputs and word embeddings that have one entry for each sample along the first axis."""
     given = streams.seen.inputs
-    floats = [] if given is None else [x for x in (*given.args, *given.kwargs.values()) if isinstance(x, Tensor)]
+    floats = [] if given is None else list(tensors_in((given.args, given.kwargs)))
     places = [x for x in (*floats, *(vectors for _, vectors in streams.seen.embedded)) if x.ndim > 1]
     return [x for x in places if x.requires_grad and x.shape[0] == batch]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.executions import tensors_in
 from vitrail.capture.origin import boxes
 from vitrail.capture.streams import AttentionEvent, Sequence, Streams, Transition
 from vitrail.errors import SeamError
@@ -96,7 +97,10 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     targets = {target for _, target in streams.since}
     found, done = _packed(streams, inputs, samples)
     for index, sequence in enumerate(streams.sequences):
-        if not sequence.queries or index in done:
+        if index in done:
+            continue
+        if not sequence.queries:
+            found += [] if index in targets else _states(streams, index, sequence)
             continue
         text = _text(streams, index, sequence, inputs)
         known = [] if text is None else [text]
@@ -109,6 +113,16 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     learned = [one for one in found if one.name == "queries" and one.tokens.shape[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
+
+
+def _states(streams: Streams, index: int, sequence: Sequence) -> list[ShownStream]:
+    """Tokens that are read and never ask, given as vectors: what an encoder made of another input before."""
+    for x in _floats(streams):
+        fed = sources(_rows(sequence), [x], channels=-1)[0] if x.ndim == 3 else None
+        if fed is not None and not bool((fed == MIXED).any()) and bool((fed >= 0).any()):
+            tokens = torch.where(fed >= 0, fed + sequence.first, -1).cpu()
+            return [ShownStream("encoder", "text", tokens, index)]
+    return []
 
 
 def _rows(operand: Sequence) -> list[tuple[Tensor, Tensor]]:
@@ -219,7 +233,7 @@ def _shape(shapes: object, tokens: int) -> tuple[int, int] | None:
 def _floats(streams: Streams) -> list[Tensor]:
     given = streams.seen.inputs
     assert given is not None
-    return [x for x in (*given.args, *given.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in tensors_in((given.args, given.kwargs)) if x.is_floating_point()]
 
 
 def _grids(fed: Tensor, sequence: Sequence, *, pixels: bool) -> Tensor | None:
@@ -326,7 +340,8 @@ def _named(streams: Streams, found: list[ShownStream]) -> list[ShownStream]:
     if len(found) == 2 and found[0].sequence != found[1].sequence:
         first, second = found
         forth, back = _reads(streams, second, first), _reads(streams, first, second)
-        if forth and not back:
+        if forth != back:
+            first, second = (first, second) if forth else (second, first)
             return [replace(first, name="encoder"), replace(second, name="decoder")]
     names: dict[str, count] = {}
     made = []

@@ -244,8 +244,9 @@ def rooted(inputs: Inputs) -> Inputs:
     """The inputs with every floating-point tensor made a leaf that gradients can be taken at."""
 
     def leaf(x: Any) -> Any:  # noqa: ANN401
-        floats = isinstance(x, Tensor) and x.is_floating_point()
-        return x.detach().clone().requires_grad_() if floats else x
+        if isinstance(x, dict) and "last_hidden_state" in x:  # what an encoder gave
+            return type(x)(**{name: leaf(value) for name, value in x.items()})
+        return x.detach().clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
 
     usable = inputs.usable()
     kwargs = {name: x if "mask" in name else leaf(x) for name, x in usable.kwargs.items()}
@@ -387,7 +388,10 @@ def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, q
         _name(streams, _links(index, one, one.call.query, rows, needed=False), queries.flatten())
         pairs = _relation(streams, index, key, heads.numbers(key))
     new = Sequence(streams.count, (shape[0], shape[2]), key, heads, index, queries=False)
-    return _settled(streams, pairs, new).view(shape[0], shape[2])
+    tokens = _settled(streams, pairs, new)
+    if len(pairs) == 0:  # tokens that never ask: later calls read the same ones
+        _name(streams, _links(index, one, key, heads, needed=False), tokens)
+    return tokens.view(shape[0], shape[2])
 
 
 def _one_to_one(pairs: Tensor, count: int) -> Tensor | None:
