@@ -89,6 +89,11 @@ KNOWN = {
         "two classes, negative and positive; there is no neutral one.",
         longest=128,
     ),
+    "lookup": Knowledge(
+        "A tiny demonstration language model of 63 thousand weights. It says what a person has, if the text says so. "
+        "It knows 20 names and 20 things; try: Anna: ring. Boris: key. Clara: lamp. Boris:",
+        longest=56,
+    ),
 }
 CAUTION = 0.5
 UNKNOWN_SHARE = 0.2

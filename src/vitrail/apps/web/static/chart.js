@@ -5,7 +5,7 @@ import {useDark} from "./maps.js";
 import {percent} from "./numbers.js";
 
 const COLOURS = {
-  light: ["#b2182b", "#555", "#2166ac", "#8a5a00", "#6a3d9a"], dark: ["#f4a582", "#bbb", "#92c5de", "#e6c35c", "#cab2d6"],
+  light: ["#b2182b", "#555", "#2166ac", "#8a5a00", "#6a3d9a"], dark: ["#f4a582", "#d0d0d0", "#4da3ff", "#e6c35c", "#cab2d6"],
 };
 
 /**

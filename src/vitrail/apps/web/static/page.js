@@ -52,8 +52,8 @@ function Maps({store}) {
   if (!shown) return html`<div class="gallery image">${store.asked.methods.concat("").map((_, i) => html`<figure class="map" key=${i}><div class="blank square"></div><figcaption>\u00a0</figcaption><div class="legend"></div></figure>`)}</div>`;
   const about = shown.case;
   return html`<div class=${`gallery ${about.kind}`} data-key=${shown.key}>
-    ${about.kind === "image" ? html`<figure class="map input"><${MapView} about=${about} map=${null} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label="The picture as the model sees it" />
-      <figcaption><strong>input</strong> <span class="quiet">as the model sees it</span></figcaption><div class="legend"></div></figure>` : null}
+    ${about.kind === "image" ? html`<figure class="map input"><${MapView} about=${about} map=${null} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label=${asking(store) ? "The picture" : "The picture as the model sees it"} />
+      <figcaption><strong>input</strong> <span class="quiet">${asking(store) ? "" : "as the model sees it"}</span></figcaption><div class="legend"></div></figure>` : null}
     ${(asking(store) ? [] : shown.asked.methods).map((name) => html`<${Figure} key=${name} store=${store} name=${name} />`)}</div>`;
 }
 
