@@ -40,9 +40,8 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
                 size = min(SAMPLES, -(-part.numel() // step))
                 some = part.as_strided((size,), (step,)) if part.is_contiguous() else part.reshape(-1)[::step][:size]
                 samples.setdefault((part.device, part.dtype), []).append(some)
-        return weights.header, [
-            torch.cat(some) for some in samples.values()
-        ]  # one copy from a device, not one for each tensor
+        # One copy from a device, not one for each tensor.
+        return weights.header, [torch.cat(some) for some in samples.values()]
 
 
 def hashed(header: bytes, samples: Sequence[Tensor]) -> str:

@@ -301,14 +301,11 @@ def overlay(
     index = check_index(attribution, index)
     picture = picture_of(attribution, image, index)
     check_look(alpha, cmap)
-    shown = Panel(
-        "",
-        sample_map(attribution, index, picture),
-        signed=attribution.signed,
-        alpha=alpha,
-        cmap=cmap,
-        limits=limits_of(attribution, index, picture),
-    )
+    values = values_of(attribution, index, picture)
+    largest = float(values.abs().max())
+    limits = (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
+    scaled = symmetric(values) if attribution.signed else stretched(values)
+    shown = Panel("", scaled, signed=attribution.signed, alpha=alpha, cmap=cmap, limits=limits)
     heading = f"{attribution.label}\n{attribution.title(index)}" if title is None else title
     return panel_figure([[shown]], picture, heading=heading, side=OVERLAY_SIDE)
 
@@ -332,14 +329,6 @@ def check_look(alpha: float | None, cmap: str | None) -> None:
         raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
 
 
-def limits_of(attribution: Attribution, index: int, picture: Picture | None) -> tuple[float, float]:
-    """The scores that the two ends of the colour bar stand for."""
-    shown = replace(attribution, scores=attribution.shown)
-    values = shown.heatmap(map_size(attribution, picture))[index].detach().double()
-    largest = float(values.abs().max())
-    return (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
-
-
 def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, int]:
     """Height and width of the map: those of the picture, else of what the model saw."""
     if picture is not None:
@@ -348,10 +337,15 @@ def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, in
     return attribution.size or (rows * PATCH, columns * PATCH)
 
 
+def values_of(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
+    """The map of one sample at the picture's size, in its own numbers."""
+    shown = replace(attribution, scores=attribution.shown)
+    return shown.heatmap(map_size(attribution, picture))[index].detach().double().cpu()
+
+
 def sample_map(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
     """The map of one sample at the picture's size, within [-1, 1] where it is signed and [0, 1] where not."""
-    shown = replace(attribution, scores=attribution.shown)
-    values = shown.heatmap(map_size(attribution, picture))[index].detach().double().cpu()
+    values = values_of(attribution, index, picture)
     return symmetric(values) if attribution.signed else stretched(values)
 
 
