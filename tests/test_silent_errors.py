@@ -321,3 +321,51 @@ def test_a_short_text_in_long_padding_is_explained_as_without_it(method):
     wanted = vitrail.explain(model, {"input_ids": real, "attention_mask": torch.ones_like(real)}, method).scores
     assert_close(found[:, -2:], wanted, rtol=1e-5, atol=0)  # rotary angles of late places are in single precision
     assert not bool(found[:, :-2].any())
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["gae", "attn_lrp", "tokentm", "auto"])
+def test_a_model_of_no_known_family_is_explained_where_the_caller_has_gradients_off(around, method):
+    """Parts are found by gradients: these were once taken in the caller's own setting."""
+    for model, inputs in [(Model().double().eval(), IDS), (build("llama"), inputs_of("llama"))]:
+        expected = vitrail.explain(copy.deepcopy(model), inputs, method, 1).scores
+        with around():
+            found = vitrail.explain(model, inputs, method, 1).scores
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_single_token_of_a_language_model_is_explained(name):
+    """Its attention does not show that it is causal."""
+    ids = torch.tensor([[5], [7]])
+    found = vitrail.explain(build(name), {"input_ids": ids}, "gae", 1)
+    assert found.scores.shape == (2, 1)
+    named = vitrail.explain(build(name), {"input_ids": ids}, "gae", targets.logit(1, position=0))
+    assert_close(found.scores, named.scores)
+
+
+class EarlyState(nn.Module):
+    """Reads a token of an early hidden state, as the model keeps it itself."""
+
+    def __init__(self, *reads):
+        super().__init__()
+        self.inner, self.reads = build("bert"), reads
+
+    def forward(self, input_ids):
+        states = self.inner(input_ids, output_hidden_states=True).hidden_states
+        return self.inner.classifier(sum(states[layer][:, token] for layer, token in self.reads))
+
+
+def test_a_hidden_state_that_is_read_early_is_the_last_one_that_counts():
+    ids = inputs_of("bert")["input_ids"]
+    found = vitrail.explain(EarlyState((1, 0)), {"input_ids": ids}, "gae", 1)
+    model = build("bert")
+    model.set_attn_implementation("eager")
+    out = model(ids, output_attentions=True, output_hidden_states=True)
+    probs = out.attentions[0]
+    (gradient,) = torch.autograd.grad(model.classifier(out.hidden_states[1][:, 0])[:, 1].sum(), probs)
+    walked = (gradient * probs).clamp(min=0).mean(dim=1)[:, 0].detach()
+    walked[:, 0] += 1
+    assert_close(found.scores, walked)
+    with pytest.raises(SeamError, match="before block 0 beside"):
+        vitrail.explain(EarlyState((1, 0), (0, 3)), {"input_ids": ids}, "gae", 1)

@@ -36,7 +36,7 @@ from vitrail.capture.long_texts import LONGEST, part_of_text
 from vitrail.capture.refusals import check_model
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.shadow import without_recomputation
+from vitrail.capture.shadow import autograd, without_recomputation
 from vitrail.models.inputs import Inputs, check_fits
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -135,7 +135,8 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     def measure() -> Discovery:
         check_fits(model, inputs)
         check_model(model)
-        return without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
+        with autograd(gradients=True):  # whatever the caller's own setting
+            return without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
 
     return _known.get(model, _form(inputs), measure)
 

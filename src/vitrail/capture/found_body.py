@@ -12,6 +12,7 @@ from vitrail.capture.discovery import CROSS, LISTS, BlockSite, CallSite, Discove
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.refusals import no_attention
 from vitrail.capture.shadow import autograd
+from vitrail.capture.stream_passes import generates
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import Anatomy, Block, Body
 from vitrail.models.anatomy.parts import ENCODINGS
@@ -35,12 +36,18 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
         _check_alike(before, _answer(model, inputs), sites)
         _alike[model] = found
     # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
-    first = int(found.reads_first and not found.causal and inputs.ids is not None)
-    anatomy = Anatomy(name=f"measured {found.model}", causal=found.causal, readout="auto", prefix=first)
+    causal = found.causal or (_one_token(found) and generates(model))
+    first = int(found.reads_first and not causal and inputs.ids is not None)
+    anatomy = Anatomy(name=f"measured {found.model}", causal=causal, readout="auto", prefix=first)
     pool = None if found.pool is None else model.get_submodule(found.pool)
     idle = tuple(model.get_submodule(name) for name in found.without)
     loose = None if sites else _why_loose(model, found)
     return Body(anatomy, blocks, pool=pool, owner=model, head=None, loose=loose, idle=idle)
+
+
+def _one_token(found: Discovery) -> bool:
+    """Whether there is one token alone, whose attention does not show whether it would see later ones."""
+    return all(call.queries == call.keys == 1 for call in found.calls)
 
 
 def _why_loose(model: nn.Module, found: Discovery) -> str:

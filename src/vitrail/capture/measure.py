@@ -409,9 +409,25 @@ def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
         for part, x, g in zip(parts, places, grads, strict=True)
     ]
     read[-1] = read[-1] | given_last  # hooks of the model's own may have kept what the last block gave
-    if not bool(read[1].any()) or len(read) == 2:  # not by way of the first block: hooks may have kept what enters it
-        read[0] = read[0] | entering
+    alone = len(read) == 2
+    if not bool(read[1].any()) or alone:  # not by way of the first block: hooks may have kept what enters it
+        read[0] = read[0] | (_past(first, grads[-1], grads[-2], body) if alone and bool(given_last.any()) else entering)
     return read
+
+
+def _past(block: MeasuredBlock, total: Tensor | None, given: Tensor | None, body: Body) -> Tensor:
+    """The tokens of what enters the only block that the answer reads other than by what the block gives.
+
+    Args:
+        total: the gradient of the answer at what enters.
+        given: its gradient at what the block gives.
+    """
+    entering, leaving = block.entering, block.leaving
+    if entering is None or leaving is None or total is None:
+        return torch.zeros((), dtype=torch.bool)
+    (through,) = torch.autograd.grad(leaving, entering, given, retain_graph=True, allow_unused=True)
+    rest = total if through is None else total - through
+    return batch_first(body.blocks[0], rest.abs() > 1e-4 * total.abs().amax()).any(dim=-1)
 
 
 def _check_read(read: list[Tensor]) -> str | None:
