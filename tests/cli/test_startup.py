@@ -112,6 +112,12 @@ def test_the_first_explanation_of_an_embedded_model_imports_torch_and_little_els
     assert not found & (HEAVY - {"torch", "numpy", "PIL"} | {"torchvision", "torchao", "pandas", "sklearn", "typer"})
 
 
+@pytest.mark.slow
+def test_loading_an_embedded_model_for_the_first_time_writes_nothing():
+    _, result = modules("import vitrail; vitrail.zoo.load('photo'); vitrail.zoo.load('sentiment')")
+    assert len(result.stderr.splitlines()) == 1, result.stderr[-2000:]  # the list of modules
+
+
 def test_python_m_vitrail_is_the_command_line():
     result = subprocess.run([sys.executable, "-m", "vitrail", "--version"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.split()[0]) == (0, "vitrail")

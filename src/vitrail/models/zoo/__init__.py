@@ -88,7 +88,8 @@ def _huggingface(plain: Embedded) -> nn.Module:
     """The weights of a plain model in the class of transformers that has the same name."""
     import transformers
 
-    kind = getattr(transformers, type(plain.model).__name__)
+    with silent():  # what it imports now writes log lines
+        kind = getattr(transformers, type(plain.model).__name__)
     if isinstance(plain.model, kind):
         return plain.model
     config = kind.config_class.from_dict(read_json(f"{plain.name}/config.json"))
@@ -109,7 +110,8 @@ def _huggingface(plain: Embedded) -> nn.Module:
 def _with_tokenizer(preprocess: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same with a tokenizer of transformers, where it is one for texts."""
     if isinstance(preprocess, Tokenise) and isinstance(preprocess.tokenizer, WordPieces):
-        return replace(preprocess, tokenizer=preprocess.tokenizer.full)
+        with silent():
+            return replace(preprocess, tokenizer=preprocess.tokenizer.full)
     return preprocess
 
 
