@@ -105,6 +105,20 @@ DECODERS = {
     "openai_privacy": encoder("OpenAIPrivacyFilterForTokenClassification", position=3, **GROUPED, **ROUTED,
                               head_dim=8, sliding_window=4),
     "olmo_hybrid": decoder("OlmoHybridForCausalLM", attentions=False, refused=".", **GROUPED),
+    "bert_generation": decoder("BertGenerationDecoder", **TEXT, is_decoder=True),
+    "ministral3": decoder("Ministral3ForCausalLM", **GROUPED, head_dim=8),
+    "qwen2_classes": decoder("Qwen2ForSequenceClassification", **GROUPED, num_labels=3),
+    "olmo3_classes": decoder("Olmo3ForSequenceClassification", **GROUPED, num_labels=3, sliding_window=4),
+    "trocr": decoder("TrOCRForCausalLM", attentions=False, vocab_size=WORDS, d_model=32, decoder_layers=2,
+                     decoder_attention_heads=4, decoder_ffn_dim=48),
+    "bamba": decoder("BambaForCausalLM", attentions=False, refused="blocks of this model attend", **GROUPED,
+                     attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1),
+    "falcon_h1": decoder("FalconH1ForCausalLM", attentions=False, refused="beside attention mix tokens", **GROUPED,
+                         mamba_n_heads=4, mamba_d_head=16, mamba_d_ssm=64, mamba_d_state=8, mamba_n_groups=1),
+    "gemma3n": decoder("Gemma3nForCausalLM", attentions=False, refused="cannot be read token by token", **GROUPED,
+                       head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=WORDS,
+                       altup_num_inputs=2, laurel_rank=4, num_kv_shared_layers=0,
+                       layer_types=["full_attention", "full_attention"], activation_sparsity_pattern=[0.0, 0.0]),
 }  # fmt: skip
 ENCODERS = {
     "nomic_bert": encoder("NomicBertForSequenceClassification", **BERT),
@@ -133,12 +147,25 @@ ENCODERS = {
     "electra_discriminator": encoder("ElectraForPreTraining", **BERT, embedding_size=16),
     "modernbert_masked": encoder("ModernBertForMaskedLM", position=3, **BERT, cls_token_id=1, sep_token_id=2, **MARKS),
     "bert_regression": replace(encoder("BertForSequenceClassification", **{**BERT, "num_labels": 1}), single=True),
+    "markuplm": encoder("MarkupLMForSequenceClassification", **BERT, max_xpath_tag_unit_embeddings=10,
+                        max_xpath_subs_unit_embeddings=10, tag_pad_id=5, subs_pad_id=5, xpath_unit_hidden_size=8,
+                        max_depth=3),
+    "perceiver": encoder("PerceiverForSequenceClassification", attentions=False, refused="asks for the tokens",
+                         vocab_size=WORDS, d_model=32, d_latents=32, num_latents=5, num_self_attends_per_block=1,
+                         num_blocks=1, num_self_attention_heads=4, num_cross_attention_heads=4,
+                         max_position_embeddings=64),
 }  # fmt: skip
 VISION = {
     "metaclip2": vision("MetaClip2ForImageClassification", vision_config=PICTURE),
     "imagegpt": Entry(hf("ImageGPTForImageClassification", num_labels=5, vocab_size=WORDS, n_positions=64, n_embd=32,
                          n_layer=2, n_head=4), "text", "vision", None, attentions=True, kind="ImageGPT"),
     "deit_teacher": vision("DeiTForImageClassificationWithTeacher", **PICTURE),
+    "mobilevit": vision("MobileViTForImageClassification", attentions=False, refused="mixed between two attention",
+                        image_size=32, patch_size=2, hidden_sizes=[16, 24, 32], num_attention_heads=2,
+                        neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32]),
+    "focalnet": vision("FocalNetForImageClassification", attentions=False, refused="no attention was seen",
+                       image_size=32, embed_dim=16, depths=[1, 1], focal_levels=[2, 2], focal_windows=[3, 3],
+                       hidden_sizes=[16, 32]),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrail.capture import additions
 from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.executions import Execution, Executions, SeenCall, node_of, reached
+from vitrail.capture.shadow import autograd
 from vitrail.models.anatomy import Block
 
 DIGITS = 128
@@ -86,8 +87,9 @@ def _value(
     makers = [x for x in before if x.gave_node in met]
     if value is None or len(met) != 1 or not makers or makers[-1].gave is None:
         return None, None
-    heads = with_heads(value, batch)
-    channels = None if heads is None else _channels(heads[0], makers[-1].gave)
+    with autograd(gradients=True):  # the caller may have switched it off
+        heads = with_heads(value, batch)
+        channels = None if heads is None else _channels(heads[0], makers[-1].gave)
     return (None, None) if channels is None else (makers[-1], channels)
 
 
