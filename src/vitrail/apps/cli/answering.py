@@ -8,6 +8,7 @@ import typer
 from vitrail.apps.cli import options
 from vitrail.apps.cli.screen import reported
 from vitrail.errors import InputError, MissingExtraError, ModelError
+from vitrail.models.silence import silent
 
 if TYPE_CHECKING:
     from vitrail.tools.generations import Generation
@@ -31,7 +32,8 @@ def load_model(path: Path) -> tuple[Any, Any]:
         found = zoo.load(EMBEDDED)
         return found.model, found.preprocess.tokenizer  # pyright: ignore[reportFunctionMemberAccess]
     try:
-        import transformers
+        with silent():
+            import transformers
     except ImportError as error:
         raise MissingExtraError(
             "a language model is loaded with transformers: pip install 'vitrail[answers]'"
@@ -39,8 +41,9 @@ def load_model(path: Path) -> tuple[Any, Any]:
     if not path.is_dir():
         raise ModelError(f"{path} is no folder. Give one with config.json, weights and the tokenizer's files.")
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        with silent():  # once more, since transformers has bars only now that it is imported
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ModelError(f"{path} holds no causal language model that can be read: {why}") from error
@@ -85,13 +88,14 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     """Generate and explain an answer."""
     from vitrail.tools.generations import generate
 
+    documents = read_context(context or []) or None
     loaded, tokenizer = load_model(model)
     found = generate(
         loaded,
         tokenizer,
         prompt_for(tokenizer, prompt, chat=chat),
         answer=given,
-        documents=read_context(context or []) or None,
+        documents=documents,
         unit=unit,
         method=method or None,
         scalar=scalar,
