@@ -107,7 +107,7 @@ def cluster():
     with on_loopback():
         ray.init(
             address="local",
-            num_cpus=4,
+            num_cpus=2,
             num_gpus=2,
             _node_ip_address="127.0.0.1",
             log_to_driver=False,
@@ -167,8 +167,8 @@ def test_what_a_worker_refuses_is_not_tried_again():
 
 @pytest.mark.usefixtures("cluster")
 def test_more_workers_than_there_is_room_for_take_no_unit():
-    keys = [f"{number}" for number in range(9)]
-    found = list(ray_engine(units(*keys), failing("never"), cluster=bench.Cluster(workers=9)))
+    keys = [f"{number}" for number in range(5)]
+    found = list(ray_engine(units(*keys), failing("never"), cluster=bench.Cluster(workers=4)))
     assert sorted(finished.unit.keys[0] for finished in found) == keys
 
 
@@ -179,7 +179,7 @@ def test_workers_on_cuda_share_gpus():
     assert crew.needs == {"num_cpus": 1, "num_gpus": 1 / 3}
     assert crew.size == 6
     assert crew.worker == Worker(RunSettings(device="cuda"))
-    assert engines_ray._Crew(Worker(RunSettings()), bench.Cluster()).size == 4
+    assert engines_ray._Crew(Worker(RunSettings()), bench.Cluster()).size == 2
 
 
 def test_a_plan_for_gpus_on_a_cluster_without_is_refused():
