@@ -366,7 +366,7 @@ DETECTORS = {
         picture(64),
         "detection",
         QUERY,
-        refused="cannot be told",
+        refused="comes from which part",
     ),
     "rt_detr": Case(rt_detr, picture(64), "detection", QUERY, refused="feed more than one row"),
     "yolos": Case(
@@ -752,9 +752,10 @@ LANGUAGE_MODELS = {
 
 
 def texts(batch: int) -> dict:
+    """Pictures, each compared with two texts."""
     return {
-        "input_ids": ids(batch, 6),
-        "attention_mask": torch.ones(batch, 6, dtype=torch.long),
+        "input_ids": ids(2, 6),
+        "attention_mask": torch.ones(2, 6, dtype=torch.long),
         "pixel_values": noise(batch, 3, 24, 24),
     }
 
@@ -781,7 +782,7 @@ TOWERS = {
             "spatial_shapes": torch.tensor([[4, 4]] * b),
         },
         "two towers",
-        1,
+        0,
     ),
     "align_free": Case(two_towers("AltCLIPModel"), texts, "two towers", 1),
     "chinese_clip": Case(two_towers("ChineseCLIPModel"), texts, "two towers", 1),
