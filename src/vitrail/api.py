@@ -613,7 +613,8 @@ def _run(
     """
     begun, inputs = time.perf_counter(), requests[0].inputs
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
-    with forward(model, inputs, body, wanted_by(requests), settings, lean=True, rows=rows) as run:
+    wanted = wanted_by(requests)
+    with forward(model, inputs, body, wanted, settings, lean=True, rows=rows) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
         used: dict[Request, set[str]] = {request: set() for request in requests}
@@ -622,7 +623,8 @@ def _run(
             for request in group if part.target.name == "answer_span" else ():
                 check_scalar(request)
             walks = [request.plan for request in group if isinstance(request.plan, Walk)]
-            layers = run.layers(part, wanted_by(group), again=job + 1 < len(jobs), shared=len(group) > 1)
+            own = wanted if len(group) == len(requests) else wanted_by(group)
+            layers = run.layers(part, own, again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walked in zip(group, walk_layers(walks, layers), strict=True):
                 found[request].append((part, walked.result))
                 used[request] |= walked.backends
