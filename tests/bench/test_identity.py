@@ -14,7 +14,7 @@ from saved_models import save_vit
 from transformers import ViTForImageClassification
 
 from vitrail.apps.cli.bench import tell_older
-from vitrail.attribution import fingerprint
+from vitrail.capture.provenance import fingerprint
 from vitrail.errors import EngineError
 from vitrail.evaluate import bench, data
 from vitrail.evaluate.bench.identity import example_hash, hash_of, set_hash, weights_hash
