@@ -201,15 +201,20 @@ class ViTForImageClassification(nn.Module):
 # --- the BERT --------------------------------------------------------------------------------------------------------
 
 
+def _table(rows: int, width: int, *, padding: int | None = None) -> nn.Embedding:
+    """Embeddings that are not drawn at random: on the meta device that would import the compiler of torch."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False, padding_idx=padding)
+
+
 class TextTokens(nn.Module):
     """The word pieces with their positions and segments, normalised."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.word_embeddings = _table(config.vocab_size, width, padding=config.pad_token_id)
+        self.position_embeddings = _table(config.max_position_embeddings, width)
+        self.token_type_embeddings = _table(config.type_vocab_size, width)
         self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
