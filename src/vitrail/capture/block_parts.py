@@ -64,13 +64,15 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
     output = _output(seen.stack[-1], seen, inner, stream)
     after = _behind(block, seen, output, inner, stream)
     found = _Proposed(seen.stack[-1], output, _attention_norm(seen, inner, block))
-    best, missing = found, _missing(found, block, seen, inner, batch_first=batch_first)
+    best, missing = None, {}
     for candidate in _variants(found, after, inner, stream):
         lacking = _missing(candidate, block, seen, inner, batch_first=batch_first)
-        if best is found or "ffn_added" not in lacking:
+        if best is None or "ffn_added" not in lacking:
             best, missing = candidate, lacking
         if "ffn_added" not in lacking:
             break
+    if best is None:
+        best, missing = found, _missing(found, block, seen, inner, batch_first=batch_first)
     value, channels = _value(seen, inner, ran.batch)
     return replace(_names(best, block, tuple(missing.items()), value), value_channels=channels)
 
