@@ -547,6 +547,15 @@ def test_a_method_that_its_class_exchanges_counts_at_once(monkeypatch):
     assert not torch.equal(found, first)
 
 
+def test_a_method_of_a_class_that_comes_to_know_a_module_is_refused_at_once(monkeypatch):
+    model = Kept()
+    vitrail.explain(model, IDS, "gae", 1)
+    first = model.steps[0]
+    monkeypatch.setattr(Kept, "scale", lambda self, x: first(x))
+    with pytest.raises(VitrailError, match="in a way that cannot be copied"):
+        vitrail.explain(model, IDS, "gae", 1)
+
+
 class KeepsStates(Plain):
     def read(self, x):
         self.last = x
