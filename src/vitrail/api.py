@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -88,9 +88,7 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
     entry, given = METHODS[name], dict(given)
     preset = given.pop("preset", preset)
-    plain = all(type(value) in PLAIN_OPTIONS for value in given.values())  # others may be large, or change
-    build = _built if plain else _built.__wrapped__
-    options, plan = build(entry, preset, inputs.kind, tuple((name, type(x), x) for name, x in given.items()))
+    options, plan = _built(entry, preset, inputs.kind, given)
     return Request(
         entry=entry,
         preset=preset,
@@ -103,13 +101,11 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
     )
 
 
-PLAIN_OPTIONS = (str, int, float, bool, type(None))
-
-
-@lru_cache(maxsize=256)
-def _built(entry: Method, preset: str, kind: str, given: tuple) -> tuple[Mapping[str, Any], Walk | RerunMethod]:
-    """All options of a method, and what runs with them."""
-    options = entry.resolve(preset, {name: value for name, _, value in given}, kind)
+def _built(
+    entry: Method, preset: str, kind: str, given: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Walk | RerunMethod]:
+    """All options of a method, and what runs with them: for one call, since it may keep states of its pass."""
+    options = entry.resolve(preset, dict(given), kind)
     if kind not in entry.inputs:
         raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
     return options, entry.build(**options)
