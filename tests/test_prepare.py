@@ -11,12 +11,14 @@ import pytest
 import torch
 import wrapped_models
 from tiny_models import MODELS, tiny
+from torch import nn
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitrail
 from vitrail import prepared as preparing
 from vitrail.capture.graphs import GraphError, HostAnswers, _unnoticed, rerun
+from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.targets import difference
 
@@ -272,3 +274,21 @@ def test_threads_that_record_at_once_leave_torch_as_it_was():
         assert torch.cuda.is_current_stream_capturing is not own
     thread.join()
     assert torch.cuda.is_current_stream_capturing is own
+
+
+def test_the_copy_that_a_recording_reads_is_used_by_no_other_call():
+    model = nn.BatchNorm1d(2).eval()
+    seen = []
+
+    def compute():
+        with shadow(model) as own:
+            seen.append(own.running_mean.data_ptr())
+            return own(torch.ones(3, 2))
+
+    kept = [torch.empty_like(model.running_mean) for _ in range(4)]  # memory is not given out twice
+    replay = rerun(compute, "cpu")
+    replay.run()
+    with shadow(model) as own:
+        kept.append(own.running_mean)
+    assert len(seen) == 3
+    assert not set(seen[1:]) & {seen[0], own.running_mean.data_ptr()}

@@ -206,6 +206,11 @@ class _Active(threading.local):
 _active = _Active()
 
 
+def recording() -> bool:
+    """Whether this thread logs or repeats answers: what it allocates now belongs to the recording."""
+    return bool(_active.answers)
+
+
 def decided(flag: Tensor) -> bool:
     """The truth value of a tensor, for code that may be recorded and runs with interception switched off."""
     return _active.answers[-1].decided(flag) if _active.answers else bool(flag)

@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.copying import copied
+from vitrail.capture.graphs import recording
 from vitrail.capture.references import snapshot
 from vitrail.capture.torch_private import saving_hooks, uncompiled, without_functions, writes_to_all
 from vitrail.errors import InputError
@@ -182,7 +183,7 @@ class _Shadow:
     ) -> None:
         self.kind, self.copied = type(model), copied(model, root)
         self.root, self.restless = self.copied.root, restless  # one that changed itself in a call will do so again
-        # Memory that is taken while a CUDA graph is recorded belongs to the graph.
+        # A graph reads and writes this copy's memory as long as it lives, so no other call may use or free it.
         once = restless or recorded or bool(self.copied.watched)
         self.model = None if once else snapshot(model, model, classes=True)
         self.copy = None if self.model is None else snapshot(self.root, model, classes=False)
@@ -276,7 +277,7 @@ _idle: "weakref.WeakKeyDictionary[nn.Module, list[_Shadow]]" = weakref.WeakKeyDi
 
 def _shadow_of(model: nn.Module) -> _Shadow:
     """A shadow that was used before, or one that is made anew: in the same root if the structure is the same."""
-    recorded = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    recorded = recording()
     waiting = _idle.get(model, [])
     try:
         known = waiting.pop()
