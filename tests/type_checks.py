@@ -72,13 +72,18 @@ def _class(found, decorated, otherwise):
 
 def _plainly(function, typechecker):
     """The function with its types checked. beartype rewrites the annotations of what it is given: they are put back."""
+    from beartype.roar import BeartypeCallHintViolation
+
     declared = dict(function.__annotations__)
     checked = typechecker(function)
     function.__annotations__ = declared
 
     @wraps(function)
     def either(*args, **kwargs):
-        return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+        try:
+            return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+        except BeartypeCallHintViolation as error:  # a TypeError, as it would be without checks
+            raise jaxtyping.TypeCheckError(str(error)) from error
 
     return either
 
