@@ -93,7 +93,7 @@ def test_an_object_with_columns_reads_as_a_table():
     assert load("sst2", {"validation": Table()}).keys == ["dev-0", "dev-1", "dev-2"]
     with pytest.raises(InputError, match="no split dev; it has train"):
         load("sst2", {"train": Table()})
-    with pytest.raises(InputError, match=r"a path or a datasets.Dataset, not a int"):
+    with pytest.raises(InputError, match=r"a path, or an object of the library datasets, not int"):
         load("sst2", 3)
 
 

@@ -8,7 +8,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.errors import AnatomyError, OptionError
+from vitrail.errors import AnatomyError, OptionError, TargetError
 from vitrail.methods import dix
 
 
@@ -101,7 +101,7 @@ def test_the_model_is_restored_after_an_error_on_the_way():
             raise RuntimeError("enough")
         return logits[:, 0]
 
-    with pytest.raises(RuntimeError, match="enough"):
+    with pytest.raises(TargetError, match="enough"):
         vitrail.explain(model, images, "dix", target)
     assert torch.equal(model(images), before)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -101,7 +101,7 @@ DATASETS: dict[str, DatasetEntry] = {
 }  # fmt: skip
 
 
-NO_SOURCES = (type(None), bool, int, float, bytes, list, tuple, dict)
+NO_SOURCES = (type(None), bool, int, float, bytes, list, tuple)
 """Types of what people pass by mistake."""
 
 
