@@ -33,7 +33,7 @@ def logits_under(table, model, inputs, dtype=None):
     read = read_inputs(inputs)
     with (
         shadow(model) as own,
-        forward(own, read, find_body(own, None), Wanted(), ComputeSettings(), pass_options) as run,
+        forward(own, read, find_body(own, None, read), Wanted(), ComputeSettings(), pass_options) as run,
     ):
         return run.output.logits.detach()
 

@@ -258,9 +258,10 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
             out.register_hook(lambda given: torch.zeros_like(given) if seen.muted and given is not None else None)
         return out
 
+    # A region that is computed again in the backward pass has to save the same tensors both times.
     with (
         hooks(_stations(model, inputs, body, seen)),
-        CheapProjections(lambda: seen.here is not None),
+        CheapProjections(lambda: seen.here is not None and saving_hooks() == seen.saving),
         attention_calls(emit, safe=True, cut=mute),
     ):
         yield
