@@ -107,7 +107,8 @@ def without_recomputation(own: nn.Module, measure: Callable[[], T]) -> T:
         return measure()
     except CheckpointError:
         keep_saved(own)
-        return measure()
+    # Not above: torch 2.11 leaves a region that failed when its error is gone.
+    return measure()
 
 
 def _undone() -> saved_tensors_hooks:
