@@ -3,6 +3,7 @@
 import json
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from applying import WALKING
 from tiny_models import MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
+from type_checks import unchecked
 
 import vitrail
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, SeamError, VitrailError
+from vitrail.relevance.walk import Result, Walk, walk_layers
 
 BERT = "hf_bert"
 
@@ -247,6 +250,23 @@ def test_compare_runs_the_model_once_and_gives_what_explain_gives():
 def computing_time(monkeypatch):
     """Seconds are those that this process computes, whatever else runs on the machine."""
     monkeypatch.setattr(time, "perf_counter", time.process_time)
+
+
+def test_each_walk_is_credited_with_the_seconds_of_its_own_steps(monkeypatch):
+    now = [0.0]
+
+    def taking(seconds):
+        def step(state, _):
+            now[0] += seconds
+            return state
+
+        return Walk(start=lambda _: 0, step=step, finish=lambda *_: Result(torch.zeros(1, 1)))
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    layers = [SimpleNamespace(index=1, is_last=True), SimpleNamespace(index=0, is_last=False)]
+    with unchecked():
+        found = walk_layers([taking(1.0), taking(10.0), taking(100.0)], layers)
+    assert [one.seconds for one in found] == [2.0, 20.0, 200.0]
 
 
 @pytest.mark.usefixtures("computing_time")
