@@ -1,12 +1,12 @@
 """TokenTM, also called VTranM: attention weighted by how each token's vector is transformed.
 
 Wu et al., "Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer", CVPR 2024,
-arXiv:2403.14552. Paper -> code: E -> `embedding`, E~ -> the transformed vector, L -> `lengths`, NECC -> `directions`,
-W -> `weights`, the readout's row of C -> relevance. The transformed vectors, one of d channels per head and token,
-are never formed: their lengths and products follow from the values and D x D Gram matrices. Where a norm stands
-between the output projection and the stream, its statistics are those of the pass: token i receives `s_i W v_j` of
-token j, with s_i one over the deviation at i. The direction does not depend on s_i, so L and NECC are those of `W v_j`,
-and s_i scales row i of the map.
+arXiv:2403.14552. Paper -> code: E -> `embedding`, E~ -> the transformed vector, L -> `length_ratio` (Eq. 9), NECC ->
+`normalised_cosine` (Eq. 11), W -> `weighed` (Eq. 12), the readout's row of C -> relevance. The transformed vectors, one
+of d channels per head and token, are never formed: their lengths and products follow from the values and D x D Gram
+matrices. Where a norm stands between the output projection and the stream, its statistics are those of the pass: token
+i receives `s_i W v_j` of token j, with s_i one over the deviation at i. The direction does not depend on s_i, so L and
+NECC are those of `W v_j`, and s_i scales row i of the map.
 """
 
 from collections.abc import Callable
@@ -15,116 +15,91 @@ from functools import partial
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Early, Layer, widen
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import Result, Walk, positive, pull
+from vitrail.relevance.lengths import Change, head_change, row_lengths, weighed
 from vitrail.relevance.walk import STARTS
 from vitrail.targets import SCALARS
 
-Weights = Float[Tensor, "b h t"]
+HALF = (torch.float16, torch.bfloat16)
 
 
-def length_ratio(length: Weights, original: Float[Tensor, "b t"]) -> Weights:
-    """Eq. 9: how much longer the transformed vector is."""
-    return length / original[:, None].clamp(min=torch.finfo(length.dtype).tiny)
-
-
-def normalised_cosine(cosine: Weights, valid: Bool[Tensor, "b t"]) -> Weights:
-    """Eq. 11, NECC: the softmax of the cosines over all real tokens, apart in each head."""
-    return cosine.masked_fill(~valid[:, None], -torch.inf).softmax(dim=2)
-
-
-def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b h t d"]:
-    """The value vectors, with or without the bias of their projection."""
-    values = layer.values
+def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b g t d"]:
+    """The value vectors of every key head, with or without the bias of their projection."""
+    value = layer.get("value")
     if bias:
-        return values
+        return value
     if layer.value_bias is None:  # a projection without bias, unless it is not known whether it has one
         layer.check_known("value_bias")
-        return values
-    group = layer.get("value")
+        return value
+    values = widen(value)
     # Of a fused query-key-value bias, the values' part stands last.
-    part = layer.value_bias[-group.shape[1] * group.shape[3] :].to(values.dtype)
-    part = rearrange(part, "(g d) -> g 1 d", g=group.shape[1])
-    return values - part.repeat_interleave(values.shape[1] // group.shape[1], dim=0)
+    part = layer.value_bias[-value.shape[1] * value.shape[3] :].to(values.dtype)
+    return values - rearrange(part, "(g d) -> g 1 d", g=value.shape[1])
 
 
-@dataclass(frozen=True)
-class Change:
-    """How a sub-layer transforms the vectors of tokens, head by head.
+def state_of(layer: Layer, name: str) -> Float[Tensor, "b t m"]:
+    """A recorded state in the model's own precision, or an error that names it."""
+    found = getattr(layer.stream, name)
+    return layer.state(name) if found is None else found
 
-    Args:
-        original: the length of the vector before.
-        length: the length of the transformed vector.
-        product: the scalar product of the two.
-    """
 
-    original: Float[Tensor, "b t"]
-    length: Weights
-    product: Weights
+def is_half(*operands: Tensor) -> bool:
+    """Whether a GPU's matrix units multiply these exactly and add in single precision, so that none is widened."""
+    first = operands[0]
+    return first.is_cuda and all(x.dtype is first.dtype for x in operands) and first.dtype in HALF
 
 
 def wide_product(x: Float[Tensor, "b t m"], weight: Float[Tensor, "m c"]) -> Float[Tensor, "b t c"]:
-    """`x @ weight` summed in single precision or better.
-
-    A GPU's matrix units multiply half-precision numbers exactly, so those need not be widened first.
-    """
-    if x.is_cuda and x.dtype is weight.dtype and x.dtype in (torch.float16, torch.bfloat16):
+    """`x @ weight` summed in single precision or better."""
+    if is_half(x, weight):
         return torch.mm(x.flatten(0, 1), weight, out_dtype=torch.float32).unflatten(0, x.shape[:2])
     return widen(x) @ widen(weight).to(widen(x).dtype)
 
 
-def attention_change(layer: Layer, name: str, *, bias: bool, scale: bool) -> Change:
+def gram_of(weight: Float[Tensor, "m c"], heads: int) -> Float[Tensor, "h d e"]:
+    """The products of the columns of each head's part of the output projection."""
+    slices = rearrange(weight, "m (h d) -> h m d", h=heads)
+    if is_half(weight):
+        return torch.bmm(slices.mT, slices, out_dtype=torch.float32)
+    return einsum(widen(slices), widen(slices), "h m d, h m e -> h d e")
+
+
+def attention_change(
+    layer: Layer, name: str, *, bias: bool, scale: bool, original: Float[Tensor, "b t"] | None = None
+) -> Change:
     """Attention: each head transforms a token by its values and its slice of the output projection.
 
     Args:
         name: the state that is transformed.
+        original: the length of that state, if it is known already.
     """
-    embedding, values = layer.state(name), values_of(layer, bias=bias)
+    embedding, value = state_of(layer, name), values_of(layer, bias=bias)
     weight = layer.get("output_weight")
     if scale and layer.attention_scale is not None:
-        weight = layer.attention_scale.to(values.dtype)[:, None] * weight
-    heads, width = values.shape[1], values.shape[3]
+        weight = widen(layer.attention_scale)[:, None] * weight
+    heads = value.shape[1] if layer.query is None else layer.query.shape[1]
+    width = value.shape[3]
     if weight.shape != (embedding.shape[2], heads * width):
         raise MissingTensorError(
             f"the output projection of block {layer.index} is {tuple(weight.shape)}, but {heads} heads of {width} "
             f"channels into a stream of {embedding.shape[2]} need {(embedding.shape[2], heads * width)}."
         )
-    back = rearrange(wide_product(getattr(layer.stream, name), weight), "b t (h d) -> b h t d", h=heads)
-    slices = rearrange(widen(weight).to(values.dtype), "m (h d) -> h m d", h=heads)
-    gram = einsum(slices, slices, "h m d, h m e -> h d e")
-    squared = ((values @ gram) * values).sum(dim=3)
-    return Change(embedding.norm(dim=2), squared.clamp(min=0).sqrt(), (back * values).sum(dim=3))
+    original = row_lengths(embedding)[0] if original is None else original
+    return head_change(original, value, wide_product(embedding, weight), gram_of(weight, heads))
 
 
-def ffn_change(layer: Layer, name: str, *, scale: bool) -> Change:
-    """The feed-forward part, as one head."""
-    embedding, added = layer.state(name), layer.state("ffn_added")
+def ffn_pair(layer: Layer, name: str, *, scale: bool) -> tuple[Float[Tensor, "b t m"], Float[Tensor, "b t m"]]:
+    """What the feed-forward part is given and what it adds: as one head."""
+    before, added = state_of(layer, name), state_of(layer, "ffn_added")
     if scale and layer.ffn_scale is not None:
-        added = added * layer.ffn_scale.to(added.dtype)
-    return Change(embedding.norm(dim=2), added.norm(dim=2)[:, None], (embedding * added).sum(dim=2)[:, None])
-
-
-def weigh_tokens(change: Change, valid: Bool[Tensor, "b t"], *, use: tuple[bool, bool]) -> Weights:
-    """Eq. 12: length ratio times NECC, each only if it is used.
-
-    Args:
-        use: whether lengths and directions take part.
-    """
-    lengths, directions = use
-    length, original = change.length, change.original
-    weights = torch.ones_like(length)
-    if lengths:
-        weights = weights * length_ratio(length, original)
-    if directions:
-        tiny = torch.finfo(length.dtype).tiny
-        cosine = change.product / (length * original[:, None]).clamp(min=tiny)
-        weights = weights * normalised_cosine(cosine, valid)
-    return weights
+        added = widen(added) * layer.ffn_scale
+    return before, added
 
 
 def _normed(layer: Layer) -> str:
@@ -206,12 +181,12 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
     ffn = ffn and aggregate
 
     def read(layer: Layer) -> Changes:
-        return Changes(
-            layer.state("entering").norm(dim=2),
-            attention_change(layer, before_attention(layer), bias=value_bias, scale=layer_scale),
-            ffn_change(layer, before_ffn, scale=layer_scale) if ffn else None,
-            layer.output_rows,
-        )
+        pair = ffn_pair(layer, before_ffn, scale=layer_scale) if ffn else None
+        entering, ffn_change = row_lengths(state_of(layer, "entering"), pair)
+        name = before_attention(layer)
+        known = entering if name == "entering" else None
+        attention = attention_change(layer, name, bias=value_bias, scale=layer_scale, original=known)
+        return Changes(entering, attention, ffn_change, layer.output_rows)
 
     early = Early(read, frozenset({"entering", "output_weight", *states, *({"ffn_added"} if ffn else ())}))
 
@@ -220,7 +195,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
             pulled = pull(layer, state.relevance, positive).mean(dim=1)
             return TokenTMState(pulled, torch.zeros_like(pulled))
         changes = layer.taken(early)
-        weights = weigh_tokens(changes.attention, layer.valid, use=use)
+        weights = weighed(changes.attention, layer.valid, use=use)
         rows = torch.ones_like(weights[:, 0]) if changes.rows is None or not length else changes.rows.to(weights.dtype)
         seen = (weights.mean(dim=1) * rows, *state.weights)
         if not takes_part(layer):
@@ -229,7 +204,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
             return TokenTMState((pull(layer, row(layer) * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
         growth = torch.ones_like(state.own)
         if changes.ffn is not None:  # Eq. 16: U = I + diag(w)
-            growth = 1 + weigh_tokens(changes.ffn, layer.valid, use=use)[:, 0]
+            growth = 1 + weighed(changes.ffn, layer.valid, use=use)[:, 0]
         relevance = state.relevance * growth
         pulled = (pull(layer, relevance * rows, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
         return TokenTMState(relevance + pulled, state.own * growth, seen)
@@ -262,7 +237,7 @@ def across(
     """Eqs. 13 and 14 on one of several streams: what an attention call gives to its keys."""
     if layer.stream.entering is None:  # a pooling query reads the tokens; nothing is known of a transformation there
         return rows, pull(layer, rows, positive).mean(dim=1)
-    weights = weigh_tokens(attention_change(layer, "entering", bias=True, scale=True), layer.valid, use=use)
+    weights = weighed(attention_change(layer, "entering", bias=True, scale=True), layer.valid, use=use)
     weights = torch.where(layer.valid[:, None], weights, 0)  # padding, and rows of windows that belong to no token
     factor = layer.output_rows if use[0] else None
     asked = rows if factor is None else rows * factor.to(rows)
@@ -271,5 +246,8 @@ def across(
 
 def growth_of(layer: Layer, *, use: tuple[bool, bool]) -> Float[Tensor, "r t"]:
     """Eq. 16 on one of several streams: the diagonal of `I + diag(w)`."""
-    weights = weigh_tokens(ffn_change(layer, "ffn_entering", scale=True), layer.valid, use=use)[:, 0]
+    pair = ffn_pair(layer, "ffn_entering", scale=True)
+    change = row_lengths(pair[0], pair)[1]
+    assert change is not None
+    weights = weighed(change, layer.valid, use=use)[:, 0]
     return 1 + torch.where(layer.valid, weights, 0)
