@@ -1,27 +1,16 @@
 """The answer of a language model and its context: a page to point at, and the table as a figure."""
 
-import json
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from vitrail.plots.canvas import new_figure
-from vitrail.plots.page import PAGE, POLICY, script_source
+from vitrail.plots.page import document, render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-STYLE = """
-.vt-answer{font:16px/1.7 system-ui,sans-serif;max-width:60rem;margin:1rem auto;color:#1a1a1a;
- background:#fff;padding:0 1rem}
-.vt-answer h2{font-size:1rem;margin:1.2rem 0 .3rem}
-.vt-answer .text{white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #ccc;border-radius:6px;padding:.6rem}
-.vt-answer .unit{cursor:pointer;border-bottom:2px dotted #666;background:none;border-width:0 0 2px;
- font:inherit;color:inherit;padding:0;text-align:left;white-space:pre-wrap}
-.vt-answer .unit:focus-visible,.vt-answer .unit[aria-pressed=true]{outline:3px solid #0b57d0;outline-offset:1px}
-.vt-answer .note{color:#555;font-size:.9rem}
-.vt-answer ol{margin:.3rem 0}
-"""
 WIRE = """
 function vitrailAnswer(root){
   var data=JSON.parse(root.querySelector('script[type="application/json"]').textContent);
@@ -50,49 +39,30 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
     Args:
         found: an explained answer, `vitrail.tools.generations.Generation`.
     """
-    body = answer_body(found, script=f"<script>{FRAGMENT_SCRIPT}</script>")
-    return body if fragment else PAGE.format(
-        policy=f"{POLICY}; {script_source(FRAGMENT_SCRIPT)}",
-        title="Explained answer",
-        style="",
-        paper=";background:#fff",
-        body=f"<main>{body}</main>",
-    )  # fmt: skip
+    body = answer_body(found, script=FRAGMENT_SCRIPT)
+    if fragment:
+        return str(body)
+    return document("Explained answer", Markup("<main>{}</main>").format(body), inside=FRAGMENT_SCRIPT)
 
 
-def answer_body(found: Any, *, script: str = "") -> str:  # noqa: ANN401
-    """The answer, its passages and its context; the first part is shown where no script runs."""
-    first, rows, cited = found.units[0].start, _rows(found), _cited(found)
-    context = "".join(
-        f'<span data-column="{column}"{_shade(rows[0][column])}>{escape(token)}</span>'
-        for column, token in enumerate(found.tokens[:first])
-    )
-    parts = "".join(
-        f'<button type="button" class="unit" aria-pressed="false">{escape(unit.text)}</button>' for unit in found.units
-    )
-    data = json.dumps({"rows": rows, "cited": cited}).replace("<", "\\u003c").replace("&", "\\u0026")
+def answer_body(found: Any, *, script: str = "") -> Markup:  # noqa: ANN401
+    """The answer, its passages and its context; the first part is shown where no script runs.
+
+    Args:
+        script: put at the end, for where the document around it brings none.
+    """
+    rows, cited = _rows(found), _cited(found)
     method, sink = next(iter(found.sinks.items()))
-    share = float(found.template_share().mean())
-    template = f", the chat template {share:.0%}; it is not shaded" if share else ""
-    return (
-        f'<div class="vt-answer"><style>{STYLE}</style><h2>Answer</h2>'
-        f'<p class="note">Point at a part of the answer, or move to it with the Tab key.</p>'
-        f'<div class="text">{parts}</div>'
-        f'<h2>Passages it rests on</h2><ol class="cited" aria-live="polite">'
-        f"{''.join(f'<li>{escape(one)}</li>' for one in cited[0])}</ol>"
-        f'<h2>Context</h2><div class="text">{context}</div>'
-        f'<p class="note">{escape(method)}: red speaks for the answer, blue against it. The first token holds '
-        f"{float(sink.mean()):.0%} of the scores on the context{template}.</p>"
-        f'<script type="application/json">{data}</script>{script}</div>'
+    return render(
+        "plots/templates/answer.html",
+        units=[unit.text for unit in found.units],
+        context=list(zip(found.tokens[: found.units[0].start], rows[0], strict=True)),
+        data={"rows": rows, "cited": cited},
+        method=method,
+        sink=f"{float(sink.mean()):.0%}",
+        share=float(found.template_share().mean()),
+        script=script,
     )
-
-
-def _shade(value: float) -> str:
-    """The style of a token, as the script would set it."""
-    if not value:
-        return ""
-    colour = "178,24,43" if value > 0 else "33,102,172"
-    return f' style="background:rgba({colour},{0.75 * abs(value):.3f})"'
 
 
 def _rows(found: Any) -> list[list[float]]:  # noqa: ANN401

@@ -82,6 +82,13 @@ class Piece:
     signed: bool = True
     ends: Ends = ENDS
 
+    @property
+    def note(self) -> str:
+        """The score in words."""
+        if self.left_out:
+            return "the prediction is read here; its own score is left out"
+        return f"{self.value:+.4g}"
+
 
 def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> list[Piece]:
     """The sentence of one sample without padding, scores divided by the largest magnitude."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
 from vitrail.models.loading import Loaded, Sample
 from vitrail.plots import comparison_sheet, plot_attribution, terminal
-from vitrail.plots.page import document, to_html
+from vitrail.plots.page import attribution_block, document, render
 from vitrail.plots.tokens import pieces
 from vitrail.storage import save, save_figure, to_json, write_bytes
 
@@ -128,12 +127,11 @@ def _figure(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Pat
 
 def _page(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     """One page with every picture or sentence under the name of its target."""
-    body: list[str] = []
-    for row in rows:
-        body.append(f"<h2>{escape(row.heading)}</h2>")
-        body += [to_html(attribution, sample.picture, index=0) for attribution in row.attributions]
-    title = ", ".join(row.title for row in rows)
-    return [write_bytes(path, document(title, f"<main>{''.join(body)}</main>", style=PAGE_STYLE).encode())]
+    parts = [
+        (row.heading, [attribution_block(one, sample.picture, index=0) for one in row.attributions]) for row in rows
+    ]
+    body = render("apps/cli/maps.html", parts=parts, links=False)
+    return [write_bytes(path, document(", ".join(row.title for row in rows), body, style=PAGE_STYLE).encode())]
 
 
 def _data(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:

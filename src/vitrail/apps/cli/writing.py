@@ -1,7 +1,6 @@
 """What a model that writes text looked at: its whole answer, and the words of it that are named."""
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from vitrail.models.loading import Loaded, Sample
 from vitrail.models.loading.images import open_image
 from vitrail.models.loading.writing import answer_ids, answer_text, answer_words
 from vitrail.plots import terminal
-from vitrail.plots.page import document, to_html
+from vitrail.plots.page import attribution_block, document, render
 from vitrail.plots.streams import named_tokens, streams_sheet
 from vitrail.plots.tokens import pieces
 from vitrail.storage import save_figure, to_json, write_bytes
@@ -132,11 +131,5 @@ def sheet(rows: list[ExplainedTarget], sample: Sample) -> "Figure":
 
 def page(rows: list[ExplainedTarget], sample: Sample) -> str:
     """One part for each row, with links from the words to them."""
-    links = " ".join(f'<a href="#part-{i}">{escape(row.title)}</a>' for i, row in enumerate(rows))
-    parts = [
-        f'<section id="part-{i}"><h2>{escape(row.title)}</h2>'
-        + "".join(to_html(one, sample.picture, index=0) for one in row.attributions)
-        + "</section>"
-        for i, row in enumerate(rows)
-    ]
-    return document(rows[0].title, f"<main><p>{links}</p>{''.join(parts)}</main>", style=PAGE_STYLE)
+    parts = [(row.title, [attribution_block(one, sample.picture, index=0) for one in row.attributions]) for row in rows]
+    return document(rows[0].title, render("apps/cli/maps.html", parts=parts, links=True), style=PAGE_STYLE)

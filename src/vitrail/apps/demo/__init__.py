@@ -1,7 +1,6 @@
 """Explanations of the embedded models: two pictures, three sentences and an answer, without a download."""
 
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from vitrail.errors import OutputError
 from vitrail.plots import comparison_sheet
 from vitrail.plots.answers import PAGE_SCRIPT, answer_body
 from vitrail.plots.canvas import rendered
-from vitrail.plots.page import document, embedded, to_html
+from vitrail.plots.page import attribution_block, document, render
 from vitrail.plots.tokens import pieces
 from vitrail.storage import write_bytes
 from vitrail.tools.generations import Generation, generate
@@ -138,17 +137,11 @@ def _sheet(explained: list[Explained], images: list[torch.Tensor] | None) -> "Fi
 
 def _page(sheets: dict[str, bytes], pictures: list[Explained], sentences: list[Explained], answer: Generation) -> str:
     """One page that needs nothing beside it."""
-    blocks = [
-        "<h1>Vitrail: what three small Transformers looked at</h1>",
-        f"<p>{escape(' '.join(PICTURES.values()))}</p>",
-    ]
+    drawn = []
     for (name, data), explained in zip(sheets.items(), (pictures, sentences), strict=True):
         methods = ", ".join(a.label for a in explained[0].attributions)
-        alt = f"{name}: {methods} for {'; '.join(e.title for e in explained)}"
-        blocks.append(f"<p>{embedded(data, alt, look='max-width:100%')}</p>")
-    for one in sentences:
-        blocks.append(f"<h2>{escape(one.title)}</h2>")
-        blocks += [to_html(a, merge=True) for a in one.attributions if a.signed]
-    blocks += ["<h2>An answer of the lookup model</h2>", answer_body(answer)]
-    style = "font-family:system-ui,sans-serif;max-width:90em;margin:1em auto;padding:0 1.5em"
-    return document("Vitrail demo", f'<main style="{style}">{"".join(blocks)}</main>', script=PAGE_SCRIPT)
+        drawn.append((data, f"{name}: {methods} for {'; '.join(e.title for e in explained)}"))
+    shown = [(e.title, [attribution_block(a, merge=True) for a in e.attributions if a.signed]) for e in sentences]
+    values = {"sources": " ".join(PICTURES.values()), "sheets": drawn, "sentences": shown}
+    body = render("apps/demo/demo.html", answer=answer_body(answer), **values)
+    return document("Vitrail demo", body, script=PAGE_SCRIPT)

@@ -1,11 +1,11 @@
 """A page that needs no server: the same front end with results inside, for files and notebooks."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from vitrail.apps.web import bundle
 from vitrail.apps.web.explaining import Case
@@ -15,7 +15,7 @@ from vitrail.apps.web.reading import data_url
 from vitrail.apps.web.words import PLAIN
 from vitrail.attribution import Attribution
 from vitrail.plots.canvas import check_index, sample_target
-from vitrail.plots.page import document
+from vitrail.plots.page import document, render
 from vitrail.plots.pictures import as_picture
 from vitrail.storage import write_bytes
 
@@ -62,8 +62,8 @@ class Page:
         return write_bytes(Path(path), self.html.encode())
 
     def _repr_html_(self) -> str:
-        frame = 'style="width:100%;border:0" title="Vitrail"'
-        return f'<iframe {frame} height="{self.height}" sandbox="allow-scripts" srcdoc="{escape(self.html)}"></iframe>'
+        frame = 'style="width:100%;border:0" title="Vitrail" sandbox="allow-scripts"'
+        return str(Markup('<iframe {} height="{}" srcdoc="{}"></iframe>').format(Markup(frame), self.height, self.html))
 
 
 def explore(attributions: Sequence[Attribution], image: Any = None, *, index: int = 0) -> Page:  # noqa: ANN401
@@ -89,6 +89,5 @@ def page_of(about: dict[str, Any], found: Sequence[Attribution], *, palette: str
         "plain": {one.label: PLAIN.get(one.method, "") for one in found},
         "palette": palette,
     }
-    inside = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
-    body = f'<div id="app"></div><script type="application/json" id="data">{inside}</script>'
+    body = render("apps/web/standalone.html", data=data)
     return document(f"Vitrail: {about['target']['name']}", body, style=bundle.style(), script=bundle.script())

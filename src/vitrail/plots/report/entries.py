@@ -36,6 +36,11 @@ class Map:
         """Under the curve, from 0 to 1; less is better."""
         return None if self.curve is None else area_under(self.curve)
 
+    @property
+    def strongest(self) -> list[Piece]:
+        """The three pieces of a text with the largest scores, for those who do not see the shades."""
+        return sorted((p for p in self.pieces if not p.left_out), key=lambda piece: -abs(piece.score))[:3]
+
 
 @dataclass(frozen=True, eq=False)
 class Row:

@@ -1,22 +1,38 @@
-"""Parts of a report's page: escaped text, tables, charts as SVG, the style sheet and the script.
+"""Parts of a report's page: tables, charts as SVG, the style sheet and the script.
 
-Plain text is escaped here; `Html` is HTML already. Without the script only sorting, filtering, enlarging and reading
-numbers off curves are missing.
+Without the script only sorting, filtering, enlarging and reading numbers off curves are missing.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 
+from markupsafe import Markup
+
 from vitrail.plots.canvas import WHITE, ink, shade
+from vitrail.plots.page import document, render
+from vitrail.plots.tokens import Piece
 
 
-class Html(str):
-    """Text that is HTML already."""
+@dataclass(frozen=True)
+class Section:
+    """A part of the page that can be linked to."""
 
-    __slots__ = ()
+    key: str
+    title: str
+    body: Markup
+
+
+def report_page(title: str, about: Mapping[str, str], parts: Sequence[Section], *, contents: bool) -> str:
+    """The whole document.
+
+    Args:
+        about: names and values below the heading.
+        contents: whether links to the parts stand at the top.
+    """
+    values = {"title": title, "about": about, "parts": parts, "contents": contents}
+    return document(title, render("plots/report/templates/report.html", **values), style=style(), script=script())
 
 
 @dataclass(frozen=True)
@@ -33,12 +49,6 @@ class Cell:
 
 
 Content = str | Cell
-CLASS, LONG = ' class="n"', 90
-
-
-def plain(content: str) -> Html:
-    """The text as HTML."""
-    return content if isinstance(content, Html) else Html(escape(content))
 
 
 def table(
@@ -48,7 +58,7 @@ def table(
     *,
     sortable: bool = False,
     keys: Sequence[str] = (),
-) -> Html:
+) -> Markup:
     """A table that scrolls sideways where it is too wide; the first cell of a row is its heading.
 
     Args:
@@ -57,46 +67,13 @@ def table(
     """
     rows = list(rows)
     numbers = [isinstance(one, Cell) for one in rows[0]] if rows else [False] * len(head)
-    top = "".join(
-        f'<th scope="col"{CLASS if n else ""}>{plain(name)}</th>' for name, n in zip(head, numbers, strict=True)
-    )
-    marks = [f' data-for="{escape(key)}"' for key in keys] or None
-    lines = [
-        f"<tr{marks[i] if marks else ''}>{_cell(row[0], 'th')}{''.join(_cell(one, 'td') for one in row[1:])}</tr>"
-        for i, row in enumerate(rows)
-    ]
-    kind = ' class="sortable"' if sortable else ""
-    return Html(
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{kind}>'
-        f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    values = {"caption": caption, "head": list(zip(head, numbers, strict=True)), "sortable": sortable, "keys": keys}
+    return render("plots/report/templates/table.html", rows=rows, **values)
 
 
-def _cell(content: Content, tag: str) -> str:
-    scope = ' scope="row"' if tag == "th" else ""
-    if isinstance(content, Cell):
-        value = "" if content.value is None else f' data-v="{content.value:.6g}"'
-        tint = f' style="background:rgb(0 114 178/{content.tint:.2f})"' if content.tint > 0 else ""
-        return f"<{tag}{scope}{CLASS}{value}{tint}>{plain(content.shown)}</{tag}>"
-    long = ' class="long"' if len(content) > LONG else ""
-    return f"<{tag}{scope}{long}>{plain(content)}</{tag}>"
-
-
-def pairs(found: Mapping[str, str]) -> Html:
-    """Names and what they stand for."""
-    inside = "".join(f"<div><dt>{plain(name)}</dt><dd>{plain(value)}</dd></div>" for name, value in found.items())
-    return Html(f"<dl>{inside}</dl>")
-
-
-def section(name: str, title: str, *inside: str) -> Html:
-    """A part of the page that can be linked to."""
-    return Html(f'<section id="{escape(name)}"><h2>{plain(title)}</h2>{"".join(inside)}</section>')
-
-
-def contents(parts: Mapping[str, str]) -> Html:
-    """Links to the parts of the page: id -> title."""
-    links = "".join(f'<a href="#{escape(name)}">{plain(title)}</a>' for name, title in parts.items())
-    return Html(f'<nav aria-label="On this page">{links}</nav>')
+def small(words: str) -> Markup:
+    """A paragraph of small print."""
+    return Markup('<p class="small">{}</p>').format(words)
 
 
 def percent(value: float | None) -> Cell:
@@ -143,40 +120,29 @@ def styles() -> str:
     return f"{colours}.{CHANCE}{{--c:#767676}}.d1,.{CHANCE}{{stroke-dasharray:6 3}}.d2{{stroke-dasharray:2 3}}"
 
 
-def chart(lines: Sequence[Line], *, across: str, up: str, title: str = "") -> Html:
+def chart(lines: Sequence[Line], *, across: str, up: str, title: str = "") -> Markup:
     """A figure with its legend; the words tell where every line begins and ends."""
     low_x, high_x = min(x for line in lines for x in line.x), max(x for line in lines for x in line.x)
     low_y, high_y = _range([y for line in lines for y in line.y])
-    wide, high = (WIDTH - LEFT - RIGHT) / ((high_x - low_x) or 1), (HEIGHT - TOP - BOTTOM) / (high_y - low_y)
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    wide, high = (right - LEFT) / ((high_x - low_x) or 1), (bottom - TOP) / (high_y - low_y)
     drawn = [
-        f'<polyline class="{line.look}" data-name="{escape(line.label)}" points="'
-        + " ".join(
-            f"{LEFT + (x - low_x) * wide:.1f},{HEIGHT - BOTTOM - (y - low_y) * high:.1f}"
+        " ".join(
+            f"{LEFT + (x - low_x) * wide:.1f},{bottom - (y - low_y) * high:.1f}"
             for x, y in zip(line.x, line.y, strict=True)
         )
-        + f'"><title>{escape(line.label)}</title></polyline>'
         for line in lines
     ]
-    told = "; ".join(f"{line.label} from {line.y[0]:.2f} to {line.y[-1]:.2f}" for line in lines)
-    return Html(
-        f'<figure class="chart">{f"<h4>{plain(title)}</h4>" if title else ""}'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" data-y="{low_y:g} {high_y:g}" '
-        f'data-x="{low_x:g} {high_x:g}" aria-label="{escape(f"{up} by {across}: {told}")}">'
-        f"{_grid((low_x, high_x), (low_y, high_y))}{''.join(drawn)}"
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" class="m">{escape(across)}</text>'
-        f'<text transform="translate(11 {(TOP + HEIGHT - BOTTOM) / 2})rotate(-90)" class="m">{escape(up)}</text></svg>'
-        f'{legend(lines)}<output class="small" aria-live="polite">\u00a0</output></figure>'
+    return render(
+        "plots/report/templates/chart.html",
+        **{"title": title, "across": across, "up": up, "lines": lines, "points": drawn},
+        **{"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": right, "top": TOP, "bottom": bottom},
+        told="; ".join(f"{line.label} from {line.y[0]:.2f} to {line.y[-1]:.2f}" for line in lines),
+        data_x=f"{low_x:g} {high_x:g}",
+        data_y=f"{low_y:g} {high_y:g}",
+        rows=[(bottom - (bottom - TOP) * share, value) for share, value in _ticks(low_y, high_y)],
+        columns=[(LEFT + (right - LEFT) * share, value) for share, value in _ticks(low_x, high_x)],
     )
-
-
-def legend(lines: Sequence[Line]) -> Html:
-    """The names of the lines beside strokes of their colours."""
-    inside = "".join(
-        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><polyline class="{line.look}" points="1,4 21,4"/></svg>'
-        f"{plain(line.label)}</li>"
-        for line in lines
-    )
-    return Html(f'<ul class="legend">{inside}</ul>')
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -186,18 +152,6 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     high = next(unit * step for step in (1, 2, 2.5, 5, 10) if unit * step >= top * (1 - 1e-9))
     low = min(values)
     return (0.0 if low >= 0 else -high * math.ceil(-low / high)), high
-
-
-def _grid(across: tuple[float, float], up: tuple[float, float]) -> str:
-    found = []
-    for share, value in _ticks(*up):
-        height = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
-        found.append(f'<path d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>')
-        found.append(f'<text x="{LEFT - 6}" y="{height + 4:.1f}" class="e">{value}</text>')
-    for share, value in _ticks(*across):
-        place = LEFT + (WIDTH - LEFT - RIGHT) * share
-        found.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 15}" class="m">{value}</text>')
-    return f"<g>{''.join(found)}</g>"
 
 
 def _ticks(low: float, high: float) -> list[tuple[float, str]]:
@@ -235,7 +189,9 @@ def _shades(page: str) -> str:
     )
 
 
-def token_class(score: float) -> str:
-    """The class of a token with a score from -1 to 1; none where it is white."""
-    step = round(min(abs(score), 1.0) * SHADES)
-    return f"{'p' if score > 0 else 'q'}{step}" if step else ""
+def token_class(piece: Piece) -> str:
+    """The class of a shaded token; none where it is white."""
+    step = round(min(abs(piece.score), 1.0) * SHADES)
+    if piece.left_out:
+        return "o"
+    return f"{'p' if piece.score > 0 else 'q'}{step}" if step else ""

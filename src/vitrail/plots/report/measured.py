@@ -4,28 +4,25 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from vitrail.attribution import versions
 from vitrail.evaluate.bench.bootstrap import Estimate
 from vitrail.evaluate.bench.forms import close, count, number
 from vitrail.evaluate.bench.plot import PANELS, Panels, panels_of
 from vitrail.evaluate.bench.table import Table, tables
-from vitrail.plots.page import document
 from vitrail.plots.report.markup import (
     Cell,
     Content,
-    Html,
     Line,
+    Section,
     chart,
     look_of,
-    pairs,
-    plain,
-    script,
-    section,
-    style,
+    report_page,
+    small,
     table,
 )
 
@@ -77,28 +74,28 @@ def to_page(measured: Measured) -> str:
     rows = [_contents(key, one) for key, one in zip(keys, measured.tables, strict=True)]
     first = table("Tables", ["table", "methods", "examples", "measures"], rows, sortable=True)
     drawn: set[str] = set()
-    parts = [_part(key, one, measured.panels, drawn) for key, one in zip(keys, measured.tables, strict=True)]
-    body = (
-        f"<main><header><h1>{plain(title)}</h1>{pairs(about)}</header>"
-        f"{section('summary', 'Summary', first, f'<p class=small>{LEGEND}</p>')}{''.join(parts)}</main>"
-    )
-    return document(title, body, style=style(), script=script())
+    parts = [
+        Section("summary", "Summary", first + small(LEGEND)),
+        *(_part(key, one, measured.panels, drawn) for key, one in zip(keys, measured.tables, strict=True)),
+    ]
+    return report_page(title, about, parts, contents=False)
 
 
 def _contents(key: str, one: Table) -> list[Content]:
     examples = max((e.count for _, row in one.rows for e in row if e is not None), default=0)
-    link = Html(f'<a href="#{escape(key)}">{plain(one.title)}</a>')
+    link = Markup('<a href="#{}">{}</a>').format(key, one.title)
     return [link, *(Cell(str(n), n) for n in (len(one.rows), examples, len(one.columns)))]
 
 
-def _part(key: str, one: Table, panels: Mapping[str, Panels], drawn: set[str]) -> Html:
+def _part(key: str, one: Table, panels: Mapping[str, Panels], drawn: set[str]) -> Section:
     """A table with its notes; the curves of its model, data and protocol where they were not drawn before."""
     head = ["method", "n", *(column.title for column in one.columns)]
     rows = [[name, Cell(count(row), int(count(row))), *map(_cell, row)] for name, row in one.rows]
-    notes = "".join(f'<p class="small">{plain(note)}</p>' for note in one.notes)
+    notes = Markup().join(small(note) for note in one.notes)
     curves = panels.get(one.title, {}) if one.title not in drawn else {}
     drawn.add(one.title)
-    return section(key, one.title, table(one.title, head, rows, sortable=True), notes, _charts(curves), _origin(one))
+    shown = table(one.title, head, rows, sortable=True)
+    return Section(key, one.title, shown + notes + _charts(curves) + _origin(one))
 
 
 def _cell(estimate: Estimate | None) -> Cell:
@@ -106,11 +103,12 @@ def _cell(estimate: Estimate | None) -> Cell:
     if estimate is None:
         return Cell("–")
     value = number(estimate.value)
-    shown = f"<strong>{value}</strong>" if estimate.best else f"{value}{close(estimate)}"
-    return Cell(Html(f"{shown} <small>[{number(estimate.low)}, {number(estimate.high)}]</small>"), estimate.value)
+    shown = Markup("<strong>{}</strong>").format(value) if estimate.best else f"{value}{close(estimate)}"
+    between = Markup("{} <small>[{}, {}]</small>").format(shown, number(estimate.low), number(estimate.high))
+    return Cell(between, estimate.value)
 
 
-def _charts(panels: Panels) -> Html:
+def _charts(panels: Panels) -> Markup:
     labels = sorted({label for series in panels.values() for label, _ in series})
     looks = {label: look_of(place) for place, label in enumerate(labels)}
     drawn = []
@@ -118,12 +116,12 @@ def _charts(panels: Panels) -> Html:
         _, panel = PANELS[name]
         lines = [Line(label, looks[label], x.astype(float).tolist(), y.tolist()) for label, (x, y) in series]
         drawn.append(chart(lines, across=panel.across, up=panel.up, title=name))
-    return Html(f'<div class="charts">{"".join(drawn)}</div>') if drawn else Html("")
+    return Markup('<div class="charts">{}</div>').format(Markup().join(drawn)) if drawn else Markup()
 
 
-def _origin(one: Table) -> Html:
+def _origin(one: Table) -> Markup:
     made = table(f"Origin of {one.title}", ["what", "value"], list(_flat(one.about)))
-    return Html(f"<details><summary>All that decided these numbers</summary>{made}</details>")
+    return Markup("<details><summary>All that decided these numbers</summary>{}</details>").format(made)
 
 
 def _flat(about: Mapping[str, Any], before: str = "") -> Iterator[list[str]]:
