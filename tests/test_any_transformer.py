@@ -23,9 +23,14 @@ WORKING = [name for name, entry in TABLE.items() if entry.refused is None]
 REFUSED = [name for name, entry in TABLE.items() if entry.refused is not None]
 
 
+HEAVY = {"timm/sequencer"}
+"""Models that take ten seconds each."""
+
+
 def tenth(names: list[str]) -> list:
-    """Every tenth by default; the others carry the mark `table`."""
-    return [name if i % 10 == 0 else pytest.param(name, marks=pytest.mark.table) for i, name in enumerate(names)]
+    """Every tenth by default; the others, and those that are heavy, carry the mark `table`."""
+    by_default = {name for name in names[::10] if name not in HEAVY}
+    return [name if name in by_default else pytest.param(name, marks=pytest.mark.table) for name in names]
 
 
 def gae_by_matrices(entry, model, inputs, choose) -> torch.Tensor:
