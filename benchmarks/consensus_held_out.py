@@ -10,10 +10,9 @@ import argparse
 import re
 from pathlib import Path
 
-from vitrail.evaluate.bench.bootstrap import WHOLE, MethodSample, gain
 from vitrail.evaluate.bench.measure import Column
 from vitrail.evaluate.bench.store import reading
-from vitrail.evaluate.bench.table import TableGroup, read_groups
+from vitrail.evaluate.bench.table import WHOLE, MethodSample, TableGroup, gain, read_groups
 
 
 def row(group: TableGroup, column: Column, mine: MethodSample, others: dict[str, MethodSample]) -> str:

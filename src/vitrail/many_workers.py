@@ -13,8 +13,8 @@ import ray
 from ray import exceptions
 
 from vitrail.errors import EngineError
-from vitrail.evaluate.bench.engines import Cluster
 from vitrail.evaluate.bench.engines_ray import connected, reason_of
+from vitrail.evaluate.bench.worker import Cluster
 from vitrail.many import Batch, BatchExplainer, PartStore, Task, rows_of
 from vitrail.models.taking import taken
 

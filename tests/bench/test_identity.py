@@ -17,7 +17,7 @@ from vitrail.apps.cli.bench import tell_older
 from vitrail.capture.provenance import fingerprint
 from vitrail.errors import EngineError
 from vitrail.evaluate import bench, data
-from vitrail.evaluate.bench.identity import example_hash, hash_of, set_hash, weights_hash
+from vitrail.evaluate.bench.opened import example_hash, hash_of, set_hash, weights_hash
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.data.examples import Box, GoldAnswer, ImageExample, QuestionExample, Span, TextExample
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from vitrail.errors import OutputError
-from vitrail.evaluate.bench.bootstrap import MethodSample, estimates
 from vitrail.evaluate.bench.measure import Column
 from vitrail.evaluate.bench.plan import ResultRow
 from vitrail.evaluate.bench.store import FORMAT, SCHEMA, identity, reading, writing
+from vitrail.evaluate.bench.table import MethodSample, estimates
 
 ABOUT = {"model": {"hash": "1"}, "method": {"options": {"depth": 2}}, "versions": {"torch": "2.15"}}
 

@@ -8,8 +8,8 @@ from markdown_it import MarkdownIt
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
-from vitrail.evaluate.bench.bootstrap import MethodSample, estimates, gain
 from vitrail.evaluate.bench.measure import Column
+from vitrail.evaluate.bench.table import MethodSample, estimates, gain
 
 MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
 LOW = Column("mean", ("x",), higher=False, features=lambda values: np.array(values))

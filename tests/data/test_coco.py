@@ -4,7 +4,7 @@ import pytest
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.data import load
-from vitrail.evaluate.data.coco import COCO, NUMBERS
+from vitrail.evaluate.data.segmented import COCO, NUMBERS
 from vitrail.evaluate.data.segmented import VOC as VOC
 
 SQUARE = [1, 1, 3, 1, 3, 4, 1, 4]

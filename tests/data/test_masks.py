@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from vitrail.errors import InputError
 from vitrail.evaluate.data import resize_mask
-from vitrail.evaluate.data.masks import translate
+from vitrail.evaluate.data.pictures import translate
 
 
 @pytest.mark.parametrize("size", [(224, 224), (5, 7), (3, 2), (13, 11)])

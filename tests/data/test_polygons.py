@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.evaluate.data.masks import Shape, fill, paint, unroll
+from vitrail.evaluate.data.pictures import Shape, fill, paint, unroll
 
 SQUARE = np.array([[1.0, 2.0], [4.0, 2.0], [4.0, 5.0], [1.0, 5.0]])
 

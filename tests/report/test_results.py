@@ -4,6 +4,7 @@ import pytest
 from html_reader import Reader
 
 from vitrail.evaluate import bench
+from vitrail.evaluate.bench.forms import panels_of
 from vitrail.plots import report
 from vitrail.plots.report.markup import Line, chart
 
@@ -43,7 +44,7 @@ def test_notes_and_origin_are_told(results):
 
 def test_every_curve_is_drawn_once_with_the_points_of_the_plot(results):
     page = report.of_results(results).to_html()
-    (group,) = bench.plot.panels_of(results)
+    (group,) = panels_of(results)
     charts = re.findall(r'<svg viewBox="0 0 360 220".*?</svg>', page)
     assert len(charts) == len(group[1]) == 2
     for drawn, series in zip(charts, group[1].values(), strict=True):

@@ -33,7 +33,7 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
 
 def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Work", *, squash: bool, engine: str) -> None:
     """All images of a folder; those that are none are named at the end."""
-    from vitrail.evaluate.bench.identity import setup_hash
+    from vitrail.evaluate.bench.opened import setup_hash
     from vitrail.many import explain_many, picture_batches
 
     if loaded.kind != "image":

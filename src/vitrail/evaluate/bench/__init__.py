@@ -3,17 +3,14 @@
 `run(plan, "results.db")` computes what the file lacks; `tables` and `curves` read it at any time.
 """
 
-from vitrail.evaluate.bench.bootstrap import Estimate
 from vitrail.evaluate.bench.driver import Progress, left_out, run
-from vitrail.evaluate.bench.engines import Cluster, find_engine, local
-from vitrail.evaluate.bench.forms import render
+from vitrail.evaluate.bench.forms import Recommendation, curves, measure, ranking, recommend, render
 from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.plan import ABLATIONS, DataSpec, ModelSpec, Plan, Trial, protocols_of
 from vitrail.evaluate.bench.planfile import parse_data, parse_trials, read_plan
-from vitrail.evaluate.bench.plot import curves
 from vitrail.evaluate.bench.protocols import PROTOCOLS, Protocol, find_protocol
-from vitrail.evaluate.bench.recommend import Recommendation, measure, ranking, recommend
-from vitrail.evaluate.bench.table import Table, tables
+from vitrail.evaluate.bench.table import Estimate, Table, tables
+from vitrail.evaluate.bench.worker import Cluster, find_engine, local
 
 __all__ = [
     "ABLATIONS",

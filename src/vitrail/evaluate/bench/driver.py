@@ -16,10 +16,19 @@ import torch
 from vitrail.capture.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
-from vitrail.evaluate.bench.engines import Engine, local
-from vitrail.evaluate.bench.identity import hash_of, library_versions, model_identity, set_hash
 from vitrail.evaluate.bench.measures import find_measure
-from vitrail.evaluate.bench.opened import Opened, RunSettings, find_entry, forget, open_data, open_model
+from vitrail.evaluate.bench.opened import (
+    Opened,
+    RunSettings,
+    find_entry,
+    forget,
+    hash_of,
+    library_versions,
+    model_identity,
+    open_data,
+    open_model,
+    set_hash,
+)
 from vitrail.evaluate.bench.plan import (
     DTYPES,
     PRIORS,
@@ -34,7 +43,7 @@ from vitrail.evaluate.bench.plan import (
 )
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
-from vitrail.evaluate.bench.worker import Worker
+from vitrail.evaluate.bench.worker import Engine, Worker, local
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.evaluate.data.segmented import VOC
 from vitrail.methods import METHODS

@@ -22,9 +22,8 @@ from ray._private import worker as ray_worker
 
 from vitrail.attribution import versions
 from vitrail.errors import EngineError, VitrailError
-from vitrail.evaluate.bench.engines import HERE, Cluster, Work
 from vitrail.evaluate.bench.plan import Finished, Unit
-from vitrail.evaluate.bench.worker import Worker
+from vitrail.evaluate.bench.worker import HERE, Cluster, Work, Worker
 
 REACH = 10.0  # seconds
 OBJECTS = 100 * 2**20  # results are small; Ray would reserve a third of the memory

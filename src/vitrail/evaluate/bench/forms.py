@@ -1,16 +1,42 @@
-"""Tables as Markdown, LaTeX or CSV. The same results give the same bytes, also after an interrupted run.
+"""What is read from a results file: tables as Markdown, LaTeX or CSV, curves, and a ranking of methods.
 
-The best value is bold; `~` marks values that are not significantly different from it (paired bootstrap, p >= 0.05).
+The same results give the same bytes, also after an interrupted run. The best value is bold; `~` marks values that are
+not significantly different from it (paired bootstrap, p >= 0.05). Curves show accuracy and probability while pixels or
+tokens are removed. `recommend` ranks methods on a user's own model by how far the prediction depends on what they mark.
 """
 
 import csv
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import OptionError, suggest
-from vitrail.evaluate.bench.bootstrap import Estimate
-from vitrail.evaluate.bench.table import SIGNIFICANT, Table
+import numpy as np
+
+from vitrail.errors import InputError, OptionError, suggest
+from vitrail.evaluate.bench.driver import Watch, run
+from vitrail.evaluate.bench.measure import CurvePanel
+from vitrail.evaluate.bench.measures import MEASURES
+from vitrail.evaluate.bench.plan import Plan
+from vitrail.evaluate.bench.store import reading
+from vitrail.evaluate.bench.table import (
+    SIGNIFICANT,
+    Estimate,
+    MeasuredMethod,
+    Table,
+    TableGroup,
+    common,
+    read_groups,
+    tables,
+)
+from vitrail.evaluate.bench.worker import Engine, local
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def number(value: float) -> str:
@@ -128,3 +154,162 @@ def render(made: Sequence[Table], form: str = "markdown") -> str:
         raise OptionError(f"there is no form {form!r}. {suggest(form, FORMS)}")
     texts = [FORMS[form](table) for table in made]
     return CSV_HEAD + "".join(texts) if form == "csv" else "\n".join(texts)
+
+
+Series = tuple[np.ndarray, np.ndarray]
+Panels = dict[str, list[tuple[str, Series]]]
+"""Kind of curve -> methods and their curves."""
+PANELS: dict[str, tuple[str, CurvePanel]] = {
+    panel.name: (measure.name, panel) for measure in MEASURES.values() for panel in measure.panels
+}
+"""Kind of curve -> the metric it is read from, and how it is drawn."""
+
+
+def _series(group: TableGroup, method: MeasuredMethod, metric: str, panel: CurvePanel) -> Series | None:
+    """The mean over examples of a stored curve."""
+    mean = _mean(panel.curve(row) for row in group.values(method, metric))
+    return None if mean is None else (panel.places(group.protocol, len(mean)), mean)
+
+
+def _mean(rows: Iterable[Sequence[float] | np.ndarray]) -> np.ndarray | None:
+    """The mean of curves that are read one after the other."""
+    total, count = np.zeros(1), 0
+    for row in rows:
+        total, count = total + np.asarray(row, dtype=np.float64), count + 1
+    return total / count if count else None
+
+
+def curves(path: str | Path) -> "Figure":
+    """A figure with a row for each model, data set and protocol, and a panel for each kind of curve."""
+    from matplotlib.figure import Figure
+
+    rows = panels_of(path)
+    if not rows:
+        raise InputError(f"{path} holds no curves: run a protocol that perturbs, such as chefer or vitrail, or sanity.")
+    width = max(len(panels) for _, panels in rows)
+    figure = Figure(figsize=(4.2 * width, 3.6 * len(rows)), layout="constrained")
+    axes: Any = figure.subplots(len(rows), width, squeeze=False)
+    for (title, panels), line in zip(rows, axes, strict=True):
+        for place in line[len(panels) :]:
+            place.set_axis_off()
+        for (name, series), place in zip(panels.items(), line, strict=False):
+            _draw(place, name, series)
+        line[0].set_title(f"{title}\n{next(iter(panels))}", loc="left", fontsize=9)
+        line[0].legend(fontsize=7)
+    return figure
+
+
+def panels_of(path: str | Path) -> list[tuple[str, Panels]]:
+    """The curves of every model, data set and protocol that has some."""
+    with reading(Path(path)) as store:
+        rows = [(group.title, _panels(group)) for group in read_groups(store)]
+    return [(title, panels) for title, panels in rows if panels]
+
+
+def _panels(group: TableGroup) -> Panels:
+    found = {
+        name: [(m.label, series) for m in group.methods if (series := _series(group, m, metric, panel)) is not None]
+        for name, (metric, panel) in PANELS.items()
+    }
+    return {name: series for name, series in found.items() if series}
+
+
+def _draw(place: "Axes", name: str, series: Sequence[tuple[str, Series]]) -> None:
+    _, panel = PANELS[name]
+    for number, (label, (x, y)) in enumerate(series):
+        place.plot(
+            x, y, label=label, marker="o", markersize=2.5, linewidth=1.2, linestyle=("-", "--", ":")[number // 10 % 3]
+        )
+    place.set_title(name, loc="left", fontsize=9)
+    place.set_xlabel(panel.across)
+    place.set_ylabel(panel.up)
+    place.grid(alpha=0.3)
+
+
+RANKED_BY = ("ABPC", "AOPC")
+"""Pictures: the area between the two perturbation curves. Texts: the drop when the highest tokens are deleted."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A method's place.
+
+    Args:
+        estimate: its faithfulness with interval.
+    """
+
+    method: str
+    estimate: Estimate
+
+    @property
+    def as_good(self) -> bool:
+        """Whether it is the best, or not told from it."""
+        return self.estimate.p is None or self.estimate.p >= SIGNIFICANT
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Methods from the most to the least faithful, and the whole table behind it."""
+
+    measure: str
+    ranks: tuple[Rank, ...]
+    table: Table
+
+
+def recommend(
+    plan: Plan,
+    path: str | Path | None = None,
+    *,
+    engine: Engine = local,
+    watch: Watch = lambda progress: None,
+) -> Recommendation:
+    """Run a small plan under the protocol `vitrail`, and rank its methods.
+
+    Args:
+        plan: one model on one data set.
+        path: a results file to keep and to go on with; by default none is kept.
+        engine: who does the units.
+        watch: is called after every unit.
+    """
+    return ranking(measure(plan, path, engine=engine, watch=watch)[0])
+
+
+def measure(
+    plan: Plan,
+    path: str | Path | None = None,
+    *,
+    engine: Engine = local,
+    watch: Watch = lambda progress: None,
+) -> list[Table]:
+    """Run a plan of one model, data set and protocol, and give its tables.
+
+    Args:
+        plan: what to run.
+        path: a results file to keep and to go on with; by default none is kept.
+        engine: who does the units.
+        watch: is called after every unit.
+    """
+    if path is None:
+        with TemporaryDirectory() as folder:
+            return measure(plan, Path(folder) / "results.db", engine=engine, watch=watch)
+    done = run(plan, path, engine=engine, watch=watch)
+    return _own_tables(path, done.runs, tables(path, seed=plan.seed))
+
+
+def _own_tables(path: str | Path, runs: Collection[str], made: list[Table]) -> list[Table]:
+    """The tables of these runs, in a file that may hold others."""
+    with reading(Path(path)) as store:
+        mine = [common(about) for run, about in store.runs().items() if run in runs]
+    return [table for table in made if table.about in mine]
+
+
+def ranking(table: Table) -> Recommendation:
+    """The methods of a table by its measure of faithfulness."""
+    names = [column.name for column in table.columns]
+    measure = next((name for name in RANKED_BY if name in names), None)
+    if measure is None:
+        raise InputError(f"{table.title} measures {', '.join(names)}; ranking needs {' or '.join(RANKED_BY)}.")
+    place = names.index(measure)
+    found = [Rank(method, e) for method, row in table.rows if (e := row[place]) is not None]
+    ranks = sorted(found, key=lambda rank: -rank.estimate.value)
+    return Recommendation(measure, tuple(ranks), table)

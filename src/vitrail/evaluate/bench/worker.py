@@ -1,25 +1,90 @@
-"""The worker: one recording of a batch serves all methods, whose maps are then measured. It can be sent elsewhere."""
+"""The worker that measures a unit, and the engines that hand units to workers.
+
+One recording of a batch serves all methods, whose maps are then measured. A worker can be sent to another machine. An
+engine takes units and a worker, and yields finished units in the order of completion. Only the driver, which reads what
+an engine yields, writes results. So an engine may lose a worker and repeat a unit.
+"""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from vitrail.errors import EngineError, InputError, OptionError
+from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, suggest
 from vitrail.evaluate.bench.contexts import Contexts
 from vitrail.evaluate.bench.explained import Classes, Explanations, Shown, one_line
-from vitrail.evaluate.bench.identity import hash_of
 from vitrail.evaluate.bench.measure import Measure
 from vitrail.evaluate.bench.measures import MEASURES
-from vitrail.evaluate.bench.opened import RunSettings, open_data, open_model, own_generators
+from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
 from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.storage import is_finite
+
+Work = Callable[[Unit], Finished]
+Engine = Callable[[Iterable[Unit], Work], Generator[Finished, None, None]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where an engine of several workers finds them.
+
+    Args:
+        address: of a cluster that is running; without it one is started on this machine and ends with the run.
+        workers: how many at most; without it one a CPU, or, if the plan's device is cuda, as many as the GPUs hold.
+        gpu_share: the part of a GPU that a worker takes, above 0 and at most 1.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    gpu_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.workers is not None and self.workers < 1) or not 0 < self.gpu_share <= 1:
+            raise OptionError(
+                f"workers={self.workers}, gpu_share={self.gpu_share}: there has to be a worker, and it takes a part of "
+                "a GPU that is above 0 and at most 1."
+            )
+
+
+HERE = Cluster()
+
+
+def local(units: Iterable[Unit], worker: Work) -> Generator[Finished, None, None]:
+    """One unit after the other, in this process. Units are asked for only when they are needed."""
+    yield from map(worker, units)
+
+
+def _local(cluster: Cluster) -> Engine:
+    if cluster != HERE:
+        raise OptionError(
+            "the engine local has no workers elsewhere: leave out the options of ray, or use --engine ray."
+        )
+    return local
+
+
+def _ray(cluster: Cluster) -> Engine:
+    try:
+        from vitrail.evaluate.bench.engines_ray import ray_engine
+    except ImportError as error:
+        raise MissingExtraError("--engine ray needs the package ray: pip install 'vitrail[ray]'") from error
+    return partial(ray_engine, cluster=cluster)
+
+
+ENGINES: dict[str, Callable[[Cluster], Engine]] = {"local": _local, "ray": _ray}
+
+
+def find_engine(name: str, cluster: Cluster = HERE) -> Engine:
+    """The engine of this name; its library is imported only now."""
+    if name not in ENGINES:
+        raise OptionError(f"there is no engine {name!r}. {suggest(name, ENGINES)}")
+    return ENGINES[name](cluster)
+
 
 WITHOUT_CLASSES = ("question", "answer")
 """Kinds of data whose answer is explained in place of a class."""

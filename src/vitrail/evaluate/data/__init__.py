@@ -7,7 +7,6 @@ from typing import Any
 
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.data import cifar, imagenet, segmented, texts
-from vitrail.evaluate.data.coco import COCO, read_coco
 from vitrail.evaluate.data.examples import (
     IGNORE,
     Box,
@@ -21,9 +20,9 @@ from vitrail.evaluate.data.examples import (
     TextExample,
 )
 from vitrail.evaluate.data.imagenet import read_imagenet, read_imagenet_segmentation
-from vitrail.evaluate.data.masks import resize_mask
+from vitrail.evaluate.data.pictures import resize_mask
 from vitrail.evaluate.data.rows import Source
-from vitrail.evaluate.data.segmented import read_pets
+from vitrail.evaluate.data.segmented import COCO, read_coco, read_pets
 from vitrail.evaluate.data.squad import read_squad, read_squad2
 
 _LABEL = ("label",)

@@ -29,8 +29,7 @@ from vitrail.evaluate.data.files import (
     require_inside,
     zip_members,
 )
-from vitrail.evaluate.data.masks import translate
-from vitrail.evaluate.data.pictures import PictureFile, from_array
+from vitrail.evaluate.data.pictures import PictureFile, from_array, translate
 from vitrail.evaluate.data.rows import open_rows, read_all
 
 if TYPE_CHECKING:

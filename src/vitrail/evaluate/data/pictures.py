@@ -1,18 +1,24 @@
-"""Pictures of data sets, from files, archives and arrays."""
+"""Pictures and masks of data sets: from files, archives, arrays and outlines."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from vitrail.errors import InputError, MissingExtraError
+from vitrail.evaluate.data.examples import IGNORE, Mask
 from vitrail.evaluate.data.files import Member, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
 
 ONE_CHANNEL = {"1", "L", "P"}
 
@@ -106,3 +112,88 @@ def _decode(key: str, source: Source, *, load: bool) -> "Image":
         raise InputError(f"{key}: there is no image at {source}.") from error
     except BROKEN as error:
         raise InputError(f"{key}: {source} cannot be read as an image: {one_line(error)}") from error
+
+
+def translate(key: str, values: np.ndarray, meanings: Mapping[int, int]) -> Mask:
+    """A mask whose numbers are replaced by what they mean; a number without a meaning is an error."""
+    found = np.unique(values).tolist()
+    unknown = [value for value in found if value not in meanings]
+    if unknown:
+        raise InputError(f"{key}: the mask holds {unknown}, but only {sorted(meanings)} mean something.")
+    mask = np.zeros(values.shape, dtype=np.int64)
+    for value in found:
+        mask[values == value] = meanings[value]
+    return torch.from_numpy(mask)
+
+
+def resize_mask(mask: Mask, size: tuple[int, int]) -> Int[Tensor, "height width"]:
+    """The mask at another height and width: each new pixel takes the value under its centre, as Pillow's nearest."""
+    rows, columns = (
+        ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new).long()
+        for new, old in zip(size, mask.shape, strict=True)
+    )
+    return mask[rows][:, columns]
+
+
+Polygon = Float[np.ndarray, "p 2"]
+Inside = Bool[np.ndarray, "y x"]
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One object, or a crowd of them.
+
+    Args:
+        polygons: corners in pixels, x before y; the parts of one object.
+        runs: instead of polygons, how many pixels outside and inside follow one another, column by column.
+        crowd: several objects of one class that nobody told apart.
+    """
+
+    label: int
+    polygons: tuple[Polygon, ...] = ()
+    runs: tuple[int, ...] = ()
+    crowd: bool = False
+
+
+def fill(polygon: Polygon, size: Size) -> Inside:
+    """The pixels whose centre lies in a polygon, by the even-odd rule.
+
+    Along a row, every edge that crosses it switches between outside and inside from the first centre behind it on.
+    """
+    height, width = size
+    switches = np.zeros((height, width + 1), dtype=np.uint8)  # only their parity counts
+    centres = np.arange(height) + 0.5
+    (x0, y0), (x1, y1) = polygon.T[:, :, None], np.roll(polygon, -1, axis=0).T[:, :, None]
+    edges, rows = np.nonzero((y0 <= centres) != (y1 <= centres))
+    slopes = ((x1 - x0) / np.where(y1 == y0, 1.0, y1 - y0))[edges, 0]
+    crossings = x0[edges, 0] + (centres[rows] - y0[edges, 0]) * slopes
+    np.add.at(switches, (rows, np.ceil(crossings - 0.5).clip(0, width).astype(np.int64)), 1)
+    return (switches.cumsum(axis=1, dtype=np.uint8)[:, :width] & 1).astype(bool)
+
+
+def unroll(runs: Sequence[int], size: Size) -> Inside:
+    """The pixels of a run-length code, which begins outside; an error where it does not fill the picture."""
+    height, width = size
+    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return flat.reshape(width, height).T
+
+
+def paint(shapes: Sequence[Shape], size: Size) -> Mask:
+    """The class of each pixel; of objects that overlap the smaller is on top, crowds alone are ignored."""
+    mask = np.zeros(size, dtype=np.int64)
+    for shape in (shape for shape in shapes if shape.crowd):
+        mask[_inside(shape, size)] = IGNORE
+    covers = [(shape.label, _inside(shape, size)) for shape in shapes if not shape.crowd]
+    for label, inside in sorted(covers, key=lambda cover: -int(cover[1].sum())):
+        mask[inside] = label
+    return torch.from_numpy(mask)
+
+
+def _inside(shape: Shape, size: Size) -> Inside:
+    if shape.runs:
+        return unroll(shape.runs, size)
+    inside = np.zeros(size, dtype=bool)
+    for polygon in shape.polygons:
+        inside |= fill(polygon, size)
+    return inside

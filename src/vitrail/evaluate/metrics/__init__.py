@@ -19,6 +19,12 @@ from vitrail.evaluate.metrics.localisation import (
     VocScore,
     aggregate_segmentation,
     aggregate_voc,
+    box_energy,
+    box_iou,
+    box_masks,
+    energy_pointing_game,
+    grid_pointing_game,
+    pointing_game,
     row_f1,
     segmentation,
     segmentation_counts,
@@ -26,15 +32,6 @@ from vitrail.evaluate.metrics.localisation import (
     voc_counts,
 )
 from vitrail.evaluate.metrics.perturbation import Curve, deletion, insertion, perturbation_curve
-from vitrail.evaluate.metrics.pointing import (
-    box_energy,
-    box_iou,
-    box_masks,
-    energy_pointing_game,
-    grid_pointing_game,
-    pointing_game,
-)
-from vitrail.evaluate.metrics.randomisation import Cascade, cascading_randomisation, randomised
 from vitrail.evaluate.metrics.rationales import (
     TokenF1,
     TokenRanking,
@@ -45,7 +42,7 @@ from vitrail.evaluate.metrics.rationales import (
     word_scores,
 )
 from vitrail.evaluate.metrics.road import road, road_impute
-from vitrail.evaluate.metrics.sensitivity import infidelity, max_sensitivity
+from vitrail.evaluate.metrics.sanity import Cascade, cascading_randomisation, infidelity, max_sensitivity, randomised
 from vitrail.evaluate.metrics.sources import lds, recall_at, topk_drop
 from vitrail.evaluate.metrics.texts import TextCurve, perturbed_ids, text_curve
 

@@ -10,10 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.attribution import versions
-from vitrail.evaluate.bench.bootstrap import Estimate
-from vitrail.evaluate.bench.forms import close, count, number
-from vitrail.evaluate.bench.plot import PANELS, Panels, panels_of
-from vitrail.evaluate.bench.table import Table, tables
+from vitrail.evaluate.bench.forms import PANELS, Panels, close, count, number, panels_of
+from vitrail.evaluate.bench.table import Estimate, Table, tables
 from vitrail.plots.report.markup import (
     Cell,
     Content,
