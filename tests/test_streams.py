@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from stream_models import TABLE, prepared
 from torch.testing import assert_close
 
 import vitrail
@@ -202,6 +203,20 @@ def test_a_language_model_with_pictures_walks_down_its_tower(tmp_path):
     assert found.streams["image"].grid == (4, 4)
     assert torch.equal(found.scores, found.streams["text"].scores)
     assert found.save(tmp_path / "found.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["llava_siglip", "qwen2_vl_two"])
+def test_a_model_that_first_sees_a_batch_of_many_gives_each_sample_its_own(name):
+    """Pictures that stand in one row, and texts beside pictures, are not cut as a batch of one tensor is."""
+    model, inputs = prepared(TABLE[name], batch=4)
+    found = vitrail.explain(model, inputs, "gae", targets.next_token(7))
+    pictures = len(inputs["pixel_values"]) // 4
+    for i in (0, 3):
+        one = {key: x[i * (n := len(x) // 4) : (i + 1) * n] for key, x in inputs.items()}
+        assert len(one["pixel_values"]) == pictures
+        alone = vitrail.explain(model, one, "gae", targets.next_token(7))
+        for key, stream in alone.streams.items():
+            assert_close(found.streams[key].scores[i : i + 1], stream.scores)
 
 
 class Crossing(torch.nn.Module):

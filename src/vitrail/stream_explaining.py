@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.attribution import Attribution
+from vitrail.capture.cut_pass import cut_pass
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
@@ -19,7 +20,7 @@ from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
-from vitrail.capture.streams import AttentionEvent, Streams, Transition, cut_pass, measured
+from vitrail.capture.streams import AttentionEvent, Streams, Transition, measured
 from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy

@@ -98,7 +98,16 @@ class Executions:
 
 def executions(model: nn.Module, inputs: Inputs) -> Executions:
     """Run a shadow once on at most two samples, and keep every execution and every attention call."""
-    some = inputs.usable().take(torch.arange(min(inputs.batch, SAMPLES)))
+    whole = inputs.usable()
+    if inputs.batch <= SAMPLES:
+        return _executed(model, whole)
+    try:
+        return _executed(model, whole.take(torch.arange(SAMPLES)))
+    except Exception:
+        return _executed(model, whole)
+
+
+def _executed(model: nn.Module, some: Inputs) -> Executions:
     seen = Executions(batch=some.batch)
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         if some.shown.is_floating_point():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.coded_gradients import with_heads
+from vitrail.capture.cut_pass import start_graph
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
@@ -32,7 +33,6 @@ from vitrail.capture.remembered import Remembered
 from vitrail.capture.row_maps import CheapProjections
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
-from vitrail.capture.streams import start_graph
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,

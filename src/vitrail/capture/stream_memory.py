@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.remembered import Remembered
 from vitrail.capture.shadow import keep_saved, keeps_saved
 from vitrail.capture.stream_checks import check_values, sample_of
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
-from vitrail.capture.streams import Seen, Streams, cut_pass, measured
+from vitrail.capture.streams import Streams, measured
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.continuations import continued
+from vitrail.capture.cut_pass import rooted, start_graph
 from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
@@ -18,7 +19,7 @@ from vitrail.capture.refusals import check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.stream_changes import FeedForward, StreamChanges
-from vitrail.capture.streams import AttentionEvent, Streams, Transition, rooted, start_graph
+from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.targets import Target, as_target

@@ -5,30 +5,21 @@ tokens of all sequences get one number each. An attention call is then two table
 the token of every key row. Where rows are made of tokens in another way than one by one (patches that are merged, image
 tokens that enter a language model), the rows are new tokens, and a `Transition` says which tokens they are made of.
 
-The pass that is measured cuts what attention gives from the graph. The paths that are left lead from a token to what is
-made of this token alone. Gradients with codes (`measure.sources`) tell which row of a later operand each row of an
-earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution does, is refused.
+The pass that is measured (`cut_pass`) cuts what attention gives from the graph. The paths that are left lead from a
+token to what is made of this token alone. Gradients with codes (`coded_gradients`) tell which row of a later operand
+each row of an earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution does, is
+refused.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, sources
-from vitrail.capture.outputs import run_model
-from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
-from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
+from vitrail.capture.cut_pass import CutCall, Seen
 from vitrail.errors import SeamError
-from vitrail.models.inputs import Inputs
-
-T = TypeVar("T")
-RECENT = 24
-"""How many of the last tensors before an attention call may link the queries of a new sequence with its keys."""
 
 
 @dataclass(frozen=True)
@@ -135,29 +126,6 @@ class Place:
 
 
 @dataclass(eq=False)
-class CutCall:
-    """An attention call of the pass that is measured."""
-
-    call: AttentionCall
-    before: list[Tensor]  # the last floating-point tensors that modules were given or gave
-    output: Tensor | None = None  # what it gave, cut from the graph
-    order: tuple[int, ...] = ()  # the axes of `output` in the order [..., q, channels]
-
-
-@dataclass(eq=False)
-class Seen:
-    """What was kept of the pass that is measured."""
-
-    calls: list[CutCall] = field(default_factory=list)
-    recent: list[Tensor] = field(default_factory=list)
-    embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # token ids, and the vectors they became
-    cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
-    inputs: Inputs | None = None  # with leaves for all floating-point tensors
-    answer: Any = None
-    sums: Sums | None = None  # what was added and normed, where that is asked for
-
-
-@dataclass(eq=False)
 class Streams:
     """All tokens of a pass, and all that happens between them, in the order of the forward pass."""
 
@@ -212,103 +180,6 @@ class Streams:
         return len(self.sequences) == 1 + pooled and all(
             torch.equal(event.queries, event.keys) and torch.equal(event.queries, calls[0].queries) for event in calls
         )
-
-
-@contextmanager
-def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, sums: bool = False) -> Iterator[T]:
-    """What is measured in a pass of a shadow whose attention results are cut from the graph.
-
-    Args:
-        sums: keep what is added to the residual streams, too.
-    """
-    half = any(p.dtype is torch.float16 for p in model.parameters())
-    dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
-    with autograd(gradients=True), torch.random.fork_rng(devices=[]):
-        some = rooted(inputs if dtype is None else inputs.cast(dtype))
-        yield without_recomputation(model, lambda: measure(_seen(model, some, dtype, sums=sums)))
-
-
-def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
-    seen = Seen(inputs=inputs, sums=Sums() if sums else None)
-    with in_precision(model, dtype), _watching(model, seen):
-        seen.answer = run_model(model, inputs)
-    if not seen.calls:
-        raise SeamError(
-            f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is not "
-            "intercepted. Use a gradient method, such as integrated_gradients."
-        )
-    return seen
-
-
-def rooted(inputs: Inputs) -> Inputs:
-    """The inputs with every floating-point tensor made a leaf that gradients can be taken at."""
-
-    def leaf(x: Any) -> Any:  # noqa: ANN401
-        if isinstance(x, dict) and "last_hidden_state" in x:  # what an encoder gave
-            return type(x)(**{name: leaf(value) for name, value in x.items()})
-        return x.detach().clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-    usable = inputs.usable()
-    kwargs = {name: x if "mask" in name else leaf(x) for name, x in usable.kwargs.items()}
-    return replace(usable, args=tuple(map(leaf, usable.args)), kwargs=kwargs)
-
-
-@contextmanager
-def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
-    handles = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(_enter(seen), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(seen)))
-        if seen.sums is not None:
-            handles.append(module.register_forward_hook(watch_norms(seen.sums)))
-
-    def emit(call: AttentionCall) -> None:
-        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
-
-    def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
-        leaf = out.detach().requires_grad_()
-        seen.calls[-1].output, seen.calls[-1].order = leaf, order
-        return leaf.clone()  # a copy, because models may write into what attention gave
-
-    adding = nullcontext() if seen.sums is None else WatchSums(seen.sums, lambda: len(seen.calls))
-    with hooks(handles), adding, attention_calls(emit, safe=True, cut=cut):
-        yield
-
-
-def _enter(seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        for x in (*args, *kwargs.values()):
-            _keep(seen, x)
-
-    return hook
-
-
-def _leave(seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-        first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
-        if not isinstance(first, Tensor) or not first.is_floating_point():
-            return
-        if start_graph(module, first) and isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
-            seen.embedded.append((args[0], first))
-        if first.ndim == 4 and first.requires_grad:
-            seen.cells.append(first)
-        _keep(seen, first)
-
-    return hook
-
-
-def start_graph(module: nn.Module, out: Tensor) -> bool:
-    """Let the graph begin at what a module made of numbers without one; whether the result has a graph."""
-    own = any(x is not None for x in module._parameters.values())
-    if not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding)):
-        out.requires_grad_()
-    return out.requires_grad
-
-
-def _keep(seen: Seen, x: object) -> None:
-    floats = isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.ndim >= 2
-    if floats and not any(x is known for known in seen.recent[-RECENT:]):
-        seen.recent.append(x)  # pyright: ignore[reportArgumentType]
 
 
 def measured(seen: Seen) -> Streams:
@@ -432,16 +303,15 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
     known: frozenset[int] = frozenset()
     found_tokens = torch.zeros(streams.count, dtype=torch.bool)
     covered = torch.zeros(int(numbers.max()) + 1, dtype=torch.bool)
-    for number, place in reversed(list(enumerate(streams.places))):
-        until = streams.known_until(known)
+
+    def open_question(number: int) -> bool:
+        place, until = streams.places[number], streams.known_until(known)
         if all(number < until.get(i, -1) for i in place.sequences) or bool(found_tokens[place.named].all()):
-            continue
-        if place.sequences <= known and bool(covered.all()):
-            continue
-        (found,) = sources([(operand, numbers)], [place.tensor], channels=place.channels)
-        if found is None:
-            continue
-        found = found.cpu()
+            return False
+        return not (place.sequences <= known and bool(covered.all()))
+
+    for number, found in _fed(streams, operand, numbers, open_question):
+        place = streams.places[number]
         if bool((found == MIXED).any()):
             if place.result:
                 raise SeamError(_mixing(index, int((found == MIXED).sum()), found.numel()))
@@ -454,6 +324,30 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
         found_tokens[pairs[-1][:, 1]] = True
         covered[pairs[-1][:, 0]] = True
     return _unique(*torch.cat(pairs).T) if pairs else torch.zeros(0, 2, dtype=torch.long)
+
+
+def _fed(
+    streams: Streams, operand: Tensor, numbers: Tensor, open_question: Callable[[int], bool]
+) -> Iterator[tuple[int, Tensor]]:
+    """By place, from the last to the first, the row of an operand that every position feeds.
+
+    Twice as many places are asked each time: the last ones mostly answer, and a gradient for many costs little more
+    than for one.
+
+    Args:
+        open_question: whether a place still has to be asked, after those before it were.
+    """
+    left, most = list(range(len(streams.places) - 1, -1, -1)), 1
+    while left := [number for number in left if open_question(number)]:
+        asked, left, most = left[:most], left[most:], 2 * most
+        answers: dict[int, Tensor | None] = {}
+        for axis in {streams.places[number].channels for number in asked}:
+            same = [number for number in asked if streams.places[number].channels == axis]
+            found = sources([(operand, numbers)], [streams.places[i].tensor for i in same], channels=axis)
+            answers |= dict(zip(same, found, strict=True))
+        for number in asked:
+            if (answer := answers[number]) is not None and open_question(number):
+                yield number, answer.cpu()
 
 
 def _unique(rows: Tensor, tokens: Tensor) -> Tensor:

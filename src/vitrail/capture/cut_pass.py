@@ -1,0 +1,143 @@
+"""The pass that streams are measured in: attention results are cut from the graph, tensors of modules are kept.
+
+The paths of the graph that are left lead from a token to what is made of this token alone.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.outputs import run_model
+from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
+from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
+from vitrail.errors import SeamError
+from vitrail.models.inputs import Inputs
+
+T = TypeVar("T")
+RECENT = 24
+"""How many of the last tensors before an attention call may link the queries of a new sequence with its keys."""
+
+
+@dataclass(eq=False)
+class CutCall:
+    """An attention call of the pass that is measured."""
+
+    call: AttentionCall
+    before: list[Tensor]  # the last floating-point tensors that modules were given or gave
+    output: Tensor | None = None  # what it gave, cut from the graph
+    order: tuple[int, ...] = ()  # the axes of `output` in the order [..., q, channels]
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was kept of the pass that is measured."""
+
+    calls: list[CutCall] = field(default_factory=list)
+    recent: list[Tensor] = field(default_factory=list)
+    embedded: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # token ids, and the vectors they became
+    cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
+    inputs: Inputs | None = None  # with leaves for all floating-point tensors
+    answer: Any = None
+    sums: Sums | None = None  # what was added and normed, where that is asked for
+
+
+@contextmanager
+def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, sums: bool = False) -> Iterator[T]:
+    """What is measured in a pass of a shadow whose attention results are cut from the graph.
+
+    Args:
+        sums: keep what is added to the residual streams, too.
+    """
+    half = any(p.dtype is torch.float16 for p in model.parameters())
+    dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
+    with autograd(gradients=True), torch.random.fork_rng(devices=[]):
+        some = rooted(inputs if dtype is None else inputs.cast(dtype))
+        yield without_recomputation(model, lambda: measure(_seen(model, some, dtype, sums=sums)))
+
+
+def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
+    seen = Seen(inputs=inputs, sums=Sums() if sums else None)
+    with in_precision(model, dtype), _watching(model, seen):
+        seen.answer = run_model(model, inputs)
+    if not seen.calls:
+        raise SeamError(
+            f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is not "
+            "intercepted. Use a gradient method, such as integrated_gradients."
+        )
+    return seen
+
+
+def rooted(inputs: Inputs) -> Inputs:
+    """The inputs with every floating-point tensor made a leaf that gradients can be taken at."""
+
+    def leaf(x: Any) -> Any:  # noqa: ANN401
+        if isinstance(x, dict) and "last_hidden_state" in x:  # what an encoder gave
+            return type(x)(**{name: leaf(value) for name, value in x.items()})
+        return x.detach().clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    usable = inputs.usable()
+    kwargs = {name: x if "mask" in name else leaf(x) for name, x in usable.kwargs.items()}
+    return replace(usable, args=tuple(map(leaf, usable.args)), kwargs=kwargs)
+
+
+@contextmanager
+def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(_enter(seen), with_kwargs=True))
+        handles.append(module.register_forward_hook(_leave(seen)))
+        if seen.sums is not None:
+            handles.append(module.register_forward_hook(watch_norms(seen.sums)))
+
+    def emit(call: AttentionCall) -> None:
+        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
+
+    def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
+        leaf = out.detach().requires_grad_()
+        seen.calls[-1].output, seen.calls[-1].order = leaf, order
+        return leaf.clone()  # a copy, because models may write into what attention gave
+
+    adding = nullcontext() if seen.sums is None else WatchSums(seen.sums, lambda: len(seen.calls))
+    with hooks(handles), adding, attention_calls(emit, safe=True, cut=cut):
+        yield
+
+
+def _enter(seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        for x in (*args, *kwargs.values()):
+            _keep(seen, x)
+
+    return hook
+
+
+def _leave(seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+        first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            return
+        if start_graph(module, first) and isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
+            seen.embedded.append((args[0], first))
+        if first.ndim == 4 and first.requires_grad:
+            seen.cells.append(first)
+        _keep(seen, first)
+
+    return hook
+
+
+def start_graph(module: nn.Module, out: Tensor) -> bool:
+    """Let the graph begin at what a module made of numbers without one; whether the result has a graph."""
+    own = any(x is not None for x in module._parameters.values())
+    if not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding)):
+        out.requires_grad_()
+    return out.requires_grad
+
+
+def _keep(seen: Seen, x: object) -> None:
+    floats = isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad and x.ndim >= 2
+    if floats and not any(x is known for known in seen.recent[-RECENT:]):
+        seen.recent.append(x)  # pyright: ignore[reportArgumentType]
