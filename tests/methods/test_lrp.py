@@ -5,6 +5,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture.pass_options import PassOptions
 from vitrail.errors import MethodError, OptionError, TargetError
 from vitrail.methods import abs_lrp, partial_lrp
 
@@ -31,6 +32,24 @@ def test_partial_lrp_is_the_positive_part_of_every_head():
                 mean = sum(max(float(relevance[b, h, q, k]), 0.0) for h in range(heads)) / heads
                 expected[b, k] += one.readout[b, q] * mean
     assert_close(partial_lrp.readout_of(relevance, one.readout), expected)
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "timm_vit_avg", "hf_bert", "hf_gpt2"])
+def test_partial_lrp_needs_neither_rules_nor_a_graph_below_the_last_block(name, monkeypatch):
+    model, inputs = tiny(name), MODELS[name].inputs()
+    found = vitrail.explain(model, inputs, "partial_lrp", 1).scores
+    assert float(found.abs().max()) > 0
+    whole = lambda **given: PassOptions(**{**given, "last_block": False})  # noqa: E731
+    monkeypatch.setattr(partial_lrp, "PassOptions", whole)
+    assert_close(found, vitrail.explain(model, inputs, "partial_lrp", 1).scores)
+
+
+def test_models_in_float16_are_propagated_in_single_precision():
+    torch.manual_seed(1)
+    model, inputs = MODELS["timm_vit"].build().eval(), MODELS["timm_vit"].inputs().half()
+    half = vitrail.explain(model.half(), inputs, "partial_lrp", 1)
+    single = vitrail.explain(model.float(), inputs.float(), "partial_lrp", 1)
+    assert_close(half.scores, single.scores)
 
 
 def test_the_two_rule_sets_differ():

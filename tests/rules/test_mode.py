@@ -101,15 +101,24 @@ def odd(change):
     return model, x, vitrail.Anatomy(blocks="layers", readout="cls")
 
 
-@pytest.mark.parametrize("method", ["lrp", "partial_lrp", "transformer_attribution", "attn_lrp"])
-def test_an_operation_without_a_rule_is_named_with_its_module(method):
-    class Wave(nn.Module):
-        def forward(self, x):
-            return x.sin()
+class Wave(nn.Module):
+    def forward(self, x):
+        return x.sin()
 
+
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "attn_lrp"])
+def test_an_operation_without_a_rule_is_named_with_its_module(method):
     model, x, anatomy = odd(Wave())
     with pytest.raises(RuleError, match=r"sin .*in the module 'change'.*vitrail.relevance.lrp.kinds.KINDS"):
         vitrail.explain(model, x, method, anatomy=anatomy)
+
+
+def test_partial_lrp_needs_no_rule_below_the_last_block():
+    model, x, anatomy = odd(Wave())
+    assert torch.isfinite(vitrail.explain(model, x, "partial_lrp", anatomy=anatomy).scores).all()
+    model.head = nn.Sequential(Wave(), model.head)
+    with pytest.raises(RuleError, match=r"sin .*in the module 'head.0'"):
+        vitrail.explain(model, x, "partial_lrp", anatomy=anatomy)
 
 
 def test_conservative_lrp_leaves_the_rest_to_the_gradient():

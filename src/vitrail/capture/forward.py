@@ -50,6 +50,7 @@ def forward(
     """
     check_fits(model, inputs)
     check_model(model)
+    pass_options = _in_range(pass_options, model)
     body, structure = used_body(model, inputs, body)
     if lean and structure.refusal is not None:  # nothing but layers will be read
         raise SeamError(structure.refusal)
@@ -82,6 +83,12 @@ def forward(
         if cut and not capture.roots:
             raise no_root(capture, inputs)
         yield Pass(inputs, capture, output, settings, structure)
+
+
+def _in_range(pass_options: PassOptions, model: nn.Module) -> PassOptions:
+    """How the pass is run, in single precision where float16 would not hold what goes back."""
+    narrow = pass_options.wide_range and any(weight.dtype is torch.float16 for weight in model.parameters())
+    return replace(pass_options, dtype=torch.float32) if narrow and pass_options.dtype is None else pass_options
 
 
 def _forward(

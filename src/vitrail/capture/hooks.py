@@ -176,7 +176,8 @@ class Capture:
     def add_call(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it, where modules are named."""
         self.watch()
-        if self.cut and self.undone is None and not torch.is_grad_enabled() and not self.dropping:
+        above = self.roots or not self.pass_options.last_block
+        if self.cut and above and self.undone is None and not torch.is_grad_enabled() and not self.dropping:
             self.undone = why_no_gradient()
         if not self.running and call.softmax_input is None:
             self.here.calls.append(call)
@@ -348,8 +349,8 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
     if capture.recomputed is not None:
         capture.recomputed.enter(index, args, kwargs)
         capture.dropping, replayed = capture.recomputed.drops(index), capture.recomputed.replay is not None
-    keeps = capture.keeps("entering", index)
-    changes = (index == 0 and not replayed) or capture.pass_options.per_block
+    keeps, options = capture.keeps("entering", index), capture.pass_options
+    changes = (index == 0 and not replayed) or options.per_block or (options.last_block and _is_last(capture, index))
     if capture.dropping or (not keeps and not changes):
         return None
     old = stream_of(args, kwargs)
@@ -367,7 +368,7 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
     capture.here = capture.loose
     if not capture.cut and capture.blocks[index].adding is not None:
         capture.measure_added(index, first_tensor(out).device.type)
-    last = index == len(capture.blocks) - 1
+    last = _is_last(capture, index)
     if last and not capture.cut:
         torch.set_grad_enabled(True)
         leaf = first_tensor(out).detach().requires_grad_()
@@ -391,9 +392,17 @@ def _entering(capture: Capture, stream: Tensor, index: int) -> Tensor:
     """What enters a block: the stream, edited before the first if asked for, and cut off where the gradient ends."""
     if index == 0 and capture.pass_options.edit is not None:
         stream = capture.pass_options.edit(stream)
-    if capture.cut and capture.level == "embedding_output" and (index == 0 or capture.pass_options.per_block):
+    options = capture.pass_options
+    if options.last_block:
+        torch.set_grad_enabled(_is_last(capture, index))
+    ends = _is_last(capture, index) if options.last_block else index == 0 or options.per_block
+    if capture.cut and capture.level == "embedding_output" and ends:
         stream = capture.root(stream)
     return stream
+
+
+def _is_last(capture: Capture, index: int) -> bool:
+    return index == len(capture.blocks) - 1
 
 
 INSIDE = frozenset({"attention_normed", "attention_normed_grad", "ffn_entering", "ffn_normed", "ffn_added"})

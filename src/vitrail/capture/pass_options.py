@@ -35,19 +35,23 @@ class PassOptions:
     Args:
         level: where the gradient ends, one of `LEVELS`; None for where the recorder needs it, if at all.
         dtype: run a copy of the weights in this precision instead of the model's own.
+        wide_range: run a model in float16 as one in float32: what goes back would leave the range of float16.
         override: what becomes of every attention map on its way to the values.
         edit: what becomes of the residual stream before it enters the first block.
         at_root: what becomes of the tensor at which the gradient ends, whatever the level, just before it ends there.
         per_block: end the gradient where it enters each block, so that a block only sees gradients of its own output.
+        last_block: end the gradient where it enters the last block; those below it run without a graph.
         within: a context entered just before the model runs, closest to it.
         graph: keep the graph of the blocks where their states are kept; False for methods that read states alone.
     """
 
     level: str | None = None
     dtype: torch.dtype | None = None
+    wide_range: bool = False
     override: Override | None = None
     edit: Callable[[Tensor], Tensor] | None = None
     per_block: bool = False
+    last_block: bool = False
     at_root: Callable[[Tensor], Tensor] | None = None
     within: "Callable[[nn.Module, Capture], AbstractContextManager[None]] | None" = None
     graph: bool = True

@@ -26,13 +26,14 @@ def readout_of(relevance: Probs, readout: Float[Tensor, "b q"]) -> Float[Tensor,
     return (readout[:, None] @ relevance.clamp(min=0).mean(dim=1).to(readout.dtype)).squeeze(1)
 
 
-def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "float64") -> RerunMethod:
+def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "model") -> RerunMethod:
     """The relevance of the last layer's attention map, positive part, mean over heads.
 
     Args:
         rules: `orig`, as published for the baseline, or `conserving`, those of Transformer Attribution.
         zero_readout: set the readout's own entry to zero.
-        precision: `float64` or `float32`.
+        precision: `model` runs the model as it is, and the rules of the last block in float32 at least; `float64` and
+            `float32` run a copy of its weights.
     """
     table = check_choice("rules", rules, RULES)
 
@@ -48,6 +49,10 @@ def build(*, rules: str = "orig", zero_readout: bool = False, precision: str = "
         return without_readout(zero_readout)(torch.stack(found).sum(dim=0), last)
 
     pass_options = PassOptions(
-        level=LEVEL, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)
+        level=LEVEL,
+        dtype=check_choice("precision", precision, PRECISIONS),
+        wide_range=True,
+        last_block=True,
+        within=partial(propagating, table),
     )
     return RerunMethod(explain, pass_options, check=check_rules("partial_lrp", LEVEL))

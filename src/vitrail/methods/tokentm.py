@@ -23,10 +23,9 @@ from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import Result, Walk, positive, pull
 from vitrail.relevance.lengths import Change, head_change, row_lengths, weighed
+from vitrail.relevance.products import on_matrix_units, wide_product
 from vitrail.relevance.walk import STARTS
 from vitrail.targets import SCALARS
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 def values_of(layer: Layer, *, bias: bool) -> Float[Tensor, "b g t d"]:
@@ -49,23 +48,10 @@ def state_of(layer: Layer, name: str) -> Float[Tensor, "b t m"]:
     return layer.state(name) if found is None else found
 
 
-def is_half(*operands: Tensor) -> bool:
-    """Whether a GPU's matrix units multiply these exactly and add in single precision, so that none is widened."""
-    first = operands[0]
-    return first.is_cuda and all(x.dtype is first.dtype for x in operands) and first.dtype in HALF
-
-
-def wide_product(x: Float[Tensor, "b t m"], weight: Float[Tensor, "m c"]) -> Float[Tensor, "b t c"]:
-    """`x @ weight` summed in single precision or better."""
-    if is_half(x, weight):
-        return torch.mm(x.flatten(0, 1), weight, out_dtype=torch.float32).unflatten(0, x.shape[:2])
-    return widen(x) @ widen(weight).to(widen(x).dtype)
-
-
 def gram_of(weight: Float[Tensor, "m c"], heads: int) -> Float[Tensor, "h d e"]:
     """The products of the columns of each head's part of the output projection."""
     slices = rearrange(weight, "m (h d) -> h m d", h=heads)
-    if is_half(weight):
+    if on_matrix_units(weight):
         return torch.bmm(slices.mT, slices, out_dtype=torch.float32)
     return einsum(widen(slices), widen(slices), "h m d, h m e -> h d e")
 

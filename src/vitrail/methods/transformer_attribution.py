@@ -86,22 +86,21 @@ OWN: dict[str, Callable[[Row, Layer], Row]] = {
 }
 
 
-def build(
-    *, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "float64"
-) -> RerunMethod:
+def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", precision: str = "model") -> RerunMethod:
     """Gradient times relevance of every attention map, positive part, multiplied through the layers.
 
     Args:
         start_layer: the first layer that takes part, counted from zero; -1 is the last.
         normalise: divide the rows of every layer's matrix by their sums.
         own: `keep` the readout's own entry, or replace it by the row's `minimum` or by `zero`.
-        precision: `float64` or `float32`.
+        precision: `model` runs the model as it is, and the rules in float32 at least; `float64` and `float32` run a
+            copy of its weights.
     """
     dtype = check_choice("precision", precision, PRECISIONS)
     finish = check_choice("own", own, OWN)
 
     def explain(runner: Runner) -> Result:
-        layers = runner.recorded(frozenset({"output_grad"}), PassOptions(dtype=dtype))
+        layers = runner.recorded(frozenset({"output_grad"}), PassOptions(dtype=dtype, wide_range=True))
         lowest = start_layer % len(layers)
         product = Multiplied(layers[-1].readout, normalise)
         see = lambda index, relevance, rows: product.see(layers[index], relevance, rows)  # noqa: E731
@@ -116,5 +115,6 @@ def build(
         if not -depth <= start_layer < depth:
             raise OptionError(f"start_layer={start_layer}, but the model's layers are 0 to {depth - 1}.")
 
-    pass_options = PassOptions(level=LEVEL, dtype=dtype, within=partial(propagating, CONSERVING))
+    rules_of = partial(propagating, CONSERVING)
+    pass_options = PassOptions(level=LEVEL, dtype=dtype, wide_range=True, within=rules_of)
     return RerunMethod(explain, pass_options, check=check)

@@ -3,6 +3,9 @@
 Montavon et al., Pattern Recognition 2017, arXiv:1512.02479; Chefer, Gur and Wolf, CVPR 2021, arXiv:2012.09838, Eqs. 3
 to 10. `conserving` passes on as much relevance as it receives. `orig`, the form of the paper's baselines, lets positive
 and negative inputs each share the whole relevance of a neuron, which doubles it where both occur.
+
+Operands and relevance are in the precision of the pass. What a rule computes with them is in float32 at least, but for
+the factors of matrix products, which are in the precision of the weights.
 """
 
 from collections.abc import Callable
@@ -15,14 +18,24 @@ from torch.nn.grad import conv2d_input
 
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass
+from vitrail.capture.recording import widen
 from vitrail.capture.seams.call import AttentionCall, read_sdpa
 from vitrail.capture.seams.intercept import softmax
 from vitrail.relevance.lrp.mode import RuleSet
-from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, gradient, linear_parts
+from vitrail.relevance.lrp.operation import (
+    Operation,
+    Pullback,
+    Rule,
+    bent,
+    convolution_parts,
+    gradient,
+    linear_parts,
+)
+from vitrail.relevance.products import wide_product
 
 TINY = 1e-9
 ROW_BUDGET = 2**26
-"""Entries of a map in a block of rows: 512 MB in float64."""
+"""Entries of a map in a block of rows: 512 MB in float64, half of it in float32."""
 LinearRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 SumRule = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
@@ -32,17 +45,30 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     return (a / (b + TINY)).masked_fill(b == 0, 0.0)
 
 
+def wide(pullback: Pullback) -> Pullback:
+    """The same rule in float32 at least, whatever its operands are in."""
+
+    def widened(relevance: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
+        found = pullback(widen(relevance), *map(widen, operands))
+        return tuple(None if r is None else r.to(x.dtype) for r, x in zip(found, operands, strict=True))
+
+    return widened
+
+
 def conserving_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
     """Eq. 3: shares by positive products. `[xw]^+ = (xw + |x||w|) / 2`, so three matrix products instead of four."""
     size, width = x.abs(), weight.abs()
-    share = divide(relevance, (product + F.linear(size, width)) / 2)
-    return (x * (share @ weight) + size * (share @ width)) / 2
+    share = divide(widen(relevance), (product + wide_product(size, width.T)) / 2)
+    return (x * wide_product(share, weight) + size * wide_product(share, width)) / 2
 
 
 def orig_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
     """The baselines' form: products of positive and of negative inputs each share the whole relevance."""
     signs = ((x.clamp(min=0), weight.clamp(min=0)), (x.clamp(max=0), weight.clamp(max=0)))
-    shares = [part * (divide(relevance, F.linear(part, weights)) @ weights) for part, weights in signs]
+    wide_relevance = widen(relevance)
+    shares = [
+        part * wide_product(divide(wide_relevance, wide_product(part, weights.T)), weights) for part, weights in signs
+    ]
     return shares[0] + shares[1]
 
 
@@ -95,7 +121,7 @@ def attend_keys(relevance: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, 
 
 def fork(x: Tensor) -> Tensor:
     """Where a tensor is read twice, `x * sum_k R_k / (x + 1e-9)`: the sum, but for entries near zero."""
-    return bent(x, lambda relevance, x: (x * divide(relevance, x),), x)
+    return bent(x, wide(lambda relevance, x: (x * divide(relevance, x),)), x)
 
 
 def identity(operation: Operation) -> Tensor:
@@ -112,7 +138,7 @@ def told(form: SumRule) -> Rule:
             operation.tell(relevance, slice(0, relevance.shape[-2]))
             return (unmasked(form, relevance, scores) if operation.masks else relevance,)
 
-        return operation.bent(pullback, operation.active[0])
+        return operation.bent(wide(pullback), operation.active[0])
 
     return rule
 
@@ -127,9 +153,9 @@ def in_proportion(share: float) -> Rule:
     """Eq. 6 for any operation that is linear in each of its operands: `x * J^T (R / z)`, shared among them."""
 
     def rule(operation: Operation) -> Tensor:
-        entering = {id(x): operation.stand_in(x, lambda r, x: (share * x * r,)) for x in operation.active}
+        entering = {id(x): operation.stand_in(x, wide(lambda r, x: (share * x * r,))) for x in operation.active}
         out = operation.again(entering)
-        return bent(out, lambda relevance, out: (divide(relevance, out),), out)
+        return bent(out, wide(lambda relevance, out: (divide(relevance, out),)), out)
 
     return rule
 
@@ -152,9 +178,13 @@ def linear(form: LinearRule) -> Rule:
 
     def rule(operation: Operation) -> Tensor:
         x, weight, bias = linear_parts(operation)
-        out = operation.run()
-        product = out.detach() if bias is None else out.detach() - bias
-        return bent(out, lambda r, x: (_read(form(r, x, weight, product), x, operation.readers()),), x)
+        value = operation.value()
+
+        def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            product = widen(value) if bias is None else widen(value) - bias
+            return (_read(form(relevance, x, weight, product), widen(x), operation.readers()).to(x.dtype),)
+
+        return bent(value, pullback, x)
 
     return rule
 
@@ -167,7 +197,7 @@ def _read(found: Tensor, x: Tensor, readers: int) -> Tensor:
 def convolution(operation: Operation) -> Tensor:
     """The patch embedding reads the picture."""
     x, weight, shape = convolution_parts(operation)
-    return operation.bent(lambda relevance, x: (box(relevance, x, weight, shape),), x)
+    return operation.bent(wide(lambda relevance, x: (box(relevance, x, weight.to(x.dtype), shape),)), x)
 
 
 def residual(form: SumRule) -> Rule:
@@ -175,7 +205,7 @@ def residual(form: SumRule) -> Rule:
 
     def rule(operation: Operation) -> Tensor:
         axis = operation.batch_axis
-        return operation.bent(lambda relevance, a, b: form(relevance, a, b, axis), *operation.active[:2])
+        return operation.bent(wide(lambda relevance, a, b: form(relevance, a, b, axis)), *operation.active[:2])
 
     return rule
 
@@ -187,14 +217,14 @@ def shift(form: SumRule) -> Rule:
         if not operation.before:
             return identity(operation)
         (x,) = operation.active
-        out = operation.run()
-        other = out.detach() - x.detach()
+        out = operation.value()
+        other = out - x.detach()
 
         def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
-            wide = x.expand_as(relevance)
-            return (form(relevance, wide, other, operation.batch_axis)[0].sum_to_size(x.shape),)
+            spread = x.expand_as(relevance)
+            return (form(relevance, spread, other, operation.batch_axis)[0].sum_to_size(x.shape),)
 
-        return bent(out, pullback, x)
+        return bent(out, wide(pullback), x)
 
     return rule
 
@@ -250,8 +280,8 @@ def attention(form: SumRule) -> Rule:
     """Fused attention, its map computed again when relevance arrives. The softmax passes relevance on."""
 
     def rule(operation: Operation) -> Tensor:
-        out = operation.run()
-        call = read_sdpa(out.detach(), *operation.args, **operation.kwargs)
+        out = operation.run().detach()  # whoever captures attention wants its graph
+        call = read_sdpa(out, *operation.args, **operation.kwargs)
         assert call.query is not None
         assert call.key is not None
         assert call.value is not None
@@ -259,7 +289,7 @@ def attention(form: SumRule) -> Rule:
         def pullback(relevance: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             groups = query.shape[-3] // key.shape[-3]
             keys, values = (x.repeat_interleave(groups, dim=-3) for x in (key, value))
-            rows = _Rows(call, divide(relevance, out.detach()), keys, values)
+            rows = _Rows(replace(call, query=query), divide(relevance, widen(out)), keys, values)
             change = _unmasked_rows(form, rows, query, call.scale) if operation.masks else lambda cut, at_map: at_map
             at_query, at_keys, at_values = [], torch.zeros_like(keys), torch.zeros_like(values)
             for cut in rows.cuts():
@@ -271,7 +301,7 @@ def attention(form: SumRule) -> Rule:
             at_key, at_value = (x.unflatten(-3, (-1, groups)).sum(dim=-3) for x in (at_keys, at_values))
             return torch.cat(at_query, dim=-2), at_key, at_value
 
-        return bent(out, pullback, call.query, call.key, call.value)
+        return bent(out, wide(pullback), call.query, call.key, call.value)
 
     return rule
 

@@ -120,7 +120,7 @@ class _Propagate(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         """Run one function by its rule."""
-        if self.paused or func in QUERIES:
+        if self.paused or func in QUERIES or self._before_all():
             return func(*args, **(kwargs or {}))
         if not self.stale and (func in self.plain or func in self.entrywise) and (not kwargs or _says_how(kwargs)):
             active = self._read_by(args)
@@ -128,6 +128,10 @@ class _Propagate(TorchFunctionMode):
                 out = func(*args, **(kwargs or {}))
                 return self._at_once(func, out, active)
         return self._by_rule(func, args, kwargs or {})
+
+    def _before_all(self) -> bool:
+        """Whether the model runs in blocks below the last, where the pass begins no sooner than there."""
+        return self.capture.pass_options.last_block and not self.capture.roots
 
     def _read_by(self, args: tuple) -> list[Tensor] | None:
         """The arguments that depend on what is explained; None where that needs a closer look."""
@@ -249,6 +253,7 @@ class _Propagate(TorchFunctionMode):
         out = self.mark(rule(operation))
         if made and isinstance(out, Tensor) and isinstance(made[-1], Tensor):
             self.capture.same(made[-1], out)
+        made.clear()  # a rule may keep the operation, and nobody reads its result there
         self._remember(kind, operation, out)
         return self._forked(kind, block, out)
 

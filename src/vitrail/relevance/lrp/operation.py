@@ -67,6 +67,11 @@ class Operation:
         """What the model computes."""
         return self.function(*self.args, **self.kwargs)
 
+    def value(self) -> Any:  # noqa: ANN401
+        """What the model computes, without a graph: a rule takes its place."""
+        with torch.no_grad():
+            return self.run()
+
     def again(self, operands: Mapping[int, Tensor]) -> Any:  # noqa: ANN401
         """What the operation gives with other operands in the place of its own, each keyed by the id of the old one."""
         args, kwargs = replaced((self.args, self.kwargs), operands)
