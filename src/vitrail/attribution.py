@@ -21,7 +21,7 @@ from vitrail.targets import Target
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vitrail.apps.web.standalone import Page
+    from vitrail.apps.web.downloads import Page
 
 PACKAGES = ("vitrail", "torch", "transformers", "timm")
 
@@ -206,7 +206,7 @@ class Attribution:
         Args:
             image: the picture to lay the map over; it should show what the model saw.
         """
-        from vitrail.apps.web.standalone import explore
+        from vitrail.apps.web.downloads import explore
 
         return explore([self], image, index=index)
 
@@ -338,7 +338,7 @@ class Comparison(Sequence[Attribution]):
 
     def explore(self, image: Any = None, *, index: int = 0) -> "Page":  # noqa: ANN401
         """All methods as a page to point into and recolour, shown by notebooks; it needs no server."""
-        from vitrail.apps.web.standalone import explore
+        from vitrail.apps.web.downloads import explore
 
         return explore(self.attributions, image, index=index)
 

@@ -16,8 +16,8 @@ import vitrail
 from vitrail import targets
 from vitrail.apps.web import actions, explaining, removing
 from vitrail.apps.web.downloads import FORMS, PALETTES
+from vitrail.apps.web.limits import GoneError
 from vitrail.apps.web.payload import INTEGERS
-from vitrail.apps.web.refusals import GoneError
 from vitrail.apps.web.schema import ASKS
 from vitrail.apps.web.workers import Job, Stopped
 from vitrail.attribution import Comparison

@@ -115,7 +115,7 @@ def test_pointing_reads_the_number_of_every_map_and_colours_need_no_server(opene
 def test_a_canvas_has_the_scores_of_the_library(opened):
     """Without smoothing and at full opacity the brightest cell is the largest score of the map."""
     import vitrail
-    from vitrail.apps.web.examples import picture_path
+    from vitrail.apps.web.sessions import picture_path
     from vitrail.models.loading import load
 
     loaded = load("photo")

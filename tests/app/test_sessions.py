@@ -9,11 +9,10 @@ from bombs import bomb
 from PIL import Image
 
 from vitrail.apps import demo
-from vitrail.apps.web import examples
+from vitrail.apps.web import sessions as kept
 from vitrail.apps.web.explaining import Results
-from vitrail.apps.web.limits import Limits
+from vitrail.apps.web.limits import BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
 from vitrail.apps.web.reading import read_picture, read_text
-from vitrail.apps.web.refusals import BusyError, GoneError, TooLargeError, UnknownSessionError
 from vitrail.apps.web.sessions import Sessions
 from vitrail.apps.web.workers import QUICK, SLOW, Job, Stopped, Workers
 from vitrail.errors import InputError
@@ -135,7 +134,7 @@ def test_a_text_that_cannot_be_explained_is_said_so(text):
 
 
 def test_the_examples_are_those_of_the_demo():
-    assert tuple(examples.TEXTS.values()) == demo.SENTENCES
-    assert [f"{name}.jpg" for name in examples.PICTURES] == list(demo.PICTURES)
-    with Image.open(examples.picture_path("temple")) as picture:
+    assert tuple(kept.TEXTS.values()) == demo.SENTENCES
+    assert [f"{name}.jpg" for name in kept.PICTURES] == list(demo.PICTURES)
+    with Image.open(kept.picture_path("temple")) as picture:
         assert picture.size[0] == picture.size[1]

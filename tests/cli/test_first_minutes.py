@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import Attribution, targets
-from vitrail.apps.cli.checks import check_model, read_text
+from vitrail.apps.cli.options import check_model, read_text
 from vitrail.apps.cli.session import ExplainedTarget
 from vitrail.errors import InputError, ModelError
 from vitrail.models.loading.images import LONGEST_RATIO, within_ratio

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.apps.cli.checks import check_apart, distinct
 from vitrail.apps.cli.explain import _names
+from vitrail.apps.cli.options import check_apart, distinct
 from vitrail.errors import OutputError
 from vitrail.models.loading import load
 

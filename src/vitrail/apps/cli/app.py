@@ -8,23 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vitrail.apps.cli import (
-    answering,
-    audit,
-    bench,
-    bench_own,
-    demo,
-    detail,
-    doctor,
-    explain,
-    guide,
-    methods,
-    options,
-    report,
-    rewrite,
-    serve,
-    transfer,
-)
+from vitrail.apps.cli import about, answering, audit, bench, bench_own, explain, guide, options, report, rewrite, serve
 from vitrail.apps.cli.screen import close_output, note
 
 MANUAL = """See what a Transformer looked at, in an image or a text.
@@ -137,16 +121,16 @@ COMMANDS = {
     "explain": (explain.EXPLAIN, explain.explain),
     "compare": (explain.COMPARE, explain.compare),
     "answer": (answering.HELP, answering.command),
-    "guide": (guide.HELP, guide.command),
-    "detail": (detail.HELP, detail.command),
+    "guide": (guide.GUIDE, guide.guide),
+    "detail": (guide.DETAIL, guide.detail),
     "audit": (audit.HELP, audit.command),
     "report": (report.HELP, report.command),
-    "transfer": (transfer.HELP, transfer.command),
-    "rewrite": (rewrite.HELP, rewrite.command),
-    "app": (serve.HELP, serve.command),
-    "demo": (demo.HELP, demo.command),
-    "methods": (methods.HELP, methods.command),
-    "doctor": (doctor.HELP, doctor.command),
+    "transfer": (rewrite.TRANSFER, rewrite.transfer),
+    "rewrite": (rewrite.REWRITE, rewrite.rewrite),
+    "app": (serve.APP, serve.app),
+    "demo": (serve.DEMO, serve.demo),
+    "methods": (about.METHODS_HELP, about.methods),
+    "doctor": (about.DOCTOR, about.doctor),
 }
 """Name -> help and function. A new command is one line here."""
 BENCH = {

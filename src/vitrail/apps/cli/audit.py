@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.checks import check_apart, check_page, check_presets
-from vitrail.apps.cli.detail import METHOD
+from vitrail.apps.cli.guide import METHOD
+from vitrail.apps.cli.options import check_apart, check_page, check_presets
 from vitrail.apps.cli.screen import counted, note, reported, show_line, show_table
 from vitrail.errors import InputError
 from vitrail.methods.spec import parse_spec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.apps.cli import INTERRUPTED, options
-from vitrail.apps.cli.checks import check_apart, check_file
+from vitrail.apps.cli.options import check_apart, check_file
 from vitrail.apps.cli.screen import note, reported
 from vitrail.errors import OptionError
 

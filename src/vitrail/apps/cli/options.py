@@ -1,14 +1,236 @@
-"""The options that several commands share, and what completes them in a shell."""
+"""Options that several commands share, their completion, and checks of what a user wrote.
 
-from collections.abc import Callable, Iterable
+Nothing here imports torch, so a wrong name is answered at once, before anything is loaded.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import vitrail
-from vitrail.apps.cli.checks import EMBEDDED
-from vitrail.methods import DEFAULT_METHOD, METHODS
+from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
+from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED
+from vitrail.methods.spec import Spec
+from vitrail.models.texts import check_text, is_blank
+
+ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
+"""What one explanation can be written as."""
+STDOUT = Path("-")
+"""Stands for stdout, which takes JSON."""
+PRESETS = ("recommended", "fine", "paper", "official", "lxt")
+FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav"}
+LONGEST_NAME = 255
+EMBEDDED = ("photo", "sentiment", "lookup")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The inputs named on the command line."""
+
+    given: str | None = None
+    pair: str | None = None
+    question: str | None = None
+    context: str | None = None
+    squash: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of images, if one is named."""
+        return Path(self.given) if self.given is not None and os.path.isdir(self.given) else None
+
+
+PICTURES_ONLY = "photo"
+"""The embedded model that reads pictures: what is no file is refused before the model is loaded."""
+
+
+def check_source(source: Source, model: str = "") -> None:
+    """Refuse what no model could read, and what this embedded one does not, before a model is loaded."""
+    texts = {"--pair": source.pair, "--question": source.question, "--context": source.context}
+    for name, text in {"the input": source.given, **texts}.items():
+        if text is not None and is_blank(text):
+            raise InputError(f"{name} is empty: there is nothing to explain.")
+    if source.given is None and source.question is None:
+        raise InputError("there is nothing to explain: name an image, a folder of images or a text.")
+    if source.given is not None and looks_like_file(source.given) and not os.path.exists(source.given):
+        raise InputError(f"there is no file {source.given}. Check its name and folder.")
+    given = source.given or "-"
+    pictures = model == PICTURES_ONLY and not os.path.exists(model)  # a folder of that name is another model
+    if pictures and given != "-" and "://" not in given and not os.path.lexists(given):
+        raise InputError(f"there is no image at {given}; {model} reads pictures. For text pass -m sentiment.")
+    if (folder := source.folder) is not None and not os.access(folder, os.R_OK | os.X_OK):
+        raise InputError(f"{folder} cannot be read: no permission.")
+
+
+def check_model(name: str) -> None:
+    """Refuse a misspelt name of an embedded model at once, without the libraries that know all other names."""
+    if name in EMBEDDED or os.path.exists(name) or "/" in name:
+        return
+    near = get_close_matches(name.strip().casefold(), EMBEDDED, n=1, cutoff=0.75)
+    if near:
+        raise ModelError(f"there is no model {name!r}. Did you mean {near[0]}? A Hugging Face id is owner/name.")
+
+
+def looks_like_file(text: str) -> bool:
+    """Whether a text is the name of a file; a sentence that ends in one ("I saved it to notes.txt") is not."""
+    path = Path(text)
+    single = len(text) <= LONGEST_NAME * 4 and "\n" not in text and len(path.name) <= LONGEST_NAME
+    return single and path.suffix.lower() in FILES and (os.path.exists(text) or len(text.split()) <= 2)
+
+
+def read_text(given: str) -> str:
+    """The text itself, the content of a `.txt` file, or what comes from stdin for `-`."""
+    import sys
+
+    if given == "-":
+        if sys.stdin is None:
+            raise InputError("stdin is closed: there is no text to read from it.")
+        return check_text(_decoded(sys.stdin.buffer.read(), "stdin"), "stdin")
+    if os.path.isdir(given):
+        raise InputError(f"{given} is a folder, but the model reads text: give a text or a .txt file.")
+    if looks_like_file(given) and Path(given).suffix.lower() == ".txt":
+        try:
+            return check_text(_decoded(Path(given).read_bytes(), given), given)
+        except OSError as error:
+            raise InputError(f"{given} cannot be read as text: {error.strerror}.") from error
+    if os.path.isfile(given):
+        raise InputError(f"{given} is a file that is not .txt, but the model reads text.")
+    return check_text(given, "the argument")
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} cannot be read as text: it is not UTF-8.") from error
+
+
+def check_presets(specs: Sequence[Spec], preset: str) -> None:
+    """Raise if a method that is named has no such preset."""
+    if not specs and preset not in PRESETS:
+        raise OptionError(f"no method has a preset {preset!r}. {suggest(preset, PRESETS)}")
+    for name, given in specs:
+        entry = METHODS[PREFERRED[0] if name == DEFAULT_METHOD else name]
+        wanted = given.get("preset", preset)
+        if name != DEFAULT_METHOD or wanted not in PRESETS:
+            entry.preset(wanted)
+
+
+def check_file(path: Path, endings: Sequence[str] = ENDINGS) -> None:
+    """Raise unless a file of a known kind can be written here."""
+    if path == STDOUT:
+        return
+    check_name(path)
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder: name a file in it, ending in {', '.join(endings)}.")
+    if path.suffix.lower() not in endings:
+        raise OutputError(f"{path} has no known ending. {suggest(path.suffix, endings)}")
+    check_writable(path)
+
+
+def check_page(path: Path, what: str) -> None:
+    """Raise unless an HTML page can be written here."""
+    if path.suffix.lower() != ".html":
+        raise OutputError(f"{path} is no .html file, but {what} is a page.")
+    check_file(path)
+
+
+def check_folder(path: Path | None) -> Path:
+    """The folder that takes one picture for each image; it need not be there yet."""
+    if path is None or path == STDOUT:
+        raise OutputError("a folder of images needs a folder for the pictures: -o FOLDER.")
+    check_name(path)
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file, but a folder of images needs a folder for the pictures.")
+    if not path.exists() and path.suffix.lower() in ENDINGS:
+        raise OutputError(f"{path} names a file, but a folder of images needs a folder for the pictures.")
+    check_writable(path)
+    return path
+
+
+def check_name(path: Path) -> None:
+    """Raise if the name is longer than file systems take, before the file system is asked about it."""
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise OutputError(f"{path.name[:40]}... cannot be written: its name has more than {LONGEST_NAME} bytes.")
+
+
+def check_writable(path: Path) -> None:
+    """Raise unless a file can be written here."""
+    check_name(path)
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise OutputError(f"{path} cannot be written: it is a link that leads to itself.")
+    parent = path.absolute().parent if not path.absolute().parent.is_dir() else real.parent
+    if not parent.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no folder {parent}.")
+    target = path if path.exists() else parent
+    if not os.access(target, os.W_OK):
+        raise OutputError(f"{path} cannot be written: no permission to write to {target}.")
+
+
+def check_apart(outputs: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
+    """Raise if a result would replace what it is made of, or another result, under whatever name or link.
+
+    Args:
+        outputs: the files that will be written.
+        inputs: the files that are read. A folder stands for the files right inside it.
+    """
+    written = [path for path in outputs if path is not None and path != STDOUT]
+    _check_distinct(written)
+    there = [path for path in written if path.exists()]
+    if not there:
+        return
+    read = {_place(file): file for given in inputs if given is not None for file in _files(given)}
+    for path in there:
+        if (same := read.get(_place(path))) is not None:
+            what = "the input itself" if same == path else f"the same file as the input {same}"
+            raise OutputError(f"{path} is {what}: the result would replace it. Choose another name with -o.")
+
+
+def _check_distinct(paths: Sequence[Path]) -> None:
+    seen: set[str] = set()
+    for path in paths:
+        name = os.path.realpath(path).casefold()  # not resolve, which fails on links that lead to themselves
+        if name in seen:
+            raise OutputError(f"{path} is named for two results: give each a file of its own.")
+        seen.add(name)
+
+
+def _files(given: Path | str) -> Iterator[Path]:
+    """The files that something named on the command line may stand for; a text or a model's name is none."""
+    try:
+        path = Path(given)
+        found = path.iterdir() if path.is_dir() else iter((path,))
+        yield from (file for file in found if file.is_file())
+    except (OSError, ValueError):  # a text that is no path: too long, or with a NUL
+        return
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """What all names and links of one file share."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, those that are taken with a number behind them; large and small letters count as the same."""
+    taken = {name.casefold() for name in names}
+    first: set[str] = set()
+    found: list[str] = []
+    for name in names:
+        own = name
+        if name.casefold() in first:
+            own = next(new for n in count(2) if (new := f"{name}-{n}").casefold() not in taken)
+        first.add(name.casefold())
+        taken.add(own.casefold())
+        found.append(own)
+    return found
+
 
 CLASSES = {
     "photo": (

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.checks import check_apart, check_page, check_presets
+from vitrail.apps.cli.options import check_apart, check_page, check_presets
 from vitrail.apps.cli.screen import counted, note, reported
 from vitrail.errors import InputError, OptionError
 from vitrail.methods import DEFAULT_METHOD

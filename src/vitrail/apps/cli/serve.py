@@ -1,16 +1,17 @@
-"""The command `app`: serve the page."""
+"""The commands `app`, which serves the page, and `demo`, which explains what comes with the package."""
 
 import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.screen import busy, note, reported
+from vitrail.apps.cli.screen import busy, note, out, reported, show_line
 
 HOST = "127.0.0.1"
 
-HELP = """Open a web page to look at explanations: pictures and text, many methods side by side.
+APP = """Open a web page to look at explanations: pictures and text, many methods side by side.
 
 It starts with the embedded models, offline, and answers on this machine only. Visitors may open no other models than
 those you name with [bold]--allow[/].
@@ -63,7 +64,7 @@ Browser = Annotated[bool, typer.Option("--browser", help="Open the page in a bro
 
 
 @reported
-def command(  # noqa: PLR0913  (one parameter for each option of the command line)
+def app(  # noqa: PLR0913  (one parameter for each option of the command line)
     host: Host = HOST,
     port: Port = None,
     allow: Allow = None,
@@ -93,3 +94,33 @@ def command(  # noqa: PLR0913  (one parameter for each option of the command lin
     if browser:
         webbrowser.open(address)
     made.run([listening])
+
+
+DEMO = """Explain two pictures, three sentences and an answer with the embedded models.
+
+It needs no network. The page, the two sheets and the photographs go into
+a folder; try the other commands on vitrail-demo/photos.
+"""
+COLOURS = "  (red speaks for the class, blue against it)"
+FOLDER = Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")]
+
+
+@reported
+def demo(output: FOLDER = Path("vitrail-demo"), debug: options.Debug = False) -> None:  # noqa: FBT002
+    """Run the demo, show what the models said, and name the files."""
+    with busy("importing torch"):
+        from vitrail.apps.demo import QUESTION, SHOWN, numbered, run
+        from vitrail.plots import terminal
+    with busy("explaining two pictures, three sentences and an answer"):
+        made = run(output)
+    for one in made.pictures:
+        show_line(("picture   ", "bold"), one.title)
+    for one in made.sentences:
+        (shown,) = (a for a in one.attributions if a.method == SHOWN)
+        show_line(("sentence  ", "bold"), one.title, COLOURS if out().is_terminal else "")
+        out().print(terminal(shown, merge=True) if out().is_terminal else numbered(shown), soft_wrap=True)
+    show_line(("answer    ", "bold"), f"{QUESTION} {made.answer.text}")
+    for cited in made.answer.cite(2)[0]:
+        show_line("          ", f"{cited.score:4.0%}  {cited.passage.text.strip()}")
+    for path in made.paths:
+        note(f"wrote {path}")

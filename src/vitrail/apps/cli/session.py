@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail import targets
 from vitrail.api import compare
-from vitrail.apps.cli.checks import Source, read_text
+from vitrail.apps.cli.options import Source, read_text
 from vitrail.apps.cli.screen import busy, note
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import read_output

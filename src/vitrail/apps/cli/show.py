@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vitrail.apps.cli.checks import STDOUT, distinct
+from vitrail.apps.cli.options import STDOUT, distinct
 from vitrail.apps.cli.screen import note, out, show_line, show_table
 from vitrail.apps.cli.session import ExplainedTarget, Prediction, predict
 from vitrail.attribution import Attribution

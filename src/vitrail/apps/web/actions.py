@@ -10,10 +10,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import vitrail
-from vitrail.apps.web import answering, downloads, explaining, inside, questions, removing, workers
+from vitrail.apps.web import downloads, explaining, payload, questions, removing, workers
 from vitrail.apps.web.explaining import Case, Explorer, Steps, case_of, input_of, map_of, maps_of
-from vitrail.apps.web.model_cache import OpenModel
-from vitrail.apps.web.passes import running
+from vitrail.apps.web.model_cache import OpenModel, running
 from vitrail.apps.web.payload import case_json, class_json, map_json, packed, token_json
 from vitrail.apps.web.reading import read_picture, read_text, thumbnail
 from vitrail.apps.web.schema import (
@@ -199,7 +198,7 @@ def layers(explorer: Explorer, session: Session, ask: MethodAsk, job: Job) -> St
     """A method's own map for each layer and each head."""
     case, target = yield from _situation(explorer, session, ask, job)
     found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
-    yield {"method": ask.method, "signed": found.signed, **inside.parts_json(found)}
+    yield {"method": ask.method, "signed": found.signed, **payload.parts_json(found)}
 
 
 def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job) -> Steps:
@@ -207,7 +206,7 @@ def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job)
     case, target = yield from _situation(explorer, session, ask, job)
     like = yield from _like(explorer, case, target, job)
     yield workers.SLOW
-    yield inside.attention_json(inside.attention_of(explorer, case, target, job), ask.token, like)
+    yield payload.attention_json(payload.attention_of(explorer, case, target, job), ask.token, like)
 
 
 def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> Steps:
@@ -219,7 +218,7 @@ def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> St
         return
     case, _ = yield from _situation(explorer, session, ask, job)
     yield workers.SLOW
-    yield answering.answer_json(answering.answer_of(explorer, case, given.text, ask.length, job))
+    yield questions.answer_json(questions.answer_of(explorer, case, given.text, ask.length, job))
 
 
 def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> Steps:

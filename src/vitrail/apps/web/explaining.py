@@ -14,13 +14,10 @@ from torch import Tensor
 import vitrail
 from vitrail import targets
 from vitrail.apps.web import workers
-from vitrail.apps.web.examples import EXAMPLES
-from vitrail.apps.web.limits import Limits
-from vitrail.apps.web.model_cache import ModelCache, OpenModel
-from vitrail.apps.web.passes import running
+from vitrail.apps.web.limits import GoneError, Limits
+from vitrail.apps.web.model_cache import ModelCache, OpenModel, running
 from vitrail.apps.web.reading import read_picture, read_text
-from vitrail.apps.web.refusals import GoneError
-from vitrail.apps.web.sessions import Input, Session, Sessions
+from vitrail.apps.web.sessions import EXAMPLES, Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.capture.predict import predict

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.apps.web.refusals import ForeignError, Refusal, SlowError, TooLargeError
+from vitrail.apps.web.limits import ForeignError, Refusal, SlowError, TooLargeError
 from vitrail.apps.web.server import LOOPBACK
 
 POLICY = (

@@ -1,6 +1,8 @@
-"""What the server accepts: bytes, pixels, letters, seconds and requests; per request, per visitor and in all."""
+"""What the server accepts (bytes, pixels, letters, seconds, requests), and why a request is refused."""
 
 from dataclasses import dataclass
+
+from vitrail.errors import VitrailError
 
 KILOBYTE, MEGABYTE, MEGAPIXEL = 2**10, 2**20, 10**6
 
@@ -44,3 +46,49 @@ class Limits:
     results: int = 192 * MEGABYTE
     sessions: int = 512
     idle: float = 3600.0
+
+
+class Refusal(VitrailError):
+    """A request that is not answered; `status` is the HTTP status."""
+
+    status = 400
+
+
+class MalformedError(Refusal, ValueError):
+    """The request is not what the route takes."""
+
+
+class UnknownSessionError(Refusal, LookupError):
+    """The request names no session that is known."""
+
+    status = 401
+
+
+class ForeignError(Refusal, PermissionError):
+    """The request comes from the page of another host, or names another host."""
+
+    status = 403
+
+
+class GoneError(Refusal, LookupError):
+    """The input was never this visitor's, or is no longer kept."""
+
+    status = 410
+
+
+class TooLargeError(Refusal, ValueError):
+    """The body of the request is larger than the limit."""
+
+    status = 413
+
+
+class BusyError(Refusal, RuntimeError):
+    """Too many requests are under way."""
+
+    status = 429
+
+
+class SlowError(Refusal, TimeoutError):
+    """The body of the request did not arrive in time."""
+
+    status = 408

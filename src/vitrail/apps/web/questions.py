@@ -1,6 +1,7 @@
-"""Questions about pictures: what a vision-language model answers, and what each word of it rests on.
+"""Answers on the page: what a model answers, and what each word of the answer rests on.
 
-The model answers once. Each word is then explained over the patches of the picture and over the tokens of the question.
+A vision-language model answers a question about a picture once. Each word is then explained over the patches of the
+picture and over the tokens of the question. A language model's answer is explained over the text.
 """
 
 from dataclasses import dataclass, replace
@@ -12,9 +13,8 @@ from torch import Tensor
 import vitrail
 from vitrail import targets
 from vitrail.apps.web import workers
-from vitrail.apps.web.explaining import Explorer, Steps, picture_of
-from vitrail.apps.web.model_cache import OpenModel
-from vitrail.apps.web.passes import running
+from vitrail.apps.web.explaining import Case, Explorer, Steps, picture_of
+from vitrail.apps.web.model_cache import OpenModel, running
 from vitrail.apps.web.payload import packed
 from vitrail.apps.web.reading import data_url, read_text
 from vitrail.apps.web.schema import AnswerAsk
@@ -23,9 +23,11 @@ from vitrail.apps.web.words import model_card
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError
+from vitrail.models.inputs import position_limit
 from vitrail.models.loading import Loaded, Sample
 from vitrail.models.loading.writing import answer_text, answer_words
 from vitrail.models.segments import Span
+from vitrail.tools.generations import Generation
 from vitrail.tools.prompts import decoded
 
 METHOD = "gae"
@@ -110,7 +112,7 @@ def answered(explorer: Explorer, given: Input, opened: OpenModel, ask: AnswerAsk
         yield workers.SLOW
         with running(opened, job, "writing the answer"):
             found = _written(opened.loaded, picture, question, ask.length)
-    yield _answer_json(found)
+    yield _written_json(found)
     rests = list(found.rests)
     for number, (text, span) in enumerate(found.units):
         if number == len(rests):
@@ -162,7 +164,7 @@ def _stream(streams: Any, name: str, loaded: Loaded) -> Attribution:  # noqa: AN
     return streams[name]
 
 
-def _answer_json(found: Answered) -> dict[str, Any]:
+def _written_json(found: Answered) -> dict[str, Any]:
     return {
         "text": found.text,
         "method": METHOD,
@@ -180,3 +182,58 @@ def _rests_json(number: int, one: Rests) -> dict[str, Any]:
         "patches": None if one.patches is None else packed(one.patches),
         "grid": one.grid,
     }
+
+
+CITED = 3
+"""Passages that are named for each word of the answer."""
+
+
+def answer_of(explorer: Explorer, case: Case, prompt: str, length: int, job: Job) -> Generation:
+    """The model's answer to the text with its sources, made once for each length; shorter where the model ends."""
+    loaded = case.opened.loaded
+    if loaded.task != "causal":
+        raise OptionError(f"{loaded.name} writes no text, so it has no answer. Choose a language model.")
+    key = ("answer", case.key, length)
+    if (found := explorer.results.get(key)) is not None:
+        return found
+    twin = case.opened.twin
+    limit = position_limit(twin.loaded.model)
+    room = length if limit is None else min(length, max(1, limit - _tokens(case)))
+    with running(twin, job, "writing the answer"):
+        made = vitrail.generate(twin.loaded.model, loaded.tokenizer, prompt, unit="word", max_new_tokens=room)
+    return explorer.results.put(key, made)
+
+
+def _tokens(case: Case) -> int:
+    """How long the text is."""
+    return int(case.sample.inputs["input_ids"].shape[1])  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def answer_json(found: Generation) -> dict[str, Any]:
+    """The answer's words, the tokens of the text, and a row of scores over them for each word."""
+    method, table = next(iter(found.tables.items()))
+    first = found.units[0].start
+    return {
+        "text": found.text,
+        "method": method,
+        "prompt": list(found.tokens[:first]),
+        "units": [{"text": one.text.strip()} for one in found.units],
+        "scores": packed(table[:, :first].float()),
+        "earlier": [_earlier(row, first) for row in table],
+        "sink": [float(share) for share in found.sinks[method]],
+        "cited": [
+            [
+                {"source": one.passage.source, "text": one.passage.text.strip(), "share": one.score}
+                for one in row
+                if one.score > 0
+            ]
+            for row in found.cite(CITED)
+        ],
+    }
+
+
+def _earlier(row: Float[Tensor, " n"], first: int) -> float:
+    """The share of a word's positive scores that lies on the answer itself, on words before it."""
+    positive = row.clamp(min=0)
+    total = float(positive.sum())
+    return float(positive[first:].sum()) / total if total else 0.0

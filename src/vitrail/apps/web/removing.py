@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from vitrail.apps.web.explaining import Case, Explorer
-from vitrail.apps.web.passes import running
+from vitrail.apps.web.model_cache import running
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.capture.predict import predict

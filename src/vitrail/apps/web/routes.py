@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from vitrail.apps.web import bundle, examples
+from vitrail.apps.web import bundle
 from vitrail.apps.web.guard import Guard, read_body, refused
-from vitrail.apps.web.refusals import BusyError, MalformedError, Refusal
+from vitrail.apps.web.limits import BusyError, MalformedError, Refusal
 from vitrail.apps.web.schema import ASKS, Ask, Cancel, Text, parse
 from vitrail.apps.web.server import Settings
-from vitrail.apps.web.sessions import Session, Sessions
+from vitrail.apps.web.sessions import PICTURES, TEXTS, Session, Sessions, thumbnail
 from vitrail.apps.web.workers import LOAD, Event, Job, Steps, Workers, said
 from vitrail.errors import VitrailError
 
@@ -163,15 +163,15 @@ async def session(request: Request) -> Response:
 
 async def list_examples(request: Request) -> Response:
     """The examples by name."""
-    return JSONResponse({"image": examples.PICTURES, "text": examples.TEXTS})
+    return JSONResponse({"image": PICTURES, "text": TEXTS})
 
 
 async def example_picture(request: Request) -> Response:
     """The picture of an example, small."""
     name = request.path_params["name"]
-    if name not in examples.PICTURES:
+    if name not in PICTURES:
         raise HTTPException(404)
-    return Response(examples.thumbnail(name), media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
+    return Response(thumbnail(name), media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
 
 
 async def models(request: Request) -> Response:

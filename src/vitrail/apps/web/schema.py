@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vitrail.apps.web.refusals import MalformedError
+from vitrail.apps.web.limits import MalformedError
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Number = Annotated[int, Field(ge=0, le=2**31)]

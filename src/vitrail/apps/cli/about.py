@@ -1,7 +1,7 @@
-"""The command `methods`: the table of methods as a page to read."""
+"""The commands `methods`, the table of methods, and `doctor`, what was found in a model."""
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -9,11 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.screen import out, reported, show_line, show_table
+from vitrail.apps.cli.screen import busy, out, reported, show_line, show_table
 from vitrail.errors import MethodError, suggest
 from vitrail.methods import METHODS, ByKind, Method
 
-HELP = "List the methods, or the options and presets of one."
+if TYPE_CHECKING:
+    from vitrail.tools.doctor import Examination, LayerCheck
+
+
+METHODS_HELP = "List the methods, or the options and presets of one."
 NAME = Annotated[
     str | None,
     typer.Argument(help="A method, for its options and presets.", autocompletion=options.METHOD_NAMES),
@@ -22,7 +26,7 @@ COLUMNS = ("paper", "explains", "class-specific", "signed", "passes", "presets")
 
 
 @reported
-def command(name: NAME = None, debug: options.Debug = False) -> None:  # noqa: FBT002
+def methods(name: NAME = None, debug: options.Debug = False) -> None:  # noqa: FBT002
     """Print all methods, or everything about one."""
     if name is None:
         _show_all()
@@ -96,3 +100,66 @@ def _value(value: object) -> str:
     if isinstance(value, ByKind):
         return f"{_value(value.image)} for images, {_value(value.text)} for text"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+DOCTOR = """Test on your model, with a dummy input, that what is recorded is what it computed.
+
+For every attention layer A·v is computed again and compared with the
+layer's own output, and the logits must be equal bit for bit with and
+without recording. The exit code is 1 if anything differs.
+"""
+
+
+@reported
+def doctor(
+    model: options.ModelArgument,
+    arch: options.Arch = None,
+    device: options.Device = "cpu",
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
+    """Examine the model and print the report; exit code 1 if it fails."""
+    from vitrail.apps.cli.session import open_model
+    from vitrail.tools.doctor import examine
+    from vitrail.tools.structure import structure
+
+    loaded = open_model(model, arch, device)
+    inputs = loaded.example().inputs
+    with busy("comparing every layer with what the model computes"):
+        report = examine(loaded.model, inputs)
+        found = structure(loaded.model, inputs)
+    out().print(str(found), markup=False, highlight=False, soft_wrap=True)
+    show_report(report)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def show_report(report: "Examination") -> None:
+    """Print what was found and whether it holds."""
+    grid = "none" if report.grid is None else f"{report.grid[0]} x {report.grid[1]} patches"
+    facts = {
+        "family": f"{report.family} ({report.model_class})",
+        "attention layers": len(report.rows),
+        "prefix tokens": report.prefix,
+        "grid": grid,
+        "readout": report.readout,
+    }
+    show_table(("property", "found"), list(facts.items()))
+    columns = ("layer", "heads", "key/value heads", "head width", "queries x keys", "seam", "error of A·v", "verdict")
+    show_table(columns, [_cells(row) for row in report.rows])
+    show_line(f"logits with and without recording: {'equal bit for bit' if report.same_logits else 'they DIFFER'}")
+    failed = [str(row.index) for row in report.rows if not row.passed]
+    layers = f"layers {', '.join(failed)} do not match" if failed else "every layer matches"
+    show_line(f"{'passed' if report.passed else 'FAILED'}: {layers}, tolerance {report.rows[0].tolerance:g}")
+
+
+def _cells(row: "LayerCheck") -> list[str]:
+    return [
+        str(row.index),
+        str(row.heads),
+        str(row.key_value_heads),
+        "unknown" if row.head_width is None else str(row.head_width),
+        f"{row.queries} x {row.keys}",
+        row.seam,
+        "not seen" if row.error is None else f"{row.error:.1e}",
+        "ok" if row.passed else "WRONG",
+    ]
