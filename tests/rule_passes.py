@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from vitrail.capture.hooks import Capture
+from vitrail.capture.pass_options import PassPlan
 from vitrail.models.anatomy.parts import Anatomy, Body
 from vitrail.relevance.lrp import propagating
 
@@ -19,7 +20,7 @@ def random(*shape, seed=0):
 @contextmanager
 def roots(table, *inputs):
     owner = nn.Module()
-    capture = Capture(Body(Anatomy(), (), None, owner, None), keep=frozenset(), cut=True)
+    capture = Capture(PassPlan(Body(Anatomy(), (), None, owner, None)))
     made = [capture.root(x) for x in inputs]
     with propagating(table, owner, capture):
         yield made

@@ -2,10 +2,11 @@
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -57,69 +58,94 @@ class Request:
     """One method with all its options, on inputs prepared for it.
 
     Args:
-        otherwise: what stands in for it where it does not apply; None where the user asked for it by name.
+        otherwise: gives what stands in for it where it does not apply; None where the user asked for it by name.
         reason: why it stands in for another one, if it does.
         level: where the user asked for relevance to be read; None where the method's own level is taken.
         at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
+        differentiates: whether the method reads any gradient.
     """
 
     entry: Method
     preset: str
     options: Mapping[str, Any]
+    signed: bool
     plan: Walk | RerunMethod
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
     scalar_given: bool = False
-    otherwise: "Request | None" = None
+    otherwise: "Callable[[], Request] | None" = None
     reason: str | None = None
     level: str | None = None
     at_inputs: str | None = None
-
-    @property
-    def differentiates(self) -> bool:
-        """Whether the method reads any gradient."""
-        return any(name.endswith("_grad") for name in self.plan.needs)
+    differentiates: bool = True
 
 
 def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
-    """A method by name, or by name and options, made ready to run."""
-    name, given = _name_and_options(spec)
-    if name not in METHODS:
-        raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
-    entry, given = METHODS[name], dict(given)
+    """A method by name, or by name and options, made ready to run; for the default, the best one that applies."""
+    match spec:
+        case str(name):
+            given = {}
+        case (str(name), Mapping() as options):
+            given = dict(options)
+        case _:
+            raise _unknown(spec)
     preset = given.pop("preset", preset)
-    options, plan = _built(entry, preset, inputs.kind, given)
+    if name == DEFAULT_METHOD:
+        return _default(given, preset, inputs, target)
+    # Others than plain options may be large, or change.
+    known = _resolved if all(type(x) in PLAIN_OPTIONS for x in given.values()) else _resolved.__wrapped__
+    found = known(name, preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
+    plan = found.entry.build(**found.options) if found.walk is None else found.walk
     return Request(
-        entry=entry,
+        entry=found.entry,
         preset=preset,
-        options=dict(options),
+        options=dict(found.options),
+        signed=found.signed,
         plan=plan,
-        inputs=inputs if entry.prepare_by is None else entry.prepare(inputs, options),
+        inputs=inputs if found.entry.prepare_by is None else found.entry.prepare(inputs, found.options),
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
         level=given.get("level"),
+        differentiates=any(need.endswith("_grad") for need in plan.needs),
     )
 
 
-def _built(
-    entry: Method, preset: str, kind: str, given: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], Walk | RerunMethod]:
-    """All options of a method, and what runs with them: for one call, since it may keep states of its pass."""
-    options = entry.resolve(preset, dict(given), kind)
+PLAIN_OPTIONS = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A method with all its options; the walk that they make.
+
+    A walk is three functions of what it is given, so that calls may share it. A `RerunMethod` may keep states of its
+    pass, and threads that share one would mix their passes: `walk` is None, and it is built for each call.
+    """
+
+    entry: Method
+    options: Mapping[str, Any]
+    signed: bool
+    walk: Walk | None
+
+
+@lru_cache(maxsize=256)
+def _resolved(name: str, preset: str, kind: str, given: tuple[tuple[str, type, Any], ...]) -> Resolved:
+    """A method with all its options, checked, for one kind of input."""
+    if name not in METHODS:
+        raise _unknown(name)
+    entry = METHODS[name]
+    options = entry.resolve(preset, {option: value for option, _, value in given}, kind)
     if kind not in entry.inputs:
         raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
-    return options, entry.build(**options)
+    plan = entry.build(**options)
+    return Resolved(entry, options, entry.is_signed(options), plan if isinstance(plan, Walk) else None)
 
 
-def _name_and_options(spec: object) -> tuple[str, Mapping[str, Any]]:
-    """The two parts of a method as the user gave it."""
-    match spec:
-        case str(name):
-            return name, {}
-        case (str(name), Mapping() as given):
-            return name, given
-    wrong = spec[0] if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping) else spec
-    raise MethodError(
+def _unknown(given: object) -> MethodError:
+    """What to say of something that names no method."""
+    if isinstance(given, str):
+        return MethodError(f"unknown method {given!r}. {suggest(given, METHODS)}")
+    wrong = given[0] if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping) else given
+    return MethodError(
         f"unknown method {wrong!r}: a method is a name, or a pair of a name and a mapping of options. "
         f"{suggest('', METHODS)}"
     )
@@ -169,26 +195,28 @@ def _joins(request: Request, target: AnyTarget) -> bool:
 logger = logging.getLogger("vitrail")
 
 
-def read_spec(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
-    """A method made ready to run; for the default, the best one and what stands in where it does not apply."""
-    if (spec[0] if isinstance(spec, tuple) and spec else spec) != DEFAULT_METHOD:
-        return read_request(spec, preset, inputs, target)
-    _, given = _name_and_options(spec)
+def _default(
+    given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]
+) -> Request:
+    """The best method with these options, and what stands in where it does not apply."""
     if isinstance(target, Target) and target.name in DEFAULT_OF:
-        return _or_gradients(read_request((DEFAULT_OF[target.name], given), preset, inputs, target), inputs, target)
-    (best, second), asked = PREFERRED, given.get("preset", preset)
-    known = {name: asked in {"recommended", *METHODS[name].presets} for name in PREFERRED}
+        return _or_gradients((DEFAULT_OF[target.name], given), preset, inputs, target)
+    best, second = PREFERRED
+    known = {name: preset in {"recommended", *METHODS[name].presets} for name in PREFERRED}
     if known[second] and not known[best]:
-        return _told(read_request((second, given), preset, inputs, target), f"{best} has no preset {asked!r}.")
+        return _told(read_request((second, given), preset, inputs, target), f"{best} has no preset {preset!r}.")
     # Options are those of the best method: where they are given, no other can stand in.
-    alone = bool(set(given) - {"preset"}) or not known[second]
-    otherwise = None if alone else _or_gradients(read_request((second, given), preset, inputs, target), inputs, target)
+    alone = bool(given) or not known[second]
+    otherwise = None if alone else partial(_or_gradients, (second, given), preset, inputs, target)
     return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise)
 
 
-def _or_gradients(request: Request, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
+def _or_gradients(
+    spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]
+) -> Request:
     """A request of the default, with the gradient method that stands in where attention cannot be followed."""
-    return replace(request, otherwise=read_request(LAST_RESORT, "recommended", inputs, target))
+    last = partial(read_request, LAST_RESORT, "recommended", inputs, target)
+    return replace(read_request(spec, preset, inputs, target), otherwise=last)
 
 
 def settled(request: Request, model: nn.Module, body: Body) -> Request:
@@ -205,7 +233,7 @@ def instead(request: Request, error: VitrailError) -> Request:
     """What stands in for a request that cannot be done, or the reason as an error."""
     if request.otherwise is None:
         raise error
-    return _told(request.otherwise, str(error))
+    return _told(request.otherwise(), str(error))
 
 
 def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | None) -> Request:
@@ -220,7 +248,7 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
     while not is_gradient(found.entry.name):
         if found.otherwise is None or refused:
             raise error
-        found = found.otherwise
+        found = found.otherwise()
     if found is not request:
         return _told(found, str(error))
     found = replace(request, at_inputs=str(error))
@@ -250,66 +278,69 @@ def attribution_of(
         dtype: what the numbers are given in, if not in that of the pass.
         begun: when the work on this result began.
     """
-    inputs, target = run.inputs, results[0][0].target
-    given = request.options.items()
-    total = partial(_total, results, dtype)
-    pixels, residual = total("pixels"), total("residual")
-    grid = run.origin.grid
-    scores = total("scores", run) if pixels is None or grid is None else patch_sums(pixels, grid, run.origin.patch)
+    inputs, target, grid = run.inputs, results[0][0].target, run.origin.grid
+    total = _total(results, run, dtype)
+    sums = None if total.pixels is None or grid is None else patch_sums(total.pixels, grid, run.origin.patch)
+    scores = total.scores if sums is None else sums
     assert scores is not None
     if not bool(torch.isfinite(scores).all()):
         raise InputError(
             f"{request.entry.name} gave scores that are not finite for the target {target}. Ratios and relative "
             "differences break down where a logit is near zero: use targets.difference."
         )
+    given = request.options.items()
     return Attribution(
         scores=scores,
         method=request.entry.name,
         target=target,
         kind=inputs.kind,
-        signed=request.entry.is_signed(request.options),
+        signed=request.signed,
         preset=request.preset,
         options={n: x if (shape := getattr(x, "shape", None)) is None else _array(shape) for n, x in given},
         grid=grid,
         size=inputs.size,
         tokens=inputs.tokens if run.origin.labels is None else (run.origin.labels,) * inputs.batch,
         valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
-        own=total("own", run),
         readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
-        pixels=pixels,
-        layers=total("layers", run),
-        heads=total("heads", run),
         provenance={
-            **({} if run.origin.labels is None else _signal(inputs, run.origin.labels)),
+            **_made_by(request, results, run, total.residual),
             "backend": ", ".join(sorted(backends, reverse=True)) or "none",
-            **({} if residual is None else {"residual": residual.tolist()}),
-            **({} if request.reason is None else {"default": request.reason}),
-            **({} if not (assumed := run.assumed) else {"assumed": list(assumed)}),
-            **({"recomputed_blocks": run.recomputed} if run.recomputed else {}),
-            **({"virtual_tokens": run.virtual} if run.virtual else {}),  # what they got is not among the scores
-            **_parts_of([result for _, result in results]),
-            **_likely(run, target),
             **({} if begun is None else {"seconds": time.perf_counter() - begun}),
         },
+        own=total.own,
+        pixels=total.pixels,
+        layers=total.layers,
+        heads=total.heads,
     )
 
 
-def _likely(run: Pass, target: Target) -> dict[str, Any]:
-    """The softmax of the class that is explained, in each sample; nothing where the target is not one class."""
+def _made_by(
+    request: Request, results: list[tuple[Scalar, Result]], run: Pass, residual: Tensor | None
+) -> dict[str, Any]:
+    """What a result says of how it was made: what was assumed, which parts were added, how far they agree."""
+    target, first = results[0][0].target, results[0][1]
+    differences = [result.disagreement for _, result in results if result.disagreement is not None]
+    said = {
+        "signal": None if run.origin.labels is None else signal_kind(run.inputs.shown.ndim, run.origin.labels),
+        "residual": None if residual is None else residual.tolist(),
+        "default": request.reason,
+        "assumed": list(run.assumed) or None,
+        "recomputed_blocks": run.recomputed or None,
+        "virtual_tokens": run.virtual or None,  # what they got is not among the scores
+        "parts": list(first.parts) or None,
+        "disagreement": torch.stack(differences).mean(dim=0).tolist() if differences else None,
+        "probability": _likely(run, target),
+    }
+    return {name: x for name, x in said.items() if x is not None}
+
+
+def _likely(run: Pass, target: Target) -> list[float] | None:
+    """The softmax of the class that is explained, in each sample; None where the target is not one class."""
     logits = run.output.wide.detach()
     if run.output.span or logits.ndim != 2 or logits.shape[1] < 2 or target.first is None or target.second is not None:
-        return {}
+        return None
     classes = torch.as_tensor(target.first, device=logits.device).reshape(-1, 1).expand(len(logits), 1)
-    return {"probability": logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()}
-
-
-def _parts_of(results: list[Result]) -> dict[str, Any]:
-    """Which parts a method added up, and how little they agree in each sample; nothing where it has none."""
-    differences = [result.disagreement for result in results if result.disagreement is not None]
-    return {
-        **({"parts": list(results[0].parts)} if results[0].parts else {}),
-        **({"disagreement": torch.stack(differences).mean(dim=0).tolist()} if differences else {}),
-    }
+    return logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()
 
 
 def _array(shape: Sequence[int]) -> str:
@@ -317,22 +348,23 @@ def _array(shape: Sequence[int]) -> str:
     return f"array of {' x '.join(map(str, shape))}"
 
 
-def _total(
-    results: list[tuple[Scalar, Result]], dtype: torch.dtype | None, name: str, run: Pass | None = None
-) -> Tensor | None:
-    """What the results of all parts of a target hold under a name, added.
+OF_TOKENS = ("scores", "own", "layers", "heads")
+"""What a result holds for each token; attributions hold it for the patches or words of the input."""
 
-    Args:
-        run: the pass, to cut the sum to the patches or words of the input in their order, padding zero.
-    """
-    found = [getattr(result, name) for _, result in results]
-    if found[0] is None:
-        return None
-    total: Tensor = reduce(torch.add, [x.abs() for x in found] if results[0][0].target.absolute else found)
-    total = total if dtype is None else total.to(dtype)
-    if run is None:
-        return total
-    return run.patches(total * run.valid.view(total.shape[0], *[1] * (total.ndim - 2), -1))
+
+def _total(results: list[tuple[Scalar, Result]], run: Pass, dtype: torch.dtype | None) -> Result:
+    """The results of all parts of a target, added; of tokens, those of the input in their order, padding zero."""
+    made: dict[str, Tensor] = {}
+    for name in (*OF_TOKENS, "pixels", "residual"):
+        found = [getattr(result, name) for _, result in results]
+        if found[0] is None:
+            continue
+        total: Tensor = reduce(torch.add, [x.abs() for x in found] if results[0][0].target.absolute else found)
+        total = total if dtype is None else total.to(dtype)
+        if name in OF_TOKENS:
+            total = run.patches(total * run.valid.view(total.shape[0], *[1] * (total.ndim - 2), -1))
+        made[name] = total
+    return replace(Result(), **made)
 
 
 def explain(  # noqa: PLR0913  (each is a choice of its own)
@@ -448,7 +480,7 @@ def _compare(
             "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
         )
     started, read, chosen = time.perf_counter(), read_inputs(given.inputs), as_target(target)
-    requests = [read_spec(spec, preset, read, chosen) for spec in methods]
+    requests = [read_request(spec, preset, read, chosen) for spec in methods]
     return _compared(model, given, read, requests, settings, anatomy, started)
 
 
@@ -464,7 +496,7 @@ def explain_each(
 ) -> Comparison:
     """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
     started, read = time.perf_counter(), read_inputs(inputs)
-    requests = [read_spec((method, options), preset, read, as_target(target)) for target in targets]
+    requests = [read_request((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
     return Comparison(_compared(model, Prepared(inputs), read, requests, ComputeSettings(memory=memory), None, started))
@@ -504,12 +536,6 @@ def _compared(
     return [shown_over(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
 
 
-def _signal(inputs: Inputs, labels: tuple[str, ...]) -> dict[str, str]:
-    """What kind of signal the input was, for pictures of it."""
-    kind = signal_kind(inputs.shown.ndim, labels)
-    return {} if kind is None else {"signal": kind}
-
-
 def shown_over(
     attribution: Attribution,
     given: Prepared,
@@ -522,9 +548,9 @@ def shown_over(
     names = None if classes is None else class_titles(attribution.target, classes, attribution.scores.shape[0])
     seen = None
     if attribution.kind == "image":
-        seen = SeenPictures(given.pictures) if given.pictures else SeenPictures(borrowed=read.shown)
+        seen = SeenPictures(given.pictures, None if given.pictures else weakref.ref(read.shown))
     elif "signal" in attribution.provenance:
-        seen = SeenPictures(borrowed=read.shown, signal=True)
+        seen = SeenPictures(borrowed=weakref.ref(read.shown), signal=True)
     known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}
     if given.multi_label:  # the softmax of independent classes says nothing
         known.pop("probability", None)

@@ -38,6 +38,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
 class SeenPictures:
     """The pictures that maps belong to, for drawing only. They are never saved.
 
@@ -47,18 +48,16 @@ class SeenPictures:
         signal: whether it is audio, a spectrum, a table or a video, and no batch of pictures.
     """
 
-    def __init__(
-        self, pictures: tuple[Any, ...] | None = None, borrowed: Tensor | None = None, *, signal: bool = False
-    ) -> None:
-        self._pictures, self._signal = pictures, signal
-        self._borrowed = None if borrowed is None else weakref.ref(borrowed)
+    pictures: tuple[Any, ...] | None = None
+    borrowed: weakref.ref[Tensor] | None = None
+    signal: bool = False
 
     def __call__(self, index: int) -> Any:  # noqa: ANN401
         """The picture of one sample; None where it is gone."""
-        if self._pictures is not None:
-            return self._pictures[index] if index < len(self._pictures) else None
-        held = None if self._borrowed is None else self._borrowed()
-        if held is None or index >= len(held) or not (self._signal or (held.ndim == 4 and held.shape[1] == 3)):
+        if self.pictures is not None:
+            return self.pictures[index] if index < len(self.pictures) else None
+        held = None if self.borrowed is None else self.borrowed()
+        if held is None or index >= len(held) or not (self.signal or (held.ndim == 4 and held.shape[1] == 3)):
             return None
         return held[index]
 

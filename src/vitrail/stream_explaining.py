@@ -15,7 +15,7 @@ from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.remembered import Remembered
+from vitrail.capture.shadow import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts

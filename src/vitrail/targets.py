@@ -76,9 +76,9 @@ class Target:
         """The scalar of each sample, where every sample has its class already (see `of`)."""
         if self.name not in FORMULAS:
             raise TargetError(f"the {self} is no function of one row of logits. Pass it to vitrail.explain.")
-        first = _pick(logits, self.first)
-        second = first if self.second is None else _pick(logits, self.second)
-        return FORMULAS[self.name](logits, first, second)
+        classes = [torch.as_tensor(c, device=logits.device) for c in (self.first, self.second) if c is not None]
+        picked = [logits.gather(1, chosen[:, None])[:, 0] for chosen in classes]
+        return FORMULAS[self.name](logits, picked[0], picked[-1])
 
     def of(self, logits: Float[Tensor, "b c"]) -> "Target":
         """The same target with one class for each sample, predicted classes filled in."""
@@ -261,8 +261,8 @@ def only(classes: Classes) -> int:
 
 
 def _classes(c: Any) -> Classes:  # noqa: ANN401
-    if c is None:
-        return None
+    if c is None or type(c) is int:
+        return c
     given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy
     try:
         return tuple(_whole(x) for x in given) if isinstance(given, Sequence) else _whole(given)
@@ -300,11 +300,6 @@ def _each(classes: Classes, logits: Tensor) -> tuple[int, ...]:
     if wrong:
         raise TargetError(f"target {wrong[0]} is out of range: the model has {count} classes, 0 to {count - 1}.")
     return tuple(c % count for c in each)
-
-
-def _pick(logits: Tensor, classes: Classes) -> Tensor:
-    chosen = torch.as_tensor(classes, device=logits.device)
-    return logits.gather(1, chosen[:, None])[:, 0]
 
 
 def _show(classes: Classes) -> str:

@@ -34,9 +34,8 @@ from vitrail.capture.executions import (
 from vitrail.capture.layers import call_shape
 from vitrail.capture.long_texts import LONGEST, part_of_text
 from vitrail.capture.refusals import check_model
-from vitrail.capture.remembered import Remembered
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.shadow import autograd, without_recomputation
+from vitrail.capture.shadow import Remembered, autograd, without_recomputation
 from vitrail.models.inputs import Inputs, check_fits
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)

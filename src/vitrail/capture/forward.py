@@ -1,7 +1,7 @@
 """One forward pass of a shadow with every attention layer captured, and the recording of all its layers."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,16 +14,15 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.found_body import found_body
 from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
 from vitrail.capture.kept_logits import Rows, keeping
-from vitrail.capture.measure import used_body
+from vitrail.capture.measure import structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
-from vitrail.capture.refusals import check_model
 from vitrail.capture.shadow import autograd, callers_device, in_precision, keep_saved, memory_of, shadow
 from vitrail.capture.torch_private import uncompiled
-from vitrail.errors import AnatomyError, InputError, OptionError, SeamError, VitrailError
+from vitrail.errors import AnatomyError, CutGraphError, InputError, OptionError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_fits, read_inputs
 from vitrail.models.taking import check_target, prepared
@@ -48,77 +47,81 @@ def forward(
         lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
         rows: the only rows whose logits are read; None for all.
     """
-    check_fits(model, inputs)
-    check_model(model)
-    pass_options = _in_range(pass_options, model)
-    body, structure = used_body(model, inputs, body)
-    if lean and structure.refusal is not None:  # nothing but layers will be read
-        raise SeamError(structure.refusal)
-    # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
-    states = wanted.states if pass_options.graph else frozenset()
-    cut = bool(wanted.gradients | states) or pass_options.level is not None or not body.blocks
-    if cut:
-        check_model(model, gradients=True)
+    pass_options = _in_range(pass_options, model) if pass_options.wide_range else pass_options
+    plan = plan_pass(model, inputs, body, wanted, settings, pass_options, lean=lean, rows=rows)
     own = nullcontext() if pass_options.dtype is None else own_precision(inputs, pass_options)
-    with autograd(gradients=cut), own, ExitStack() as stack:
+    with autograd(gradients=plan.cut), own, ExitStack() as stack:
         inputs = inputs.usable() if pass_options.dtype is None else inputs.usable().cast(pass_options.dtype)
-        early = {"early": wanted.early, "passing": wanted.passing} if lean else {}
-
-        def make_capture(*, lean: bool) -> Capture:
-            keep = wanted.states | wanted.gradients
-            capture = Capture(body, keep=keep, cut=cut, pass_options=pass_options, lean=lean, **early if lean else {})
-            capture.rows = rows
-            if walked and cut and (settings.memory == "low" or (settings.memory == "auto" and inputs.ids is not None)):
-                capture.recomputed = recomputed(len(body.blocks), structure.together, settings.memory, inputs)
-                capture.again = partial(_run_again, model, capture)
-            stack.callback(capture.release)
-            return capture
-
-        walked = lean  # nothing but layers is read, and so each block can be run again when its layer is
-        capture, inputs, output = _forward(model, inputs, make_capture, lean=lean)
+        capture, inputs, output = _forward(model, inputs, plan, stack)
         if not capture.complete:
             raise capture.incomplete(model)
         if wanted.gradients or pass_options.level is not None:
             capture.check_gradients()
-        if cut and not capture.roots:
+        if plan.cut and not capture.roots:
             raise no_root(capture, inputs)
-        yield Pass(inputs, capture, output, settings, structure)
+        assert plan.structure is not None
+        yield Pass(inputs, capture, output, settings, plan.structure)
 
 
 def _in_range(pass_options: PassOptions, model: nn.Module) -> PassOptions:
     """How the pass is run, in single precision where float16 would not hold what goes back."""
-    narrow = pass_options.wide_range and any(weight.dtype is torch.float16 for weight in model.parameters())
-    return replace(pass_options, dtype=torch.float32) if narrow and pass_options.dtype is None else pass_options
+    narrow = pass_options.dtype is None and any(weight.dtype is torch.float16 for weight in model.parameters())
+    return replace(pass_options, dtype=torch.float32) if narrow else pass_options
 
 
-def _forward(
-    model: nn.Module, inputs: Inputs, make_capture: Callable[..., Capture], *, lean: bool
-) -> tuple[Capture, Inputs, Output]:
-    """One pass, and another where the first shows that it has to be made in another way."""
-    capture, found = make_capture(lean=lean), None
-    try:
-        found = _run_captured(model, inputs, capture)
-    except CheckpointError:  # recomputed under rules, which is not how it was computed
-        capture.checkpointed = True
-    if found is None or (
-        capture.checkpointed and capture.cut
-    ):  # recomputation would come after hooks and rules are gone
+def plan_pass(
+    model: nn.Module,
+    inputs: Inputs,
+    body: Body,
+    wanted: Wanted,
+    settings: ComputeSettings,
+    options: PassOptions,
+    *,
+    lean: bool,
+    rows: Rows | None,
+) -> PassPlan:
+    """What is decided of a pass before it runs, or why it cannot be made."""
+    check_fits(model, inputs)
+    structure = structure_of(model, inputs, body)
+    if structure.used not in (0, len(body.blocks)):  # the answer does not depend on the blocks after these
+        body = replace(body, blocks=body.blocks[: structure.used])
+        structure = structure_of(model, inputs, body)
+    if lean and structure.refusal is not None:  # nothing but layers will be read
+        raise SeamError(structure.refusal)
+    # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
+    states = wanted.states if options.graph else frozenset()
+    cut = bool(wanted.gradients | states) or options.level is not None or not body.blocks
+    if cut and structure.no_gradient is not None:
+        raise CutGraphError(structure.no_gradient)
+    # If nothing but layers is read, each block can be run again when its layer is.
+    again = lean and cut and (settings.memory == "low" or (settings.memory == "auto" and inputs.ids is not None))
+    return PassPlan(body, wanted, settings, options, structure, cut=cut, lean=lean, recomputes=again, rows=rows)
+
+
+def _forward(model: nn.Module, inputs: Inputs, plan: PassPlan, stack: ExitStack) -> tuple[Capture, Inputs, Output]:
+    """One pass, and another where the first shows that it has to be made in another way.
+
+    Args:
+        stack: frees what was captured when it is closed.
+    """
+    run, found = partial(_run_captured, model, inputs, stack=stack), None
+    with suppress(CheckpointError):  # recomputed under rules, which is not how it was computed
+        found = run(plan)
+    if found is None or (found[0].checkpointed and plan.cut):  # recomputed after hooks and rules are gone
         keep_saved(model)
-        capture.release()
-        capture = make_capture(lean=lean)
-        found = _run_captured(model, inputs, capture)
-    if capture.attending and not capture.complete:  # attention is not where the structure says: intercept everywhere
-        capture.release()
-        capture = make_capture(lean=False)
-        found = _run_captured(model, inputs, capture)
-    if not found[1].sound and bool(found[1].logits.detach().isnan().any()):  # at padding, and then in gradients too
-        capture.release()
-        capture = make_capture(lean=False)
-        capture.safe = True
-        found = found[0], _same_answer(found[1], _run_captured(model, inputs, capture)[1])
-    if not found[1].sound:
-        check_answers(found[1].logits)
-    return capture, *found
+        stack.close()
+        found = run(plan)
+    if found[0].attending and not found[0].complete:  # attention is not where the structure says: intercept everywhere
+        stack.close()
+        found = run(replace(plan, lean=False))
+    capture, given, output = found
+    if not output.sound and bool(output.logits.detach().isnan().any()):  # at padding, and then in gradients too
+        stack.close()
+        capture, given, safe = run(replace(plan, lean=False, safe=True))
+        output = _same_answer(output, safe)
+    if not output.sound:
+        check_answers(output.logits)
+    return capture, given, output
 
 
 def _same_answer(own: Output, safe: Output) -> Output:
@@ -136,22 +139,26 @@ def _same_answer(own: Output, safe: Output) -> Output:
     return replace(safe, wide=safe.wide.masked_fill(broken, torch.nan), sound=False, mended=mended)
 
 
-def _run_captured(model: nn.Module, inputs: Inputs, capture: Capture) -> tuple[Inputs, Output]:
-    """The inputs as the model was given them, and what it answered while it was captured."""
-    pass_options = capture.pass_options
-    inputs = _rooted(inputs, capture)
-    with (
-        capturing(model, capture),
-        nullcontext() if pass_options.within is None else pass_options.within(model, capture),
-    ):
-        kept = capture.cut and capture.recomputed is None
+def _run_captured(
+    model: nn.Module, inputs: Inputs, plan: PassPlan, *, stack: ExitStack
+) -> tuple[Capture, Inputs, Output]:
+    """What is captured of one run, the inputs as the model was given them, and what it answered."""
+    capture, options, rows = Capture(plan), plan.options, plan.rows
+    stack.callback(capture.release)
+    capture.ids = inputs.ids
+    if plan.recomputes and plan.structure is not None:
+        capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
+        capture.again = partial(_run_again, model, capture)
+    if plan.cut and (capture.level != "embedding_output" or not plan.body.blocks):
+        inputs = _rooted(inputs, capture)
+    with capturing(model, capture), nullcontext() if options.within is None else options.within(model, capture):
+        kept = plan.cut and capture.recomputed is None
         given = inputs if kept else without_own_cache(model, inputs)
-        with nullcontext(given) if capture.rows is None else keeping(model, given, capture.rows) as given:
-            dtype = pass_options.dtype
-            answer = run_model(model, given) if dtype is None else run_in(model, given, dtype)
-    output = read_output(answer, span=capture.body.anatomy.span, broken=True, encodings=capture.body.encodings)
-    cut = capture.rows is not None and output.logits.ndim == 3 and output.logits.shape[1] == len(capture.rows)
-    return inputs, replace(output, rows=capture.rows if cut else None)
+        with nullcontext(given) if rows is None else keeping(model, given, rows) as given:
+            answer = run_model(model, given) if options.dtype is None else run_in(model, given, options.dtype)
+    output = read_output(answer, span=plan.body.anatomy.span, broken=True, encodings=plan.body.encodings)
+    cut = rows is not None and output.logits.ndim == 3 and output.logits.shape[1] == len(rows)
+    return capture, inputs, replace(output, rows=rows if cut else None)
 
 
 def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, Tensor]:
@@ -207,13 +214,12 @@ def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any: 
 
 def _rooted(inputs: Inputs, capture: Capture) -> Inputs:
     """The inputs with a picture that the gradient can end at, where it should."""
-    capture.ids = inputs.ids
     shown = inputs.shown
     pixels = capture.level == "pixels" and inputs.kind == "image"
     # Without blocks, embeddings that are handed in are the lowest place there is.
     lowest = not capture.body.blocks and (inputs.main is None or inputs.signal)
     embeds = inputs.ids is None and inputs.kind == "text" and capture.level == "inputs_embeds"
-    if not capture.cut or not shown.is_floating_point() or not (pixels or lowest or embeds):
+    if not shown.is_floating_point() or not (pixels or lowest or embeds):
         return inputs
     return inputs.showing(capture.root(shown.clone()))
 

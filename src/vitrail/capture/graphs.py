@@ -73,14 +73,14 @@ class HostAnswers(TorchFunctionMode):
 
     def __enter__(self) -> "HostAnswers":
         """Answer for the functions of this thread."""
-        _active.answers.append(self)
+        active.answers.append(self)
         super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Answer no more."""
         super().__exit__(*error)
-        _active.answers.remove(self)
+        active.answers.remove(self)
 
     def decided(self, flag: Tensor) -> bool:
         """A truth value that is asked for where torch functions are not intercepted."""
@@ -197,23 +197,18 @@ def _on_device(value: Any, like: Tensor) -> Any:  # noqa: ANN401
 
 
 class _Active(threading.local):
-    """The answers of a thread that are logged or given, the innermost last."""
+    """The answers of a thread that are logged or given, the innermost last: what it allocates now belongs to them."""
 
     def __init__(self) -> None:
         self.answers: list[HostAnswers] = []
 
 
-_active = _Active()
-
-
-def recording() -> bool:
-    """Whether this thread logs or repeats answers: what it allocates now belongs to the recording."""
-    return bool(_active.answers)
+active = _Active()
 
 
 def decided(flag: Tensor) -> bool:
     """The truth value of a tensor, for code that may be recorded and runs with interception switched off."""
-    return _active.answers[-1].decided(flag) if _active.answers else bool(flag)
+    return active.answers[-1].decided(flag) if active.answers else bool(flag)
 
 
 @dataclass(frozen=True, eq=False)

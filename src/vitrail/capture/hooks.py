@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from vitrail.capture.additions import Added, Adding, hooks_for, measured
 from vitrail.capture.layers import passing_layer
 from vitrail.capture.outputs import LOGITS, named
-from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import Early, own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
@@ -21,7 +21,6 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import hooks
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import SeamError
-from vitrail.models.anatomy import Body
 
 
 @dataclass
@@ -39,33 +38,31 @@ class BlockCapture:
 class Capture:
     """All attention calls and states of one forward pass, by block; the pooling attention comes last."""
 
-    def __init__(
-        self,
-        body: Body,
-        *,
-        keep: frozenset[str],
-        cut: bool,
-        pass_options: PassOptions = PLAIN,
-        lean: bool = False,
-        early: tuple[Early, ...] = (),
-        passing: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, plan: PassPlan) -> None:
+        self.plan, self.body, self.cut, self.lean = plan, plan.body, plan.cut, plan.lean
+        self.keep = keep = plan.wanted.states | plan.wanted.gradients
+        self.early = plan.wanted.early if plan.lean else ()
+        self.pass_options, body, lean = plan.options, plan.body, plan.lean
+        self.level = plan.options.level or "embedding_output"  # where the gradient ends
         self.recomputed: Recomputed | None = None  # the blocks that keep no graph; None where all keep theirs
-        self.body, self.keep, self.cut, self.pass_options, self.lean = body, keep, cut, pass_options, lean
-        self.early, self.passing = early, passing
-        self.level = pass_options.level or "embedding_output"  # where the gradient ends
         self.blocks = [BlockCapture() for _ in body.blocks]
         self.pool = BlockCapture()
         self.loose = BlockCapture()
+        # One entry for each attention layer, first to last; without blocks, they are known when the model has run.
+        self.layers = [*self.blocks, *(() if body.pool is None else (self.pool,))]
         self.roots: list[Tensor] = []
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
         self.dropping = False  # whether the block that runs is run again later, and nothing of it is kept now
         self.again: Callable[[int], tuple[Tensor, Tensor]] | None = None  # runs a block once more: its input and result
-        self.rows: Tensor | None = None  # the only rows whose logits are read; None for all
-        self.safe = False  # whether rows of attention that may see nothing are zero instead of NaN
         self.outside = saving_hooks()
+        # Of which blocks a state of the stream is kept: where only layers are read, often only of the last.
+        self.keeps = {name: not lean or bool({name, f"{name}_grad"} & keep) for name in ("entering", "leaving")}
+        known = [block.attending for block in body.blocks]
+        found = [module for module in (*known, body.pool) if module is not None]
+        # The modules that hold all attention calls; none where the capture is not lean or they are not known.
+        self.attending = found if lean and known and None not in known else []
         self.checkpointed = False  # whether the model has checkpointed regions
         self.undone: str | None = None  # why attention has no gradient, where it has none
         self.answer: object = None  # what the module gave whose readout the anatomy knows
@@ -77,17 +74,6 @@ class Capture:
     def block(self) -> int | None:
         """The index of the block that runs."""
         return next((index for index, captured in enumerate(self.blocks) if captured is self.here), None)
-
-    def keeps(self, name: str, index: int) -> bool:
-        """Whether this state of this block is kept: in a lean capture, where only layers are read, often it is not."""
-        return not self.lean or index == len(self.blocks) - 1 or bool({name, f"{name}_grad"} & self.keep)
-
-    @property
-    def attending(self) -> list[nn.Module]:
-        """The modules that hold all attention calls; none where a capture is not lean or they are not known."""
-        known = [block.attending for block in self.body.blocks]
-        found = [module for module in (*known, self.body.pool) if module is not None]
-        return found if self.lean and known and None not in known else []
 
     @property
     def complete(self) -> bool:
@@ -105,9 +91,10 @@ class Capture:
             block, call = self.body.blocks[index], captured.calls[0]
             layer = passing_layer(block, index, len(self.blocks), call, states, self.added(captured))
             captured.early.update({early: early.read(layer) for early in self.early})
-        if "output_weight" in self.passing:
+        passing = self.plan.wanted.passing
+        if "output_weight" in passing:
             captured.adding = None
-        for name in self.passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else self.passing:
+        for name in passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else passing:
             captured.states.pop(name, None)
 
     def added(self, captured: BlockCapture) -> Added | None:
@@ -164,18 +151,13 @@ class Capture:
         self.on_map = lambda block, relevance, rows: None
         self.same = lambda old, new: None
 
-    def watch(self) -> None:
-        """Take note of a checkpointed region."""
-        if not self.checkpointed and saving_hooks() != self.outside:
-            self.checkpointed = True
-
     def filing(self, captured: BlockCapture) -> bool:
         """Whether this block runs and is kept."""
         return self.here is captured and not self.dropping
 
     def add_call(self, call: AttentionCall) -> None:
         """File a call under the block that runs, with the module that made it, where modules are named."""
-        self.watch()
+        self.checkpointed |= saving_hooks() != self.outside
         above = self.roots or not self.pass_options.last_block
         if self.cut and above and self.undone is None and not torch.is_grad_enabled() and not self.dropping:
             self.undone = why_no_gradient()
@@ -184,12 +166,6 @@ class Capture:
             return
         scores = call.softmax_input if "softmax_input" in self.keep else None
         self.here.calls.append(replace(call, owner=self.running[-1] if self.running else "", softmax_input=scores))
-
-    @property
-    def layers(self) -> list[BlockCapture]:
-        """One entry for each attention layer, first to last."""
-        found = self.blocks or [BlockCapture([call]) for call in self.loose.calls]
-        return [*found, self.pool] if self.body.pool is not None else found
 
     def answered(self, logits: Tensor) -> bool:
         """Whether these logits are what the anatomy's head gave, so that its readout is the prediction's."""
@@ -266,7 +242,7 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
             handles += _block_hooks(capture, index)
         if only is None:
             handles += _hooks_around(model, capture)
-        known, safe = capture.attending, capture.safe
+        known, safe = capture.attending, capture.plan.safe
         only_in = known if only is None or not known else known[only : only + 1]
         calls = attention_calls(
             capture.add_call, capture.pass_options.override, lambda: capture.block, only_in=only_in, safe=safe
@@ -274,6 +250,8 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
         with calls as follower:
             capture.same = follower.same
             yield
+        if not capture.blocks:
+            capture.layers[:0] = [BlockCapture([call]) for call in capture.loose.calls]
 
 
 def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
@@ -288,11 +266,6 @@ def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
     if capture.cut and (capture.level != "embedding_output" or not capture.blocks):
         handles += LEVEL_HOOKS[capture.level](capture, model)
     return handles
-
-
-def _answer(capture: Capture, module: nn.Module, args: tuple, out: object) -> None:
-    """Keep what the module gave whose readout the anatomy knows."""
-    capture.answer = out
 
 
 @contextmanager
@@ -315,7 +288,7 @@ def _name_hooks(capture: Capture, name: str, module: nn.Module) -> list[Removabl
 
 
 def _begin(capture: Capture, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-    capture.watch()
+    capture.checkpointed |= saving_hooks() != capture.outside
     capture.running.append(name)
 
 
@@ -342,19 +315,28 @@ def _block_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
 
 
 def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end."""
-    capture.watch()
-    capture.here = capture.blocks[index]
-    replayed = False
-    if capture.recomputed is not None:
-        capture.recomputed.enter(index, args, kwargs)
-        capture.dropping, replayed = capture.recomputed.drops(index), capture.recomputed.replay is not None
-    keeps, options = capture.keeps("entering", index), capture.pass_options
-    changes = (index == 0 and not replayed) or options.per_block or (options.last_block and _is_last(capture, index))
+    """File calls under the block, and keep what enters it: if asked for, and of the last, where a gradient may end.
+
+    The stream is edited before the first block if asked for, and cut off where the gradient ends.
+    """
+    capture.checkpointed |= saving_hooks() != capture.outside
+    capture.here, again, options = capture.blocks[index], capture.recomputed, capture.pass_options
+    replayed = again is not None and again.replay is not None
+    if again is not None:
+        again.enter(index, args, kwargs)
+        capture.dropping = again.drops(index)
+    last = index == len(capture.blocks) - 1
+    keeps = last or capture.keeps["entering"]
+    changes = (index == 0 and not replayed) or options.per_block or (options.last_block and last)
     if capture.dropping or (not keeps and not changes):
         return None
-    old = stream_of(args, kwargs)
-    new = _entering(capture, old, index) if changes else old
+    old = new = stream_of(args, kwargs)
+    if changes and index == 0 and options.edit is not None:
+        new = options.edit(new)
+    if changes and options.last_block:
+        torch.set_grad_enabled(last)
+    if changes and capture.cut and capture.level == "embedding_output" and (last or not options.last_block):
+        new = capture.root(new)
     if keeps:
         capture.here.states["entering"] = new
     return None if new is old else _with_stream(args, kwargs, old, new)
@@ -368,7 +350,7 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
     capture.here = capture.loose
     if not capture.cut and capture.blocks[index].adding is not None:
         capture.measure_added(index, first_tensor(out).device.type)
-    last = _is_last(capture, index)
+    last = index == len(capture.blocks) - 1
     if last and not capture.cut:
         torch.set_grad_enabled(True)
         leaf = first_tensor(out).detach().requires_grad_()
@@ -381,28 +363,11 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         fresh = capture.recomputed.leave(index, first_tensor(out), by_hand=by_hand)
         if fresh is not None:
             return with_stream_of(out, capture.dropped(index, fresh, last=index == capture.recomputed.count - 1))
-    if capture.keeps("leaving", index):
+    if last or capture.keeps["leaving"]:
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
     if capture.early:
         capture.read_early(index)
     return None
-
-
-def _entering(capture: Capture, stream: Tensor, index: int) -> Tensor:
-    """What enters a block: the stream, edited before the first if asked for, and cut off where the gradient ends."""
-    if index == 0 and capture.pass_options.edit is not None:
-        stream = capture.pass_options.edit(stream)
-    options = capture.pass_options
-    if options.last_block:
-        torch.set_grad_enabled(_is_last(capture, index))
-    ends = _is_last(capture, index) if options.last_block else index == 0 or options.per_block
-    if capture.cut and capture.level == "embedding_output" and ends:
-        stream = capture.root(stream)
-    return stream
-
-
-def _is_last(capture: Capture, index: int) -> bool:
-    return index == len(capture.blocks) - 1
 
 
 INSIDE = frozenset({"attention_normed", "attention_normed_grad", "ffn_entering", "ffn_normed", "ffn_added"})

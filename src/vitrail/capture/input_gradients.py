@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.forward import own_precision, run_in
 from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, PassOptions
+from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import REENTRANT, check_differentiable, no_graph, why_no_gradient
 from vitrail.capture.shadow import autograd, hooks, keep_saved, keeps_saved
@@ -151,7 +151,7 @@ def _picture(inputs: Inputs) -> str | None:
 def _rules(model: nn.Module, pass_options: PassOptions) -> Iterator[Capture]:
     """The context that a pass asks for, told where the gradient ends and which module runs; no block is known."""
     body = Body(Anatomy(), (), pool=None, owner=model, head=None)
-    capture = Capture(body, keep=frozenset(), cut=True, pass_options=pass_options)
+    capture = Capture(PassPlan(body, options=pass_options))
     within = pass_options.within
     with naming(model, capture) if within else nullcontext(), within(model, capture) if within else nullcontext():
         yield capture

@@ -13,10 +13,6 @@ from vitrail.capture.recording import Layer, Stream
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Block
-from vitrail.models.inputs import Inputs
-
-MASKED = -9000.0
-"""A score this low for every query is a mask, however it is written: -1e4, -1e9, the lowest number, minus infinity."""
 
 
 def call_shape(call: AttentionCall) -> tuple[int, int]:
@@ -33,22 +29,6 @@ def call_dtype(call: AttentionCall) -> torch.dtype:
     tensor = call.weights if call.weights is not None else call.query
     assert tensor is not None
     return tensor.dtype
-
-
-def real_tokens(inputs: Inputs, call: AttentionCall, device: torch.device) -> Tensor:
-    """Which tokens are real: by the attention mask given, else all that any query of the first layer may see."""
-    if inputs.attention_mask is not None:
-        return inputs.attention_mask.bool()
-    seen = torch.ones(inputs.batch, call_shape(call)[1], dtype=torch.bool, device=device)
-    if call.weights is not None:
-        weights = call.weights.detach()
-        weights = weights if weights.ndim == 4 else weights.view(inputs.batch, -1, *weights.shape[1:])
-        return seen & (weights != 0).any(dim=2).any(dim=1)
-    if call.mask is None:
-        return seen
-    mask = call.mask.detach()[(None,) * (4 - call.mask.ndim)]
-    visible = mask if mask.dtype is torch.bool else mask > MASKED
-    return seen & visible.any(dim=2).any(dim=1)
 
 
 def unequal(index: int, queries: int, keys: int) -> str:
@@ -188,9 +168,8 @@ def batch_first(block: Block | None, x: Tensor) -> Tensor:
 
 
 def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:
-    """The residual stream around a block: the states, and those of the gradients that belong to them."""
-    grads = {n: g for n, g in gradients.items() if n in ("entering_grad", "leaving_grad", "attention_normed_grad")}
-    held = {name: x.detach() for name, x in (dict(states) | grads).items()}
+    """The residual stream around a block: its states and their gradients."""
+    held = {name: x.detach() for name, x in {**states, **gradients}.items()}
     shape = next((x.shape for x in held.values() if x.ndim == 3), None)
     if shape is not None:
         held = {name: _tokens_apart(x, shape) if x.ndim == 2 else x for name, x in held.items()}

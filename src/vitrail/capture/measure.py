@@ -28,11 +28,10 @@ from vitrail.capture.long_texts import for_length, part_of, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
-from vitrail.capture.refusals import hybrid, no_graph, why_no_gradient
-from vitrail.capture.remembered import Remembered
+from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
 from vitrail.capture.row_maps import CheapProjections
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import autograd, hooks, in_precision, keep_saved
+from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
@@ -66,6 +65,7 @@ class Structure:
     together: str | None = (
         "the blocks are not known"  # why blocks cannot be differentiated one by one; None if they can
     )
+    no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
 
 
 @dataclass
@@ -120,7 +120,7 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         ):
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
             return replace(found, origin=whole, assumed=(*found.assumed, said))
-    return _known.get(model, _form(inputs, body), lambda: _measured(model, inputs.usable(), body))
+    return _known.get(model, _form(inputs, body), lambda: _checked(model, inputs.usable(), body))
 
 
 def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:
@@ -130,15 +130,6 @@ def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, ori
     with autograd(gradients=False):
         in_order = isinstance(_counted(origin, model, inputs.usable(), body), Origin)
         return in_order and untouched_borders(model, part, body) == untouched_borders(model, inputs, body)
-
-
-def used_body(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Body, Structure]:
-    """The body without the blocks that the answer does not depend on, and its structure."""
-    structure = structure_of(model, inputs, body)
-    if structure.used in (0, len(body.blocks)):
-        return body, structure
-    body = replace(body, blocks=body.blocks[: structure.used])
-    return body, structure_of(model, inputs, body)
 
 
 def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
@@ -157,6 +148,12 @@ def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
 def _setting(x: Tensor) -> int:
     """What stands for the values of an argument that may be an order of tokens."""
     return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _checked(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
+    """What is measured of a model whose attention and weights can be read."""
+    check_model(model)
+    return replace(_measured(model, inputs, body), no_gradient=why_not_differentiable(model))
 
 
 def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = False) -> Structure:

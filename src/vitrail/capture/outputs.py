@@ -91,10 +91,9 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
         start, end = output[:2]
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         return _finite(torch.stack([start, end], dim=2), span=True, broken=broken)
-    logits = named(output, LOGITS)
+    logits = output if isinstance(output, Tensor) else named(output, LOGITS)
     if logits is None and isinstance(output, (tuple, list)):
         logits = output[0]
-    logits = output if isinstance(output, Tensor) else logits
     if isinstance(logits, Tensor) and logits.ndim == 1:  # one number for each sample, as regressions give
         logits = logits[:, None]
     encoded = named(output, encodings) if logits is None else None

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from vitrail.capture.recording import Early
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import OptionError, suggest
+from vitrail.models.anatomy import Body
 
 if TYPE_CHECKING:
     from vitrail.capture.hooks import Capture
+    from vitrail.capture.measure import Structure
 
 STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input",
           "output_weight")  # fmt: skip
@@ -98,3 +100,32 @@ class Wanted:
         for name in sorted(needs - KEEPS):
             raise OptionError(f"{name!r} cannot be kept. {suggest(name, KEEPS)}")
         return Wanted(needs & set(STATES), needs & set(GRADIENTS), last_only)
+
+
+NOTHING, USUAL = Wanted(), ComputeSettings()
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """All that is decided of a pass before the model runs.
+
+    Args:
+        body: the parts of the model that take part.
+        structure: what was measured of them; None where no block is known.
+        cut: whether the blocks have a graph, which begins where the gradient ends.
+        lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
+        recomputes: whether blocks may be run again when their layers are read.
+        rows: the only rows whose logits are read; None for all.
+        safe: give rows of attention that may see nothing the weight zero instead of NaN.
+    """
+
+    body: Body
+    wanted: Wanted = NOTHING
+    settings: ComputeSettings = USUAL
+    options: PassOptions = PLAIN
+    structure: "Structure | None" = None
+    cut: bool = True
+    lean: bool = False
+    recomputes: bool = False
+    rows: Tensor | None = None
+    safe: bool = False

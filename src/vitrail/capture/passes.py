@@ -11,13 +11,10 @@ from vitrail.capture.discovery import is_causal
 from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import (
     as_heads,
-    batch_first,
-    call_dtype,
     call_shape,
     gradient_as_heads,
     gradient_of_map,
     operands_of,
-    real_tokens,
     stream_around,
     unequal,
     weights_of,
@@ -28,11 +25,11 @@ from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recompute import light
-from vitrail.capture.recording import Layer, own_dtypes, widen
+from vitrail.capture.recording import Layer, Stream, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import AnatomyError, SeamError, TargetError
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import READOUTS, agreed, by_norm, mean_all, position, with_gradient
+from vitrail.models.readouts import READOUTS, agreed, by_gradient, mean_all, position
 from vitrail.targets import AnyTarget, Target, as_target
 
 UNMOVED = (
@@ -40,6 +37,10 @@ UNMOVED = (
     "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
     "reads what the layers do not reach."
 )
+AT_ATTENTION = ("output_grad", "query_grad")
+"""Gradients that do not belong to the stream."""
+MASKED = -9000.0
+"""A score this low for every query is a mask, however it is written: -1e4, -1e9, the lowest number, minus infinity."""
 MENDED = "the model's own logits are NaN, because padding may attend to nothing: such rows were given no attention"
 
 
@@ -61,7 +62,9 @@ class Pass:
         self.structure, self.origin = structure, structure.origin
         self.captured = capture.layers
         self.depth = len(self.captured)
-        self.shared = False
+        self.shared = False  # whether several methods read each layer
+        # How many blocks are run again for the gradients of their attention.
+        self.recomputed = 0 if capture.recomputed is None else capture.recomputed.count
         first = self.captured[0].calls[0]
         self.index = index_on(self.origin.index, output.logits.device)
         self.valid = self._valid(first)
@@ -76,6 +79,9 @@ class Pass:
         self.inside = self.from_input if inputs.kind == "image" else self.from_input & after
         queries, keys = call_shape(first)
         self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
+        counted = () if self.origin.measured else ("tokens are those of the input in order",)
+        # What was not measured on the model.
+        self.assumed = (*structure.assumed, *counted, *((MENDED,) if output.mended else ()))
         self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
         self.norms: Tensor | None = None  # the same rows, weighed by the norms of their gradients
 
@@ -93,16 +99,30 @@ class Pass:
         calls = [call for captured in self.captured for call in captured.calls]
         return self.capture.body.anatomy.causal or (self.output.logits.ndim == 3 and all(map(is_causal, calls)))
 
-    def _valid(self, first: AttentionCall) -> Tensor:
-        """Which tokens are real. A mask speaks of the words of a text; tokens that are none are always real."""
-        found = real_tokens(self.inputs, first, self.output.logits.device)
-        tokens, index = self.origin.tokens, self.index
-        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
-        if self.inputs.attention_mask is None and found.shape[1] < tokens and found.shape[1] != len(index):
-            return every  # attention that thins out its keys says nothing of the tokens
-        if found.shape[1] == tokens or found.shape[1] != len(index):
+    def _valid(self, call: AttentionCall) -> Tensor:
+        """Which tokens are real: by the attention mask given, else all that any query of the first layer may see.
+
+        A mask speaks of the words of a text; tokens that are none are always real.
+        """
+        mask, batch = self.inputs.attention_mask, self.inputs.batch
+        tokens, index, device = self.origin.tokens, self.index, self.output.logits.device
+        if mask is None:
+            found = torch.ones(batch, call_shape(call)[1], dtype=torch.bool, device=device)
+            if call.weights is not None:
+                weights = call.weights.detach()
+                weights = weights if weights.ndim == 4 else weights.view(batch, -1, *weights.shape[1:])
+                found = found & (weights != 0).any(dim=2).any(dim=1)
+            elif call.mask is not None:
+                held = call.mask.detach()[(None,) * (4 - call.mask.ndim)]
+                found = found & (held if held.dtype is torch.bool else held > MASKED).any(dim=2).any(dim=1)
+        else:
+            found = mask.bool()
+        if found.shape[1] == tokens:
             return found
-        return every.index_copy_(1, index, found)
+        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
+        if mask is None and found.shape[1] < tokens and found.shape[1] != len(index):
+            return every  # attention that thins out its keys says nothing of the tokens
+        return found if found.shape[1] != len(index) else every.index_copy_(1, index, found)
 
     def _other_prefix(self, said: int, seen: int) -> AnatomyError:
         """An anatomy whose prefix is not what was measured."""
@@ -113,17 +133,13 @@ class Pass:
 
     def patches(self, x: Tensor) -> Tensor:
         """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
-        return x[..., self._index(x)]
+        return x[..., self.index if x.device == self.index.device else index_on(self.origin.index, x.device)]
 
     def among_tokens(self, x: Tensor) -> Tensor:
         """What belongs to patches or words, as one value for each token; other tokens get zero."""
         found = x.new_zeros(*x.shape[:-1], self.origin.tokens)
-        found[..., self._index(x)] = x
+        found[..., index_on(self.origin.index, x.device)] = x
         return found
-
-    def _index(self, x: Tensor) -> Tensor:
-        """The tokens of the input, where a tensor is."""
-        return self.index if x.device == self.index.device else index_on(self.origin.index, x.device)
 
     def layers(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Layer]:
         """Every layer, last to first, with the gradients of the scalar.
@@ -143,17 +159,12 @@ class Pass:
                 dropped = index < self.recomputed
                 if dropped:
                     gradients[index], arriving = self._again(index, arriving, wanted, again=again)
-                yield self._layer(index, gradients[index], scale)
+                yield self._layer(index, gradients[index], scale, wanted.gradients)
                 gradients[index].clear()
                 if dropped:
                     self._drop(index)
                 elif not again:
                     self.captured[index].calls.clear()  # not read again
-
-    @property
-    def recomputed(self) -> int:
-        """How many blocks are run again for the gradients of their attention."""
-        return 0 if self.capture.recomputed is None else self.capture.recomputed.count
 
     def _again(
         self, index: int, arriving: Tensor | None, wanted: Wanted, *, again: bool
@@ -305,7 +316,8 @@ class Pass:
     def _measured_readout(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """The tokens of the last layer at which the gradient arrives, alike."""
         if self.capture.blocks:
-            arriving = batch_first(self.capture.body.blocks[-1], gradients["leaving_grad"])
+            arriving = gradients["leaving_grad"]
+            arriving = arriving if self.capture.body.blocks[-1].batch_first else arriving.transpose(0, 1)
         else:
             heads = as_heads(gradients["output_grad"], self.inputs.batch)
             assert heads is not None
@@ -315,8 +327,8 @@ class Pass:
                 f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
                 f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
             )
-        self.norms = by_norm(arriving, self.valid)
-        return with_gradient(arriving, self.valid)
+        found, self.norms = by_gradient(arriving, self.valid)
+        return found
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
         """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""
@@ -338,22 +350,16 @@ class Pass:
         """The real patches, or the real words of a text after its prefix."""
         return self.valid & self.inside
 
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What was not measured on the model."""
-        counted = () if self.origin.measured else ("tokens are those of the input in order",)
-        mended = (MENDED,) if self.output.mended else ()
-        return (*self.structure.assumed, *counted, *mended)
-
     def readout_position(self) -> Tensor | None:
         """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
         if self.measured is None or self.capture.body.pool is not None:
             return None
         places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
-        places[self._index(places)] = torch.arange(len(self.index), device=self.valid.device)
+        places[index_on(self.origin.index, places.device)] = torch.arange(len(self.index), device=self.valid.device)
         return torch.where(self.measured.amax(dim=1) == 1, places[self.measured.argmax(dim=1)], -1)
 
-    def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None) -> Layer:
+    def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None, asked: frozenset[str]) -> Layer:
+        """A layer as methods read it; of the gradients of the stream, those that were asked for."""
         captured, (call,) = self.captured[index], self.captured[index].calls
         queries, keys = call_shape(call)
         body, batch = self.capture.body, self.inputs.batch
@@ -363,13 +369,18 @@ class Pass:
             raise SeamError(unequal(index, queries, keys))
         # None for the pooling after the blocks, and where none are known.
         block = body.blocks[index] if index < len(body.blocks) else None
-        dtype = torch.promote_types(call_dtype(call), torch.float32)
+        # The readout in the precision that the call was computed in, at least in float32.
+        computed = call.query if call.weights is None else call.weights
+        dtype = torch.promote_types(torch.float32 if computed is None else computed.dtype, torch.float32)
         # Below a pooling query every token is read.
         readout = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else self.measured
         if readout is None or readout.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in captured.states.items() if name in self.capture.keep}
+        moved = {name: x for name, x in gradients.items() if name in asked and name not in AT_ATTENTION}
         added = captured.added if captured.adding is None else self.capture.added(captured)
+        states = states if added is None else with_added(states, added)
+        bare = added is None and not call.no_query and body.loose is None  # of its weights nothing is asked or missing
         gradient, of_query = gradients.get("output_grad"), gradients.get("query_grad")
         by_hand = call.weights if gradient is not None else None
         layer = Layer(
@@ -389,8 +400,8 @@ class Pass:
             weights_grad=None if gradient is None or by_hand is None else gradient_of_map(gradient, by_hand, batch),
             **operands_of(call, batch),
             grad_scale=scale,
-            **weights_of(block, added, call, loose=body.loose),
-            stream=stream_around(block, states if added is None else with_added(states, added), gradients),
+            **({} if bare else weights_of(block, added, call, loose=body.loose)),
+            stream=stream_around(block, states, moved) if states or moved else Stream(),
             early=captured.early,
             backend=self.settings.backend,
             chunk_rows=self.settings.chunk_rows,

@@ -34,8 +34,8 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
     weights = _weights_of(model)
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), without_functions():
-        for x in weights.tensors:
-            for part in _plain_parts(x):
+        for x, plain in weights.tensors:
+            for part in (x,) if plain else _plain_parts(x):
                 step = max(1, part.numel() // SAMPLES)
                 size = min(SAMPLES, -(-part.numel() // step))
                 some = part.as_strided((size,), (step,)) if part.is_contiguous() else part.reshape(-1)[::step][:size]
@@ -69,9 +69,9 @@ def _plain_parts(x: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The tensors of a model's state, their names, shapes and dtypes as bytes, and how many have no values."""
+    """The tensors of a model's state and which are plain; names, shapes and dtypes as bytes; how many lack values."""
 
-    tensors: list[Tensor]
+    tensors: list[tuple[Tensor, bool]]
     header: bytes
     lacking: int
 
@@ -82,7 +82,9 @@ def _weights_of(model: nn.Module) -> _Weights:
     if "state" not in known:
         state = _state(model)
         header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
-        known["state"] = _Weights([x for _, x in state], header, sum(not _plain_parts(x) for _, x in state))
+        parts = [(x, _plain_parts(x)) for _, x in state]
+        tensors = [(x, len(found) == 1 and found[0] is x) for x, found in parts]
+        known["state"] = _Weights(tensors, header, sum(not found for _, found in parts))
     return known["state"]
 
 

@@ -136,12 +136,12 @@ class Layer:
     @cached_property
     def keys(self) -> Float[Tensor, "b h k d"]:
         """The keys, those of a shared head repeated for each of its query heads."""
-        return self._per_head(self.get("key"))
+        return self._per_head("key")
 
     @cached_property
     def values(self) -> Float[Tensor, "b h k e"]:
         """The values, those of a shared head repeated for each of its query heads."""
-        return self._per_head(self.get("value"))
+        return self._per_head("value")
 
     @cached_property
     def probs(self) -> Probs:
@@ -166,11 +166,13 @@ class Layer:
         """G = ds/dA: what the output's gradient gives each value it could have drawn on."""
         if self.weights_grad is not None:
             return self._unscale(self.weights_grad)
-        return self._unscale(self.get("output_grad")) @ self.values.transpose(-1, -2)
+        return self._unscale(self.get("output_grad")) @ self._per_head("value").transpose(-1, -2)
 
     @cached_property
     def allowed(self) -> Bool[Tensor, "..."] | None:
         """Which keys each query may see by mask and order, broadcasting to `[b, h, q, k]`; None if all."""
+        if self.mask is None and not self.causal:
+            return None
         shape = {"queries": self.get("query").shape[2], "keys": self.get("key").shape[2], "device": self.valid.device}
         found = allowed_keys(self.mask, causal=self.causal, first_row=self.first_row, **shape)
         return None if found is None else found[(None,) * (4 - found.ndim)]
@@ -259,15 +261,17 @@ class Layer:
         return replace(self, stream=Stream(), **held)
 
     def _scores(self) -> Tensor:
-        scores = (widen(self.get("query")) * self.scale) @ self.keys.transpose(-1, -2)
+        scores = (widen(self.get("query")) * self.scale) @ self._per_head("key").transpose(-1, -2)
         if self.mask is not None and self.mask.is_floating_point():
             scores += widen(self.mask)
         if self.allowed is not None:
             scores.masked_fill_(~self.allowed, -torch.inf)
         return scores
 
-    def _per_head(self, x: Tensor) -> Tensor:
-        heads = self.get("query").shape[1] if self.query is not None else x.shape[1]
+    def _per_head(self, name: str) -> Tensor:
+        """Keys or values, those of a shared head repeated for each of its query heads."""
+        x = self.get(name)
+        heads = x.shape[1] if self.query is None else self.query.shape[1]
         return widen(x) if x.shape[1] == heads else widen(x).repeat_interleave(heads // x.shape[1], dim=1)
 
     def _unscale(self, gradient: Tensor) -> Tensor:

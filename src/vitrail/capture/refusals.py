@@ -3,11 +3,11 @@
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from weakref import WeakSet
 
 import torch
 from torch import nn
 
+from vitrail.capture.shadow import memory_of
 from vitrail.errors import CutGraphError, ModelError, NoAttentionError, SeamError
 from vitrail.models.taking import every_module
 
@@ -31,34 +31,30 @@ def is_unseen(implementation: str) -> bool:
     return "flash" in implementation or "flex" in implementation or "/" in implementation
 
 
-_readable: "WeakSet[nn.Module]" = WeakSet()
-_differentiable: "WeakSet[nn.Module]" = WeakSet()
-"""Shadows that were checked: one stands for the same structure as long as it is used."""
-
-
-def check_model(model: nn.Module, *, gradients: bool = False) -> None:
-    """Refuse a shadow whose attention or weights cannot be read, once for all its calls.
-
-    Args:
-        gradients: whether it has to be differentiated too.
-    """
-    if model not in _readable:
+def check_model(model: nn.Module) -> None:
+    """Refuse a shadow whose attention or weights cannot be read; checked once, as long as it is used as it is."""
+    known = memory_of(model).known
+    if "readable" not in known:
         check_implementation(model)
         check_weights(model)
-        _readable.add(model)
-    if gradients and model not in _differentiable:
-        check_differentiable(model)
-        _differentiable.add(model)
+        known["readable"] = True
 
 
 def check_differentiable(model: nn.Module) -> None:
-    """Refuse torch's own 8-bit modules: their results seem to have a gradient, but none arrives."""
+    """Refuse a shadow that has no gradient."""
+    if (reason := why_not_differentiable(model)) is not None:
+        raise CutGraphError(reason)
+
+
+def why_not_differentiable(model: nn.Module) -> str | None:
+    """Why there is no gradient: results of torch's own 8-bit modules seem to have one, but none arrives."""
     for module in every_module(model):
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
-            raise CutGraphError(
+            return (
                 f"the model has a quantized {type(module).__name__}: torch's 8-bit kernels have no gradient, and this "
                 "explanation needs one. Explain the model as it was before quantization."
             )
+    return None
 
 
 def check_implementation(model: nn.Module) -> None:

@@ -18,10 +18,10 @@ Caches of keys and values among the arguments of a model are the caller's: the s
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.copying import copied
-from vitrail.capture.graphs import recording
+from vitrail.capture.graphs import active
 from vitrail.capture.references import snapshot
 from vitrail.capture.torch_private import saving_hooks, uncompiled, without_functions, writes_to_all
 from vitrail.errors import InputError
@@ -191,15 +191,6 @@ class _Shadow:
         self.memory = Memory()
         _shadows[id(self.root)] = self
 
-    def fits(self, model: nn.Module) -> bool:
-        """Whether this is a copy of the model as it is now, the numbers of its tensors copied again."""
-        if self.copy is None or self.model is None or self.kind is not type(model) or not self.model.holds():
-            return False
-        if not self.copied.tensors:
-            return True
-        with torch.inference_mode(mode=False), torch.no_grad(), without_functions():
-            return self.copied.copy_numbers()
-
     def rest(self) -> None:
         """Keep what can be used again; empty the root where the call has changed anything."""
         if self.copied.watched:
@@ -222,48 +213,118 @@ def memory_of(root: nn.Module) -> Memory:
     return found.memory if found is not None and found.root is root else Memory()
 
 
+FIRST = 64
+"""How many numbers of a tensor are looked at first."""
+Place = tuple[int, str, str]
+"""Where a tensor is: the number of its module, the table it is in, its name there."""
+TABLES: dict[str, Callable[[nn.Module], Mapping[str, object]]] = {
+    "parameters": lambda module: module._parameters,
+    "buffers": lambda module: module._buffers,
+    "attributes": vars,
+}
+
+
+class Remembered(Generic[T]):
+    """What was measured of shadows, for each form of their inputs; remembered until the weights change.
+
+    What a model does with its tokens may depend on its weights: a gate of zero hides what it closes. A measurement
+    holds as long as the parameters are the same tensors, none was written to, and what was zero still is: torch does
+    not count writes through `.data`, and buffers are copied for every call.
+
+    Args:
+        most: how many forms are remembered for one shadow.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.kept: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, tuple[T, tuple[Place, ...]]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self, model: nn.Module, form: Hashable, measure: Callable[[], T]) -> T:
+        """What is known for this form, measured if it is not known or no longer holds."""
+        kept, memory = self.kept.setdefault(model, {}), memory_of(model)
+        call, known = memory.call, memory.known
+        if "weights" not in call:  # the same for all measurements of one call
+            call["modules"] = known["modules"] = known.get("modules") or every_module(model)
+            call["zeros"] = set[tuple[Place, ...]]()
+            # Which tensors the parameters are, where they lie, and how often they were written to.
+            weights = [x for module in call["modules"] for x in module._parameters.values() if x is not None]
+            places = [x.data_ptr() if type(x) is nn.Parameter and not x.is_meta else 0 for x in weights]
+            call["weights"] = writes_to_all(weights), hash((tuple(map(id, weights)), tuple(places)))
+        key = form, call["weights"]
+        found = kept.get(key)
+        if found is None or (found[1] not in call["zeros"] and _any_nonzero(call["modules"], found[1])):
+            if len(kept) >= self.most:
+                kept.clear()
+            if "places" not in call:
+                call["places"] = _zeros(call["modules"])
+            found = kept[key] = measure(), call["places"]
+        call["zeros"].add(found[1])
+        return found[0]
+
+
+def _is_plain(x: Tensor) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and not x.is_meta and x.is_floating_point()
+
+
+def _zeros(modules: Sequence[nn.Module]) -> tuple[Place, ...]:
+    """The places of all tensors that are zero everywhere."""
+    tensors = [
+        ((number, table, name), x.detach())
+        for number, module in enumerate(modules)
+        for table, found in TABLES.items()
+        for name, x in found(module).items()
+        if isinstance(x, Tensor) and _is_plain(x)
+    ]
+    # Nearly all tensors show by their first numbers that they are not zero.
+    asked = [(place, x, (x.view(-1)[:FIRST] if x.is_contiguous() else x).any()) for place, x in tensors]
+    rest = [(place, x.any()) for place, x, found in asked if not bool(found)]
+    return tuple(place for place, found in rest if not bool(found))
+
+
+def _any_nonzero(modules: Sequence[nn.Module], places: Sequence[Place]) -> bool:
+    """Whether a tensor in any of these places is not zero; asked once for all of a kind."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for number, table, name in places:
+        x = TABLES[table](modules[number]).get(name)
+        if not isinstance(x, Tensor):
+            return True
+        kinds.setdefault((x.device, x.dtype), []).append(x.detach().flatten())
+    return any(bool(torch.cat(found).any()) for found in kinds.values())
+
+
 @contextmanager
 def shadow(model: object) -> Iterator[nn.Module]:
     """A shadow of the model for the time of the block, for this call alone."""
     module = taken(model)
     own = _shadow_of(module)
+    # Tensors are made on the CPU unless said otherwise, whatever the caller's default device: that is for the model.
+    default = torch.get_default_device()
+    if default.type != "cpu":
+        own.memory.call["default_device"] = default
     handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
-    with hooks([handle]), _unchanged(own.copied.parameters), _own_device(own.root):
-        yield own.root
+    # If the parameters are written to meanwhile, the passes of one explanation are of several models.
+    before = writes_to_all(own.copied.parameters)
+    try:
+        with nullcontext() if default.type == "cpu" else torch.device("cpu"):
+            yield own.root
+    except RuntimeError as error:  # autograd notices some of these writes by itself
+        if writes_to_all(own.copied.parameters) == before:
+            raise
+        raise InputError(CHANGED) from error
+    finally:
+        handle.remove()
+    if writes_to_all(own.copied.parameters) != before:
+        raise InputError(CHANGED)
     own.rest()
     # After an error its state is not known, and it is not used again.
     _idle.setdefault(module, []).append(own)
 
 
-@contextmanager
-def _own_device(own: nn.Module) -> Iterator[None]:
-    """Make tensors on the CPU unless said otherwise, whatever the caller's default device: that is for the model."""
-    default = torch.get_default_device()
-    if default.type == "cpu":
-        yield
-        return
-    memory_of(own).call["default_device"] = default
-    with torch.device("cpu"):
-        yield
-
-
 def callers_device(own: nn.Module) -> AbstractContextManager[object]:
     """The caller's default device, for a shadow or a part of it that runs."""
     return memory_of(own).call.get("default_device") or nullcontext()
-
-
-@contextmanager
-def _unchanged(parameters: list[Tensor]) -> Iterator[None]:
-    """Raise if the parameters were written to meanwhile: the passes of one explanation would be of several models."""
-    before = writes_to_all(parameters)
-    try:
-        yield
-    except RuntimeError as error:  # autograd notices some of these writes by itself
-        if writes_to_all(parameters) == before:
-            raise
-        raise InputError(CHANGED) from error
-    if writes_to_all(parameters) != before:
-        raise InputError(CHANGED)
 
 
 CHANGED = (
@@ -278,14 +339,19 @@ _idle: "weakref.WeakKeyDictionary[nn.Module, list[_Shadow]]" = weakref.WeakKeyDi
 
 def _shadow_of(model: nn.Module) -> _Shadow:
     """A shadow that was used before, or one that is made anew: in the same root if the structure is the same."""
-    recorded = recording()
+    recorded = bool(active.answers)  # by a graph, to which the memory of this call belongs
     waiting = _idle.get(model, [])
     try:
         known = waiting.pop()
     except IndexError:
         return _Shadow(model, None, recorded=recorded)
-    if not recorded and known.fits(model):
-        return known
+    then = None if recorded or known.copy is None or known.kind is not type(model) else known.model
+    if then is not None and then.holds():  # it is a copy of the model as it is now
+        if not known.copied.tensors:
+            return known
+        with torch.inference_mode(mode=False), torch.no_grad(), without_functions():
+            if known.copied.copy_numbers():
+                return known
     found = _Shadow(model, known.root, restless=known.restless, recorded=recorded)
     same = found.copied.signature == known.copied.signature
     return found if same else _Shadow(model, None, recorded=recorded)

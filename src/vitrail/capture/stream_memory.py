@@ -1,6 +1,6 @@
 """Streams that were measured once are remembered, by all that decides them.
 
-What decides: the model and its weights (`remembered`), names and shapes of all arguments, and the values of arguments
+What decides: the model and its weights (`Remembered`), names and shapes of all arguments, and the values of arguments
 that are no real numbers: the places of pictures in a text, grids, masks. Words of a model that is given texts alone
 count by their shape. A pass whose attention results are cut is run in every call, because which tokens an answer is
 read from depends on the answer.
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.cut_pass import Seen, cut_pass
-from vitrail.capture.remembered import Remembered
-from vitrail.capture.shadow import keep_saved, keeps_saved
+from vitrail.capture.shadow import Remembered, keep_saved, keeps_saved
 from vitrail.capture.stream_checks import check_values, sample_of
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import Streams, measured

@@ -15,7 +15,7 @@ from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_mode
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.recording import Layer, Stream, own_dtypes
-from vitrail.capture.refusals import check_model
+from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.stream_changes import FeedForward, StreamChanges
@@ -276,7 +276,8 @@ def stream_forward(
     Args:
         changes: how its layers transform tokens, where a method asks for it.
     """
-    check_model(model, gradients=True)
+    check_model(model)
+    check_differentiable(model)
     calls: list[AttentionCall] = []
     with autograd(gradients=True):
         some = rooted(inputs)

@@ -28,12 +28,9 @@ def aggregate(weigh: Weigh, *, start_layer: int = 0, readout: str = "equal") -> 
     """Eq. 6, read from the readout's row: `r <- r + r E_h[w]`. Never a product of two n x n matrices."""
     rows = check_choice("readout", readout, STARTS)
 
-    def start(last: Layer) -> Float[Tensor, "b q"]:
-        if start_layer:
-            check_start_layer(start_layer, last)
-        return rows(last)
-
     def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
+        if start_layer:
+            check_start_layer(start_layer, layer)
         if layer.index < start_layer:
             return relevance
         return layer.carry(relevance) + pull(layer, relevance, weigh).mean(dim=1)
@@ -46,7 +43,7 @@ def aggregate(weigh: Weigh, *, start_layer: int = 0, readout: str = "equal") -> 
             return rows, torch.zeros_like(layer.valid, dtype=rows.dtype)
         return rows, pull(layer, rows, weigh).mean(dim=1)
 
-    return Walk(start, step, finish, across=across)
+    return Walk(rows, step, finish, across=across)
 
 
 CROSS: dict[str, Callable[..., Any] | None] = {"walk": None, "normalised": partial(bi_modal, positive)}

@@ -84,13 +84,23 @@ class Inputs:
 
 def read_inputs(inputs: object) -> Inputs:
     """The inputs in one form, after checking that they can be explained at all."""
-    if isinstance(inputs, Tensor):
-        return _read_tensor(inputs)
     if isinstance(inputs, Mapping):
         return _read_mapping(inputs)
-    raise InputError(
-        f"inputs must be a tensor or a mapping of tensors, not {type(inputs).__name__}. Images: a preprocessed "
-        "tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'."
+    if not isinstance(inputs, Tensor):
+        raise InputError(
+            f"inputs must be a tensor or a mapping of tensors, not {type(inputs).__name__}. Images: a preprocessed "
+            "tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'."
+        )
+    kind = _kind("a tensor", inputs)
+    _check_values("inputs", inputs)
+    return Inputs(
+        args=(inputs,),
+        kwargs={},
+        kind=kind,
+        batch=inputs.shape[0],
+        size=(inputs.shape[2], inputs.shape[3]) if kind == "image" else None,
+        ids=inputs if inputs.ndim == 2 and not inputs.is_floating_point() else None,
+        signal=kind == "text" and _is_signal("", inputs),
     )
 
 
@@ -135,20 +145,6 @@ WHOLE_SHAPES = {
     4: "This looks like pictures in whole numbers: run the model's own preprocessing, which scales them.",
     5: "This looks like video in whole numbers: run the model's own preprocessing, which scales it.",
 }
-
-
-def _read_tensor(x: Tensor) -> Inputs:
-    kind = _kind("a tensor", x)
-    _check_values("inputs", x)
-    return Inputs(
-        args=(x,),
-        kwargs={},
-        kind=kind,
-        batch=x.shape[0],
-        size=(x.shape[2], x.shape[3]) if kind == "image" else None,
-        ids=x if x.ndim == 2 and not x.is_floating_point() else None,
-        signal=kind == "text" and _is_signal("", x),
-    )
 
 
 def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:

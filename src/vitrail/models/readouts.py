@@ -31,7 +31,9 @@ def position(valid: Valid, index: Tensor | int) -> Weights:
 
 def cls(valid: Valid, content: Valid) -> Weights:
     """The first token, which is where models read it, padding or not."""
-    return position(valid, 0)
+    weights = torch.zeros(valid.shape, dtype=dtype_of(valid), device=valid.device)
+    weights[:, 0] = 1.0
+    return weights
 
 
 def last(valid: Valid, content: Valid) -> Weights:
@@ -79,15 +81,13 @@ MEASURED = ("pool", "position", "auto")
 """Readouts that only the run itself can tell: a pooling query, a position named by the target, a gradient."""
 
 
-def with_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> Weights:
-    """The mean of the real tokens whose gradient is not zero: what any head was seen to read."""
-    return _normalised(valid & (gradient != 0).any(dim=2))
-
-
-def by_norm(gradient: Float[Tensor, "b t d"], valid: Valid) -> Weights:
-    """The real tokens, each weighed by the norm of its gradient."""
-    norms = gradient.to(dtype_of(valid)).norm(dim=2) * valid
-    return norms / norms.sum(dim=1, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
+def by_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> tuple[Weights, Weights]:
+    """The real tokens whose gradient is not zero, which is what any head was seen to read: alike, and by its norm."""
+    dtype = dtype_of(valid)
+    norms = gradient.to(dtype).norm(dim=2) * valid
+    alike = (valid & (gradient != 0).any(dim=2)).to(dtype)
+    tiny = torch.finfo(dtype).tiny
+    return alike / alike.sum(dim=1, keepdim=True).clamp(min=1), norms / norms.sum(dim=1, keepdim=True).clamp(min=tiny)
 
 
 def agreed(claimed: Weights, measured: Weights, *, coarse: bool, named: str) -> Weights:

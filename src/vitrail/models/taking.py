@@ -63,7 +63,8 @@ class Prepared:
 def prepared(model: object, inputs: object) -> Prepared:
     """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
     holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
-    names, multi = _class_names(holder), getattr(_config(holder), "problem_type", "") == "multi_label_classification"
+    config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
+    names, multi = _class_names(holder, config), getattr(config, "problem_type", "") == "multi_label_classification"
     if isinstance(inputs, (Tensor, Mapping)):
         if isinstance(inputs, Tensor) and inputs.ndim == 3:
             _check_batch_axis(holder, inputs)
@@ -168,21 +169,16 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
     )
 
 
-def _class_names(holder: object) -> tuple[str, ...] | None:
-    """The names of the classes, where the model or what holds it says them."""
+def _class_names(holder: object, config: object) -> tuple[str, ...] | None:
+    """The names of the classes, where the model, what holds it or its configuration says them."""
     named = getattr(holder, "class_names", None)
     if isinstance(named, tuple):
         return named
-    found = getattr(_config(holder), "id2label", None)
+    found = getattr(config, "id2label", None)
     if not isinstance(found, Mapping) or not all(i in found for i in range(len(found))):
         return None
     names = tuple(str(found[i]) for i in range(len(found)))
     return None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
-
-
-def _config(holder: object) -> Any:  # noqa: ANN401
-    """The configuration of a Hugging Face model, or of the one that an object holds."""
-    return getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
 
 
 def _what_input(inputs: object) -> str:
@@ -215,7 +211,8 @@ def taken(model: object) -> nn.Module:
     if type(model).__name__ in ("Embedded", "Loaded") and _from(model, "vitrail"):
         return taken(getattr(model, "model", None))
     if isinstance(model, nn.Module):
-        return FromFeatures(model) if "BaseModel" in _bases(model) and _from(model, "sentence_transformers") else model
+        sentences = any(base.__module__.startswith("sentence_transformers") for base in type(model).__mro__)
+        return FromFeatures(model) if sentences and "BaseModel" in _bases(model) else model
     if "Pipeline" in _bases(model) and isinstance(inner := getattr(model, "model", None), nn.Module):
         return taken(inner)
     raise InputError(f"a model is a torch.nn.Module, but this is {_what(model)}")

@@ -1,13 +1,11 @@
 """The relevance algebra: a row walks from the last layer to the first.
 
 Every aggregation method has the form `r <- r + r E_h[w(A_h, G_h)]`, so no product of two n x n matrices is
-ever formed. A walking method is three small functions; the same `step` runs over a finished recording or
-inside the backward pass.
+ever formed. A walking method is three small functions over the layers of a pass, or of a finished recording.
 """
 
 from vitrail.relevance.backends import BACKENDS, choose_backend, pull, push, tiles
-from vitrail.relevance.walk import Result, Walk, walk
-from vitrail.relevance.weights import (
+from vitrail.relevance.dense import (
     attention,
     complete,
     gradient,
@@ -16,6 +14,7 @@ from vitrail.relevance.weights import (
     positive_gradient,
     score_gradient,
 )
+from vitrail.relevance.walk import Result, Walk, walk
 
 __all__ = [
     "BACKENDS",

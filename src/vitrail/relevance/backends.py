@@ -12,7 +12,7 @@ from vitrail.capture.recording import Layer
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import OutOfMemoryError
 from vitrail.relevance import chunked, dense, fused
-from vitrail.relevance.dense import Weigh, note_backend
+from vitrail.relevance.dense import Weigh, entries, note_backend
 
 BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked, "fused": fused}
 
@@ -54,13 +54,6 @@ def backend_of(layer: Layer) -> str:
     return choose_backend(
         layer.backend, entries=entries(layer), device=device, refusal=refusal, shared=layer.shared, bounded=bounded
     )
-
-
-def entries(layer: Layer) -> int:
-    """How many entries the attention map of a layer has."""
-    if layer.weights is not None:
-        return layer.weights.numel()
-    return layer.get("query").shape[:-1].numel() * layer.get("key").shape[-2]
 
 
 def fused_refusal(layer: Layer | AttentionCall, device: str) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.relevance import dense
-from vitrail.relevance.dense import Weigh
+from vitrail.relevance.dense import Weigh, entries
 
 BUDGET = {"cpu": 2**19}
 LARGE_BUDGET = 2**24
@@ -29,12 +29,7 @@ def rows_per_tile(layer: Layer) -> int:
     if layer.chunk_rows is not None:
         return layer.chunk_rows
     budget = BUDGET.get(layer.valid.device.type, LARGE_BUDGET)
-    return max(LEAST_ROWS, budget * layer.queries_valid.shape[1] // _entries(layer))
-
-
-def _entries(layer: Layer) -> int:
-    heads = (layer.query if layer.query is not None else layer.get("weights")).shape[1]
-    return layer.valid.numel() * heads * layer.queries_valid.shape[1]
+    return max(LEAST_ROWS, budget * layer.queries_valid.shape[1] // entries(layer))
 
 
 def fitting_rows(layer: Layer) -> int:
@@ -44,12 +39,12 @@ def fitting_rows(layer: Layer) -> int:
         return min(queries, rows_per_tile(replace(layer, chunk_rows=None)))
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + cached
-    return max(1, min(queries, free // 2 // (_entries(layer) // queries * BYTES_PER_ENTRY)))
+    return max(1, min(queries, free // 2 // (entries(layer) // queries * BYTES_PER_ENTRY)))
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
     """Blocks of queries, each with the rows it covers."""
-    if not layer.shared or layer.chunk_rows is not None or _entries(layer) > SHARED_LIMIT:
+    if not layer.shared or layer.chunk_rows is not None or entries(layer) > SHARED_LIMIT:
         return _cut(layer)
     kept = vars(layer)  # like a cached property: the tiles live as long as the layer is looked at
     if TILES not in kept:
@@ -72,7 +67,7 @@ def samples_per_tile(layer: Layer) -> int:
     if layer.shared or layer.chunk_rows is not None:
         return 0
     budget = BUDGET.get(layer.valid.device.type, LARGE_BUDGET)
-    return budget * layer.valid.shape[0] // _entries(layer)
+    return budget * layer.valid.shape[0] // entries(layer)
 
 
 def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:

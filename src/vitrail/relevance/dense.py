@@ -1,4 +1,8 @@
-"""The readable reference: whole maps at once; and the observation of which backends were used."""
+"""The readable reference: whole maps at once. What one attention entry is worth, and sums over all of them.
+
+Cui, Fan and Chen number what an entry is worth Eqs. 4 to 6; `positive` is Chefer's Eq. 5 of GAE as well, because A >= 0
+makes `[G * A]^+` and `[G]^+ * A` the same. Which backends compute sums is observed here too.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +33,50 @@ def note_backend(name: str) -> None:
     """Report that a backend computes a sum."""
     for used in _observers.get():
         used.add(name)
+
+
+def attention(layer: Layer) -> Probs:
+    """A itself."""
+    return layer.probs
+
+
+def gradient(layer: Layer) -> Probs:
+    """G itself, where a query may see the key at all."""
+    if layer.visible is None:
+        return layer.probs_grad
+    return layer.probs_grad.masked_fill(~layer.visible, 0)
+
+
+def positive_gradient(layer: Layer) -> Probs:
+    """[G]^+, where a query may see the key."""
+    return gradient(layer).clamp(min=0)
+
+
+def positive(layer: Layer) -> Probs:
+    """Eq. 4: A where more of it would raise the scalar, weighted by how much."""
+    return layer.probs_grad.clamp(min=0).mul_(layer.probs)
+
+
+def complete(layer: Layer) -> Probs:
+    """Eq. 5: A weighted by its gradient, signs kept."""
+    return layer.probs_grad * layer.probs
+
+
+def magnitude(layer: Layer) -> Probs:
+    """Eq. 6: A weighted by the size of its gradient."""
+    return layer.probs_grad.abs().mul_(layer.probs)
+
+
+def score_gradient(layer: Layer) -> Probs:
+    """The gradient at the scores before the softmax: A * (G - sum_k A G); each row sums to zero."""
+    product = layer.probs_grad * layer.probs
+    return product - layer.probs * product.sum(dim=-1, keepdim=True)
+
+
+def entries(layer: Layer) -> int:
+    """How many entries the attention map of a layer has."""
+    heads = (layer.query if layer.query is not None else layer.get("weights")).shape[1]
+    return layer.valid.numel() * heads * layer.readout.shape[1]
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.relevance import chunked, weights
+from vitrail.relevance import chunked, dense
 from vitrail.relevance.dense import Weigh, note_backend
 
 LOG = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ MOST_COLUMNS = 128
 KERNELS: dict[Weigh, str] = {
     weigh: weigh.__name__
     for weigh in (
-        weights.attention,
-        weights.gradient,
-        weights.positive,
-        weights.complete,
-        weights.magnitude,
-        weights.score_gradient,
-        weights.positive_gradient,
+        dense.attention,
+        dense.gradient,
+        dense.positive,
+        dense.complete,
+        dense.magnitude,
+        dense.score_gradient,
+        dense.positive_gradient,
     )
 }
 """What a kernel knows to compute of an entry."""

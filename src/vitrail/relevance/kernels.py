@@ -3,7 +3,7 @@
 A tile of A comes from q, k and the logarithm of the softmax's denominator, a tile of G = ds/dA from the output's
 gradient and v. `pull` tiles maps transposed, `[k, q]`, so that its sums over queries stay inside a warp. All
 accumulation is float32. In the names of arguments `q_b` is the stride of q along the batch, and so on; `WEIGH` says
-what an entry is worth, by the names of `vitrail.relevance.weights`. A name keeps its shape through a loop.
+what an entry is worth, by the names of `vitrail.relevance.dense`. A name keeps its shape through a loop.
 """
 
 # ruff: noqa: ANN001, ANN202, ANN201, C901, PLR0913, RET505  (the compiler reads these functions, not Python)

@@ -78,11 +78,11 @@ def walk_layers(walks: Sequence[Walk], layers: Iterable[Layer]) -> list[Walked]:
     states: list[Any] = [None] * len(walks)
     results: list[Result | None] = [None] * len(walks)
     seconds, used = [0.0] * len(walks), [frozenset[str]()] * len(walks)
-    for layer in layers:
+    for number, layer in enumerate(layers):
         for i, method in enumerate(walks):
             begun = time.perf_counter()
             with backends_used() as here:
-                state = method.start(layer) if layer.is_last else states[i]
+                state = states[i] if number else method.start(layer)
                 states[i] = method.step(state, layer)
                 results[i] = method.finish(states[i], layer) if layer.index == 0 else None
             used[i] |= here

@@ -7,7 +7,7 @@ the softmax gave is then not what the values are weighted with.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import mul, truediv
 from typing import Any
 
@@ -61,24 +61,20 @@ MULTIPLYING = PRODUCTS | BIASED_PRODUCTS | {torch.einsum}
 MOST_PRODUCTS = 16
 
 
+@dataclass(eq=False)
 class Follower:
     """Follows scores through a softmax to the product that makes it an attention call."""
 
-    def __init__(self, emit: Callable[[AttentionCall], None]) -> None:
-        self.emit = emit
-        self.forget()
+    emit: Callable[[AttentionCall], None]
+    maps: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    scores: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    follows: bool = False  # whether there is anything to follow, so that all functions matter
 
     def same(self, old: Tensor, new: Tensor) -> None:
         """Take one tensor for another that has its entries."""
         for known in (self.maps, self.scores):
             if old in known:
                 known[new] = known[old]
-
-    def forget(self) -> None:
-        """Start afresh."""
-        self.maps: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.follows = False  # whether there is anything to follow, so that all functions matter
 
     def softmaxed(self, out: Tensor, args: tuple) -> None:
         """Take note of a softmax over the last axis."""
