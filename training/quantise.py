@@ -11,8 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from vitrail.models.zoo.files import HASHES
-from vitrail.models.zoo.int8 import dequantise, quantise
+from vitrail.models.zoo.files import HASHES, dequantise, quantise
 
 WEIGHTS = Path(__file__).parent.parent / "src" / "vitrail" / "models" / "zoo" / "weights"
 UNSHIPPED = ("dtype", "transformers_version", "_name_or_path")  # they describe the trained file, not the shipped one

@@ -39,8 +39,7 @@ from vitrail.errors import (
 )
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, LAST_RESORT, METHODS, PREFERRED, READABLE, Method
 from vitrail.models.anatomy import Anatomy, Body
-from vitrail.models.grids import patch_sums
-from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.inputs import Inputs, patch_sums, read_inputs
 from vitrail.models.taking import FromFeatures, Prepared, check_target, prepared
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used

@@ -12,8 +12,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
-from vitrail.models.grids import patch_sums
-from vitrail.models.inputs import Inputs
+from vitrail.models.inputs import Inputs, patch_sums
 
 if TYPE_CHECKING:
     from vitrail.api import Request

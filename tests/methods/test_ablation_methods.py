@@ -8,7 +8,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.methods.context_cite import kept_sources, logit_of, surrogate
-from vitrail.models.segments import pieces_of, sentences, words
+from vitrail.models.texts import pieces_of, sentences, words
 
 IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33]])
 SOURCES = [(0, 2), (2, 5), (5, 7)]

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from vitrail.methods import METHODS
-from vitrail.methods.declared import declared, types_of
-from vitrail.methods.option_text import plain_types
+from vitrail.methods.option_text import declared, plain_types, types_of
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -7,7 +7,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.methods import feature_grad_cam
+from vitrail.methods import grad_cam
 
 
 def with_gradient(**options):
@@ -30,14 +30,14 @@ def test_channels_are_weighted_by_their_mean_gradient_over_patches():
     one = with_gradient()
     expected = by_loops(one.stream.attention_normed, one.stream.attention_normed_grad, range(1, T))
     assert expected.amax() > 0
-    assert_close(run(feature_grad_cam.build(), [one]).scores, expected)
+    assert_close(run(grad_cam.build_features(), [one]).scores, expected)
 
 
 def test_without_a_norm_before_attention_the_features_are_what_enters_the_block():
     one = with_gradient()
     one = replace(one, stream=replace(one.stream, attention_normed=None, attention_normed_grad=None))
     expected = by_loops(one.stream.entering, one.stream.entering_grad, range(1, T))
-    assert_close(run(feature_grad_cam.build(), [one]).scores, expected)
+    assert_close(run(grad_cam.build_features(), [one]).scores, expected)
 
 
 def test_padding_takes_no_part_in_the_mean():
@@ -45,23 +45,23 @@ def test_padding_takes_no_part_in_the_mean():
     valid[:, 3:] = False
     one = with_gradient(valid=valid, kind="text")
     expected = by_loops(one.stream.attention_normed, one.stream.attention_normed_grad, [1, 2])
-    assert_close(run(feature_grad_cam.build(), [one]).scores, expected)
+    assert_close(run(grad_cam.build_features(), [one]).scores, expected)
 
 
 def test_only_the_last_block_is_read():
     layers = [*stack(depth=3)[:2], with_gradient(index=2, depth=3)]
     changed = [replace(one, stream=replace(one.stream, attention_normed=None)) for one in layers[:2]]
-    method = feature_grad_cam.build()
+    method = grad_cam.build_features()
     assert_close(run(method, [*changed, layers[2]]).scores, run(method, layers).scores)
 
 
 def test_one_channel_solved_by_hand():
     """Gradients 2 and 4 over the patches have the mean 3: features 1, -1 and 2 score 3, 0 and 6."""
     gradient = torch.tensor([[[9.0], [2.0], [4.0]]])
-    weights = feature_grad_cam.channel_weights(gradient, torch.tensor([[False, True, True]]))
+    weights = grad_cam.channel_weights(gradient, torch.tensor([[False, True, True]]))
     assert_close(weights, torch.tensor([[3.0]]))
     features = torch.tensor([[[1.0], [-1.0], [2.0]]])
-    assert_close(feature_grad_cam.weigh_channels(features, weights), torch.tensor([[3.0, 0.0, 6.0]]))
+    assert_close(grad_cam.weigh_channels(features, weights), torch.tensor([[3.0, 0.0, 6.0]]))
 
 
 def plain(model, norm, images, target):

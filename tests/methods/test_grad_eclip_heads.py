@@ -6,7 +6,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.methods import grad_eclip_heads
+from vitrail.methods import grad_eclip
 
 
 def by_loops(one, *, similarity=True):
@@ -24,14 +24,14 @@ def by_loops(one, *, similarity=True):
 
 def test_heads_are_weighed_apart_and_added_before_the_positive_part():
     layers = stack()
-    found = run(grad_eclip_heads.build(), layers)
+    found = run(grad_eclip.build_heads(), layers)
     assert_close(found.scores, by_loops(layers[-1]))
     assert_close(found.heads.sum(dim=1).clamp(min=0), found.scores)
 
 
 def test_without_similarity_only_gradient_and_values_count():
     layers = stack()
-    found = run(grad_eclip_heads.build(similarity=False), layers).scores
+    found = run(grad_eclip.build_heads(similarity=False), layers).scores
     assert_close(found[:, 1:], by_loops(layers[-1], similarity=False)[:, 1:])
 
 
@@ -45,14 +45,14 @@ def test_a_case_solved_by_hand():
     grad = torch.tensor([3.0, -1.0], dtype=torch.float64).expand(B, 1, T, 2)
     one = replace(one, query=query, key=key, value=value, output_grad=grad, query_grad=None)
     expected = torch.tensor([0.0, 2.0, 1.0, 0.0, 2.0], dtype=torch.float64).expand(B, T)
-    assert_close(run(grad_eclip_heads.build(), [one]).scores, expected)
+    assert_close(run(grad_eclip.build_heads(), [one]).scores, expected)
 
 
 def test_the_order_of_heads_does_not_matter():
     one = layer()
     names = ("query", "key", "value", "output_grad")
     flipped = replace(one, **{name: getattr(one, name).flip(1) for name in names})
-    assert_close(run(grad_eclip_heads.build(), [flipped]).scores, run(grad_eclip_heads.build(), [one]).scores)
+    assert_close(run(grad_eclip.build_heads(), [flipped]).scores, run(grad_eclip.build_heads(), [one]).scores)
 
 
 def test_tokens_behind_the_readout_of_a_causal_layer_do_not_move_the_range():
@@ -61,8 +61,8 @@ def test_tokens_behind_the_readout_of_a_causal_layer_do_not_move_the_range():
     one = layer(kind="text", causal=True, readout=readout, prefix=0)
     later = torch.arange(T)[:, None] > 2
     moved = replace(one, key=torch.where(later, 9 * one.key.flip(3), one.key))
-    found = run(grad_eclip_heads.build(), [one]).scores
-    assert_close(run(grad_eclip_heads.build(), [moved]).scores, found)
+    found = run(grad_eclip.build_heads(), [one]).scores
+    assert_close(run(grad_eclip.build_heads(), [moved]).scores, found)
     assert_close(found[:, 3:], torch.zeros(B, 2, dtype=torch.float64))
 
 

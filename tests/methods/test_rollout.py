@@ -4,7 +4,7 @@ from layers import B, T, run, stack
 from torch.testing import assert_close
 
 from vitrail.errors import OptionError
-from vitrail.methods import raw_attention, rollout
+from vitrail.methods import rollout
 
 
 def matrices(layers):
@@ -47,13 +47,13 @@ def test_a_start_layer_the_model_does_not_have_is_an_error():
 
 def test_raw_attention_is_the_last_layers_row_or_its_column_mean():
     layers = stack()
-    assert_close(run(raw_attention.build(), layers).scores, layers[-1].probs.mean(dim=1)[:, 0])
+    assert_close(run(rollout.build_raw(), layers).scores, layers[-1].probs.mean(dim=1)[:, 0])
     columns = layers[-1].probs.mean(dim=(1, 2))
-    assert_close(run(raw_attention.build(rows="mean"), layers).scores, columns)
+    assert_close(run(rollout.build_raw(rows="mean"), layers).scores, columns)
 
 
 def test_zero_readout_clears_the_readouts_own_entry_only():
     layers = stack()
-    plain, cleared = (run(raw_attention.build(zero_readout=z), layers).scores for z in (False, True))
+    plain, cleared = (run(rollout.build_raw(zero_readout=z), layers).scores for z in (False, True))
     assert_close(cleared[:, 1:], plain[:, 1:])
     assert_close(cleared[:, 0], torch.zeros(B, dtype=torch.float64))

@@ -1,7 +1,7 @@
 import torch
 from torch.testing import assert_close
 
-from vitrail.models.zoo.int8 import SCALE, dequantise, quantise, quantise_rows
+from vitrail.models.zoo.files import SCALE, dequantise, quantise, quantise_rows
 
 
 def test_a_row_of_integers_times_a_scale_comes_back_exactly():

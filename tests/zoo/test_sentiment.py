@@ -57,7 +57,7 @@ def test_a_text_over_the_limit_is_refused_and_one_at_the_limit_is_read(sentiment
 )
 def test_what_is_no_text_is_refused(sentiment, sentences, words):
     # The hint of the argument is checked first while tests run; below it the message must still help.
-    from vitrail.models.zoo.sentiment import check_texts
+    from vitrail.models.zoo.texts import check_texts
 
     with pytest.raises(InputError, match=words):
         check_texts(sentences)

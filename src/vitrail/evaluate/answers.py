@@ -26,7 +26,7 @@ from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.sources import lds, recall_at
 from vitrail.models.inputs import position_limit
-from vitrail.models.segments import Span
+from vitrail.models.texts import Span
 from vitrail.targets import continuation
 
 HELD_OUT_SEED = 7919

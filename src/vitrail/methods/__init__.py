@@ -44,7 +44,7 @@ METHODS: dict[str, Method] = {
             kind="rules", cost="1 forward + 3 backward (text: 4 + 3); pixels: 4 times that",
         ),
         Method(
-            "raw_attention", "raw_attention:build", "last layer's attention, no paper of its own",
+            "raw_attention", "rollout:build_raw", "last layer's attention, no paper of its own",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, class_specific=False, cost=_FORWARD,
         ),
         Method(
@@ -151,11 +151,11 @@ METHODS: dict[str, Method] = {
             {"paper": _SAME, "official": _SAME}, kind="rerun", cost="2 forward + 1 backward", models="CLIP",
         ),
         Method(
-            "grad_eclip_heads", "grad_eclip_heads:build", "our extension of Zhao et al., ICML 2024, arXiv:2502.18816",
+            "grad_eclip_heads", "grad_eclip:build_heads", "our extension of Zhao et al., ICML 2024, arXiv:2502.18816",
             {"paper": _SAME},
         ),
         Method(
-            "feature_grad_cam", "feature_grad_cam:build", "Selvaraju et al., ICCV 2017, arXiv:1610.02391",
+            "feature_grad_cam", "grad_cam:build_features", "Selvaraju et al., ICCV 2017, arXiv:1610.02391",
             {"paper": _SAME, "official": _SAME},
         ),
         Method(

@@ -17,7 +17,7 @@ from vitrail.errors import InputError, OptionError
 from vitrail.methods.options import special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.models.segments import Span, pieces_of, sentences
+from vitrail.models.texts import Span, pieces_of, sentences
 from vitrail.relevance.runner import Runner
 
 Keep = Bool[Tensor, "m t"]

@@ -1,18 +1,23 @@
-"""Grad-CAM on the last layer's attention: the baseline all four papers call Grad-CAM.
+"""Grad-CAM on the last layer's attention, and on the features of the last block.
 
-Selvaraju et al., ICCV 2017, arXiv:1610.02391, in the form of Chefer et al., CVPR 2021. Images: one weight per head
-from the readout's row. Text: one weight per head from the whole map, and min-max over the whole map.
+Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017,
+arXiv:1610.02391. On attention (`build`) in the form of Chefer et al., CVPR 2021, the baseline that later papers call
+Grad-CAM. Images: one weight per head from the readout's row. Text: one weight per head from the whole map, and min-max
+over the whole map. On features (`build_features`) as convolutional networks have it, and the package pytorch-grad-cam
+on Vision Transformers. The features are what the last block's attention reads, not what the block gives: after it, only
+the readout's token has a gradient. Paper -> code: A^k -> features, alpha_k -> channel_weights, L -> scores.
 """
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.methods.options import without_readout
 from vitrail.relevance import Walk, attention, gradient, pull, tiles
+from vitrail.relevance.walk import plain
 
 
 def normalise(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -64,3 +69,35 @@ def build(*, zero_readout: bool = False) -> Walk:
         return FORMS[layer.kind](layer) if layer.is_last else found
 
     return Walk(lambda last: None, step, without_readout(zero_readout), last_only=True)
+
+
+Features = Float[Tensor, "b t d"]
+NORMED = ("attention_normed", "attention_normed_grad")
+ENTERING = ("entering", "entering_grad")
+
+
+def channel_weights(gradient: Features, content: Bool[Tensor, "b t"]) -> Float[Tensor, "b d"]:
+    """Eq. 1: the gradient of each channel, averaged over the real tokens behind the prefix."""
+    weights = content.to(gradient.dtype)
+    return (gradient * weights[:, :, None]).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+
+
+def weigh_channels(features: Features, weights: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
+    """Eq. 2: the positive part of the weighted sum of channels."""
+    return (features * weights[:, None]).sum(dim=2).clamp(min=0)
+
+
+def last_block(layer: Layer) -> Float[Tensor, "b t"]:
+    """The map of one block: of what its norm gives, or of what enters it where no norm stands before attention."""
+    features, gradient = map(layer.state, ENTERING if layer.stream.attention_normed is None else NORMED)
+    return weigh_channels(features, channel_weights(gradient, layer.content))
+
+
+def build_features() -> Walk:
+    """The last block's features, each channel weighted by its mean gradient, positive part."""
+
+    def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
+        # A pooling attention stands behind the last block.
+        return last_block(layer) if layer.index == layer.depth - 1 - layer.pooled else found
+
+    return Walk(lambda last: None, step, plain, needs=frozenset({*NORMED, *ENTERING}), last_only=True)

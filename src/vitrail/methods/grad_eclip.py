@@ -6,6 +6,10 @@ g -> the gradient at the attention's output before its projection, in the readou
 keys over all heads; lambda -> `looseness`. One head of full width d is the same as giving every head the map
 `softmax(sum_h S_h / sqrt(heads))`, because `S_h = q_h k_h / sqrt(d / heads)`; and `g v_j` is then the sum over heads of
 the gradient at that map, because the map's gradient in one head is `g_h v_jh`.
+
+`grad_eclip_heads` is for models as they are: many heads, any class logit. It is our extension, not the authors'. The
+model's own pass is explained: every head has its own gradient g_h, its own values v_h and its own similarity of queries
+and keys, without the output projection, which mixes heads; the heads are added up.
 """
 
 import math
@@ -25,7 +29,7 @@ from vitrail.errors import MethodError, MissingTensorError, OptionError
 from vitrail.methods.grad_cam import normalise
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Result, gradient, pull
+from vitrail.relevance import Result, Walk, gradient, pull
 from vitrail.relevance.runner import RerunMethod, Runner
 
 Row = Float[Tensor, "b t"]
@@ -154,3 +158,35 @@ def check(layers: int) -> Callable[[nn.Module, Body, Inputs], None]:
             raise OptionError(f"layers={layers}, but the model has {len(body.blocks)} blocks.")
 
     return compares
+
+
+def head_evidence(layer: Layer) -> Float[Tensor, "b h t"]:
+    """`sum_d g_hd v_hjd`, head by head: the gradient at the head's map, in the readout's row."""
+    return pull(layer, layer.readout, gradient)
+
+
+def head_looseness(layer: Layer) -> Float[Tensor, "b h t"]:
+    """`lambda_hj = minmax_j cos(q_h,readout, k_hj)`."""
+    row = layer.readout[:, None, None, :] @ queries(layer)
+    chosen = seen(layer)[:, None].expand(-1, row.shape[1], -1)
+    return spread(F.cosine_similarity(row, layer.keys, dim=3), chosen)
+
+
+def build_heads(*, similarity: bool = True) -> Walk:
+    """Our extension of Grad-ECLIP: last layer's gradient by values and by query-key similarity, summed over heads.
+
+    Args:
+        similarity: weigh each token by the similarity of its key to the readout's query, head by head.
+    """
+
+    def step(found: Float[Tensor, "b h t"] | None, layer: Layer) -> Float[Tensor, "b h t"] | None:
+        if not layer.is_last:
+            return found
+        heads = head_evidence(layer)
+        return heads * head_looseness(layer) if similarity else heads
+
+    def finish(heads: Float[Tensor, "b h t"], first: Layer) -> Result:
+        """`m_j = [sum_h .]^+`."""
+        return Result(heads.sum(dim=1).clamp(min=0), heads=heads)
+
+    return Walk(lambda last: None, step, finish, last_only=True)

@@ -1,14 +1,15 @@
-"""Attention rollout.
+"""Attention rollout, and the last layer's attention as it is.
 
-Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928.
-Paper -> code: the readout's row of the product of the normalised matrices -> relevance.
+Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928. Both are class-agnostic.
+Paper -> code: the readout's row of the product of the normalised matrices -> relevance; E_h A^L, the last layer's raw
+attention -> `pull(last, rows, attention).mean(1)`.
 """
 
 from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import check_choice, check_start_layer, without_readout
+from vitrail.methods.options import ROWS, check_choice, check_start_layer, without_readout
 from vitrail.relevance import Walk, attention, pull
 from vitrail.relevance.walk import STARTS
 
@@ -40,3 +41,18 @@ def build(*, start_layer: int = 0, zero_readout: bool = False, readout: str = "e
         return rows / 2, pull(layer, rows, attention).mean(dim=1) / 2
 
     return Walk(start, step, without_readout(zero_readout), needs=frozenset(), across=across)
+
+
+def build_raw(*, rows: str = "readout", zero_readout: bool = False) -> Walk:
+    """What the readout attends to in the last layer.
+
+    Args:
+        rows: `readout` reads the readout's row, `mean` the mean over all queries.
+        zero_readout: set the readout's own entry to zero.
+    """
+    choose = check_choice("rows", rows, ROWS)
+
+    def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
+        return pull(layer, choose(layer), attention).mean(dim=1) if layer.is_last else found
+
+    return Walk(lambda last: None, step, without_readout(zero_readout), needs=frozenset())

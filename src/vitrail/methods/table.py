@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import OptionError, suggest
-from vitrail.methods.declared import declared, load, types_of
+from vitrail.methods.option_text import declared, load, types_of
 
 if TYPE_CHECKING:  # these import torch, and the table is read without it
     from vitrail.models.inputs import Inputs

@@ -1,10 +1,14 @@
-"""What a model is called with, checked once at the border."""
+"""What a model is called with, checked once at the border.
+
+How patches lie in a picture.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from einops import reduce
 from torch import Tensor, nn
 
 from vitrail.errors import InputError
@@ -329,3 +333,14 @@ def position_limit(model: nn.Module) -> int | None:
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def patch_sums(pixels: Tensor, grid: tuple[int, int], patch: tuple[int, int] | None = None) -> Tensor:
+    """The sum of a map over each patch; pixels left over at the edges belong to none.
+
+    Args:
+        patch: pixels of a patch in either direction; None where patches fill the picture.
+    """
+    tall, wide = patch or (pixels.shape[1] // grid[0], pixels.shape[2] // grid[1])
+    inside = pixels[:, : grid[0] * tall, : grid[1] * wide]
+    return reduce(inside, "b (y s) (x t) -> b (y x)", "sum", s=tall, t=wide)

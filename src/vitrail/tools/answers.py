@@ -18,7 +18,7 @@ from vitrail.capture.continuations import Sequences, sequences_of, spans
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs, read_inputs
-from vitrail.models.segments import Span, pieces_of, sentences, words
+from vitrail.models.texts import Span, pieces_of, sentences, words
 from vitrail.targets import continuation
 from vitrail.tools.prompts import decoded
 

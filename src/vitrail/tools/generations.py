@@ -15,7 +15,7 @@ from vitrail.errors import InputError, OptionError, OutputError
 from vitrail.methods import METHODS
 from vitrail.methods.spec import parse_spec
 from vitrail.models.inputs import position_limit
-from vitrail.models.segments import sentences
+from vitrail.models.texts import sentences
 from vitrail.plots.answers import answer_figure, answer_html
 from vitrail.storage import encode
 from vitrail.tools.answers import Answer, is_whole

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.errors import InputError
-from vitrail.models.segments import sentences
+from vitrail.models.texts import sentences
 
 Message = Mapping[str, Any]
 TEMPLATE = "template"

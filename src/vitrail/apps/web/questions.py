@@ -26,7 +26,7 @@ from vitrail.errors import InputError, OptionError
 from vitrail.models.inputs import position_limit
 from vitrail.models.loading import Loaded, Sample
 from vitrail.models.loading.writing import answer_text, answer_words
-from vitrail.models.segments import Span
+from vitrail.models.texts import Span
 from vitrail.tools.generations import Generation
 from vitrail.tools.prompts import decoded
 

@@ -17,7 +17,7 @@ import numpy as np
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.data.examples import ContextExample, Dataset, DatasetEntry
 from vitrail.evaluate.data.files import read_text, require_file
-from vitrail.models.segments import sentences as sentence_spans
+from vitrail.models.texts import sentences as sentence_spans
 
 NOUNS = ("river", "garden", "market", "tower", "bridge", "harbor", "library", "castle", "meadow", "station", "museum")
 PLACES = ("Oslo", "Lima", "Cairo", "Dublin", "Hanoi", "Quito", "Tunis", "Riga", "Accra", "Sofia", "Perth", "Kyoto")

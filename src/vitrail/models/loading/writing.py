@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 from vitrail.models.loading.loaded import Loaded, Sample, Sound
-from vitrail.models.segments import Span, pieces_of, words
-from vitrail.models.texts import check_text
+from vitrail.models.texts import Span, check_text, pieces_of, words
 
 LONGEST_ANSWER = 48
 """Tokens that are written at most."""

@@ -19,12 +19,9 @@ from torch import nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
 from vitrail.models.silence import silent
-from vitrail.models.zoo.files import REPAIR, read_checked, read_json
-from vitrail.models.zoo.int8 import dequantise
-from vitrail.models.zoo.lookup import build_lookup, make_reader
+from vitrail.models.zoo.files import REPAIR, dequantise, read_checked, read_json
 from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
-from vitrail.models.zoo.sentiment import Tokenise, make_tokeniser
-from vitrail.models.zoo.wordpieces import WordPieces
+from vitrail.models.zoo.texts import Tokenise, WordPieces, build_lookup, make_reader, make_tokeniser
 
 __all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load", "load_plain"]
 
