@@ -7,8 +7,8 @@ from stream_models import TABLE, prepared
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import targets
-from vitrail.errors import MethodError, SeamError
+from vitrail import stream_gradients, targets
+from vitrail.errors import MethodError, RuleError, SeamError
 
 SIZE = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
         "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 40,
@@ -110,10 +110,23 @@ def test_scores_depend_on_the_class(bart):
     assert not torch.allclose(one, other)
 
 
-def test_the_default_says_why_the_walk_stands_in(bart):
+def test_the_default_says_why_another_method_stands_in(bart):
     found = vitrail.explain(bart, texts(), target=targets.logit(7, position=4))
-    assert found.method == "gae"
+    assert found.method == "attn_lrp"
     assert "one stream" in found.provenance["default"]
+
+
+def test_where_a_rule_is_missing_the_default_walks(bart, monkeypatch):
+    def nowhere(*_):
+        raise RuleError("no rule for this operation")
+
+    monkeypatch.setitem(stream_gradients.METHODS, "attn_lrp", nowhere)
+    target = targets.logit(7, position=4)
+    found = vitrail.explain(bart, texts(), target=target)
+    assert (found.method, found.provenance["default"]) == ("gae", "no rule for this operation")
+    assert_close(found.scores, vitrail.explain(bart, texts(), "gae", target).scores)
+    with pytest.raises(RuleError, match="no rule"):
+        vitrail.explain(bart, texts(), "attn_lrp", target)
 
 
 def test_a_method_of_one_stream_names_the_streams(bart):

@@ -37,7 +37,16 @@ from vitrail.errors import (
     VitrailError,
     suggest,
 )
-from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, LAST_RESORT, METHODS, PREFERRED, READABLE, Method
+from vitrail.methods import (
+    DEFAULT_METHOD,
+    DEFAULT_OF,
+    DEFAULT_ON_STREAMS,
+    LAST_RESORT,
+    METHODS,
+    PREFERRED,
+    READABLE,
+    Method,
+)
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, patch_sums, read_inputs
 from vitrail.models.taking import FromFeatures, Prepared, check_target, prepared
@@ -58,6 +67,7 @@ class Request:
 
     Args:
         otherwise: gives what stands in for it where it does not apply; None where the user asked for it by name.
+        on_streams: gives what the default is instead on several streams of tokens.
         reason: why it stands in for another one, if it does.
         level: where the user asked for relevance to be read; None where the method's own level is taken.
         at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
@@ -73,6 +83,7 @@ class Request:
     target: Target | Callable[[Tensor], Tensor]
     scalar_given: bool = False
     otherwise: "Callable[[], Request] | None" = None
+    on_streams: "Callable[[], Request] | None" = None
     reason: str | None = None
     level: str | None = None
     at_inputs: str | None = None
@@ -199,7 +210,8 @@ def _default(
 ) -> Request:
     """The best method with these options, and what stands in where it does not apply."""
     if isinstance(target, Target) and target.name in DEFAULT_OF:
-        return _or_gradients((DEFAULT_OF[target.name], given), preset, inputs, target)
+        walk = partial(_or_gradients, (DEFAULT_OF[target.name], given), preset, inputs, target)
+        return replace(walk(), on_streams=_on_streams(walk, given, preset, inputs, target))
     best, second = PREFERRED
     known = {name: preset in {"recommended", *METHODS[name].presets} for name in PREFERRED}
     if known[second] and not known[best]:
@@ -207,7 +219,36 @@ def _default(
     # Options are those of the best method: where they are given, no other can stand in.
     alone = bool(given) or not known[second]
     otherwise = None if alone else partial(_or_gradients, (second, given), preset, inputs, target)
-    return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise)
+    streams = _on_streams(otherwise, given, preset, inputs, target)
+    return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise, on_streams=streams)
+
+
+def _on_streams(
+    walk: Callable[[], Request] | None,
+    given: Mapping[str, Any],
+    preset: str,
+    inputs: Inputs,
+    target: Target | Callable[[Tensor], Tensor],
+) -> Callable[[], Request] | None:
+    """What the default is on several streams; None where options or a preset of another method are given.
+
+    Args:
+        walk: what stands in on streams where a rule is missing.
+    """
+    if given or preset not in {"recommended", *METHODS[DEFAULT_ON_STREAMS].presets}:
+        return None
+    return lambda: replace(read_request(DEFAULT_ON_STREAMS, preset, inputs, target), otherwise=walk)
+
+
+def on_streams(request: Request) -> Request:
+    """The request, or what the default is on several streams."""
+    return request if request.on_streams is None else _told(request.on_streams(), ON_STREAMS)
+
+
+ON_STREAMS = (
+    f"{PREFERRED[0]} is defined on one stream of tokens. On several, {DEFAULT_ON_STREAMS} found planted tokens most "
+    "often (docs/streams.md)."
+)
 
 
 def _or_gradients(
@@ -387,7 +428,8 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
             changed.
         inputs: a preprocessed image batch `[b, 3, h, w]`, or a mapping passed on as keywords. A model that brings its
             preprocessing also takes a picture, a path, an array `[h, w, 3]`, a text, or a list of them.
-        method: a name of `vitrail.METHODS`; `auto` is `consensus` where it applies, else `gae`.
+        method: a name of `vitrail.METHODS`; `auto` is `consensus` where it applies, `attn_lrp` on several streams of
+            tokens, else `gae`.
         target: None (the predicted class), an int, one int per sample, a `vitrail.targets` object, or a function of
             the logits that gives one value per sample.
         preset: `paper`, `official` (the authors' released code) or `recommended`.
@@ -422,8 +464,8 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
         model: any `torch.nn.Module` that returns logits, or a pipeline or a model of sentence-transformers around one.
             It is not changed.
         inputs: as for `explain`.
-        methods: names, or pairs of a name and options; an option `preset` overrides the common one. `auto` is
-            `consensus` where it applies, else `gae`. None: a few methods of different kinds, `auto` first.
+        methods: names, or pairs of a name and options; an option `preset` overrides the common one. `auto` is as for
+            `explain`. None: a few methods of different kinds, `auto` first.
         target: as for `explain`.
         preset: the preset of methods that name none.
         anatomy: where the model's parts are, if it is of no known family.
@@ -517,7 +559,9 @@ def _compared(
         try:
             if has_streams(own, read, anatomy):
                 check_memory(settings, "a model with several streams")
-                identity, made = explain_streams(own, requests, settings, by_target=by_target, instead=instead)
+                identity, made = explain_streams(
+                    own, [on_streams(one) for one in requests], settings, by_target=by_target, instead=instead
+                )
             else:
                 body = find_body(own, anatomy, read)
                 answer = _explained if body.loose is None else _explained_loosely

@@ -21,7 +21,7 @@ from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, measured
-from vitrail.errors import MethodError, SeamError, VitrailError
+from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy
 from vitrail.models.inputs import Inputs
@@ -131,13 +131,41 @@ def explain_streams(
         by_target: the requests that share a scalar together.
         instead: what stands in for a request that cannot be done, or the reason as an error.
     """
-    begun = time.perf_counter()
     walking = [i for i, request in enumerate(requests) if not is_gradient(request.entry.name)]
-    if not walking:
-        return explain_at_inputs(model, requests)
-    every = requests
-    requests = [requests[i] for i in walking]
-    inputs = requests[0].inputs
+    rest = [i for i in range(len(requests)) if i not in walking]
+    shown, made = _streams_of_default(model, requests), {}
+    if walking:
+        shown, found = _walks(model, [requests[i] for i in walking], settings, by_target, instead)
+        made = dict(zip(walking, found, strict=True))
+    for i in rest:
+        try:
+            _, found = explain_at_inputs(model, [requests[i]], shown)
+        except RuleError as error:  # an operation that the method has no rule for
+            walk = instead(requests[i], error)
+            _, found = explain_streams(model, [walk], settings, by_target=by_target, instead=instead)
+        made[i] = found[0]
+    return fingerprint(model), made
+
+
+def _streams_of_default(model: nn.Module, requests: "list[Request]") -> list[ShownStream] | None:
+    """The streams, or the reason as an error why there are none, where the default explains; else None."""
+    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.otherwise is not None]
+    if not inputs:
+        return None
+    with measured_streams(model, inputs[0]) as found:
+        _check_inputs(inputs[0], found.shown)
+        return found.shown
+
+
+def _walks(
+    model: nn.Module,
+    requests: "list[Request]",
+    settings: ComputeSettings,
+    by_target: "Callable[[list[Request]], list[tuple[Any, list[Request]]]]",
+    instead: "Callable[[Request, VitrailError], Request]",
+) -> tuple[list[ShownStream], list[Attribution]]:
+    """The streams, and the result of every method that walks over them, from two passes."""
+    begun, inputs = time.perf_counter(), requests[0].inputs
     adds = any(reads_changes(request) for request in requests)
     with measured_streams(model, inputs, sums=adds) as found:
         seen, streams, samples, shown = found.seen, found.streams, found.samples, found.shown
@@ -166,12 +194,8 @@ def explain_streams(
                 kept = own_texts(shown, inputs.batch, found[request][0][0].target, read, compares=compares)
                 left_out = [LEFT_OUT] * (len(kept) < len(shown))
                 made[request] = _attribution(request, found[request], run, kept, rows, left_out)
-        identity = fingerprint(model)
     seconds = (time.perf_counter() - begun) / len(requests)
-    walked = {i: _timed(made[request], seconds) for i, request in zip(walking, requests, strict=True)}
-    rest = [i for i in range(len(every)) if i not in walked]
-    _, found = explain_at_inputs(model, [every[i] for i in rest], shown)
-    return identity, walked | {i: found[place] for place, i in enumerate(rest)}
+    return shown, [_timed(made[request], seconds) for request in requests]
 
 
 def explain_at_inputs(

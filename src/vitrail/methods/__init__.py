@@ -16,6 +16,8 @@ READABLE = {
 """What `compare` shows where no method is named: the default first, then one method of each family."""
 LAST_RESORT = "integrated_gradients"
 """What the default is where attention cannot be followed."""
+DEFAULT_ON_STREAMS = "attn_lrp"
+"""What the default is on several streams of tokens: it found planted tokens most often, see docs/streams.md."""
 DEFAULT_OF = {"continuation": "gae"}
 """The default where the target is of a kind for which `consensus` does not run on long texts."""
 
@@ -207,4 +209,14 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
-__all__ = ["DEFAULT_METHOD", "LAST_RESORT", "METHODS", "PREFERRED", "READABLE", "ByKind", "Method", "Preset"]
+__all__ = [
+    "DEFAULT_METHOD",
+    "DEFAULT_ON_STREAMS",
+    "LAST_RESORT",
+    "METHODS",
+    "PREFERRED",
+    "READABLE",
+    "ByKind",
+    "Method",
+    "Preset",
+]
