@@ -45,6 +45,7 @@ class Entry:
         halves: whether one half of the answer is read from the class token and the other from the patches.
         position: the token that is explained, where the model answers at every token and is not causal.
         single: whether the model gives one number, and not one for each class.
+        asks: gives what is explained, where the answer is no row of classes.
     """
 
     build: Callable[..., nn.Module]
@@ -57,10 +58,13 @@ class Entry:
     position: int | None = None
     halves: bool = False
     single: bool = False
+    asks: Callable[[int], Any] | None = None
 
     def target(self, index: int) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
         """What is explained, and the same scalar of the logits."""
         index = 0 if self.single else index
+        if self.asks is not None:
+            return self.asks(index), self.asks(index)
         if self.position is not None:
             return targets.logit(index, position=self.position), lambda logits: logits[:, self.position, index]
         return index, lambda logits: logits[:, -1, index] if logits.ndim == 3 else logits[:, index]
@@ -89,6 +93,7 @@ INPUTS: dict[str, Callable[..., Any]] = {
     "video": lambda batch, name="pixel_values": {name: noise(batch, 4, 3, 16, 16)},
     "table": lambda batch: noise(batch, 6),
     "series": lambda batch: noise(batch, 10, 3),
+    "values": lambda batch: {"past_values": noise(batch, 24, 2)},
 }
 
 

@@ -115,7 +115,7 @@ DECODERS = {
                      attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1),
     "falcon_h1": decoder("FalconH1ForCausalLM", attentions=False, refused="beside attention mix tokens", **GROUPED,
                          mamba_n_heads=4, mamba_d_head=16, mamba_d_ssm=64, mamba_d_state=8, mamba_n_groups=1),
-    "gemma3n": decoder("Gemma3nForCausalLM", attentions=False, refused="cannot be read token by token", **GROUPED,
+    "gemma3n": decoder("Gemma3nForCausalLM", **GROUPED,
                        head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=WORDS,
                        altup_num_inputs=2, laurel_rank=4, num_kv_shared_layers=0,
                        layer_types=["full_attention", "full_attention"], activation_sparsity_pattern=[0.0, 0.0]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from any_models import Entry
-from any_more_models import TABLE
+from any_new_models import TABLE
 
 import vitrail
 from vitrail.errors import VitrailError
@@ -43,7 +43,11 @@ REASONS = {
     r"do not read one query": "no one query",
     r"the state|needs the model's blocks|no module is a block": "the stream passes by the modules that attend",
     r"no place where the gradient could end": "ids are changed before they are looked up",
-    r"no gradient": "8-bit kernels have no gradient",
+    r"torch.no_grad inside": "attention runs under torch.no_grad",
+    r"weights of the model were changed": "the model changes its own weights",
+    r"writes into a tensor": "a tensor is overwritten in place",
+    r"gradient of the target is (NaN|not finite)": "the gradient is not finite",
+    r"8-bit kernels have no gradient|quantized": "8-bit kernels have no gradient",
     r"does not run in": "does not run in the precision asked for",
 }
 """What stands in a cell, by words of the error."""

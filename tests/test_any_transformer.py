@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from any_models import Entry, Own, Parallel, blocks
-from any_more_models import TABLE
+from any_new_models import TABLE
 from any_outcomes import documented, explained, outcomes, prepared
 from torch.testing import assert_close
 

@@ -76,7 +76,8 @@ def _measured(model: nn.Module, inputs: Inputs) -> bool:
             SeamError
         ):  # such as queries of frozen weights, which have no graph: one stream is measured in another way
             return False
-    return _may_have(model, inputs) or _several(model, inputs)
+    # Tokens in several axes, or several copies of them (series by channel, AltUp), are numbered by the streams.
+    return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) > 2 for block in found.blocks)
 
 
 def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:
@@ -97,7 +98,8 @@ def _single(found: Discovery) -> bool:
     rows = {call.queries for call in found.calls[:last]}
     own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
     shapes = {block.shape for block in found.blocks}
-    return own and len(rows) == 1 and len(shapes) == 1 and rows == {next(iter(shapes))[0]}
+    plain = len(shapes) == 1 and all(len(shape) == 2 for shape in shapes)
+    return own and len(rows) == 1 and plain and rows == {next(iter(shapes))[0]}
 
 
 def _may_have(model: nn.Module, inputs: Inputs) -> bool:
@@ -297,12 +299,13 @@ def _refusal(request: "Request", shown: Sequence[ShownStream], unknown: SeamErro
             "options at their defaults."
         )
     names = ", ".join(one.name for one in shown)
+    several = f"has {len(shown)} ({names})"
+    what = several if len(shown) > 1 else "changes its tokens between blocks, or keeps them in several axes"
     walking = [name for name, entry in METHODS.items() if getattr(_plan(entry), "across", None) is not None]
     gradients = [name for name in METHODS if is_gradient(name)]
     return MethodError(
-        f"{request.entry.name} is defined on one stream of tokens, but this model has {len(shown)} ({names}) or "
-        f"changes its tokens between blocks. Methods that walk over all streams: {', '.join(walking)}; gradients at "
-        f"all inputs: {', '.join(gradients)}."
+        f"{request.entry.name} is defined on one stream of tokens, but this model {what}. Methods that walk over all "
+        f"streams: {', '.join(walking)}; gradients at all inputs: {', '.join(gradients)}."
     )
 
 

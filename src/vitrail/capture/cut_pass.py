@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
+from vitrail.capture.row_maps import EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
 from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
@@ -44,6 +45,7 @@ class Seen:
     inputs: Inputs | None = None  # with leaves for all floating-point tensors
     answer: Any = None
     sums: Sums | None = None  # what was added and normed, where that is asked for
+    maxima: EvenMaxima = field(default_factory=EvenMaxima)
 
 
 @contextmanager
@@ -57,7 +59,14 @@ def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, 
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = rooted(inputs if dtype is None else inputs.cast(dtype))
-        yield without_recomputation(model, lambda: measure(_seen(model, some, dtype, sums=sums)))
+
+        def run() -> T:
+            seen = _seen(model, some, dtype, sums=sums)
+            found = measure(seen)
+            seen.maxima.on = False  # what an answer reads is asked of this input
+            return found
+
+        yield without_recomputation(model, run)
 
 
 def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
@@ -103,7 +112,7 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
         return leaf.clone()  # a copy, because models may write into what attention gave
 
     adding = nullcontext() if seen.sums is None else WatchSums(seen.sums, lambda: len(seen.calls))
-    with hooks(handles), adding, attention_calls(emit, safe=True, cut=cut):
+    with hooks(handles), adding, seen.maxima, attention_calls(emit, safe=True, cut=cut):
         yield
 
 

@@ -88,10 +88,11 @@ def check_single(found: Discovery) -> None:
     """Refuse a model that is not one sequence of blocks with one self-attention each."""
     loose = [call for call in found.calls if call.block is None]
     if loose:
-        raise AnatomyError(
+        raise SeamError(
             f"{len(loose)} of {len(found.calls)} attention calls of {found.model} are in no block: {_listed(loose)}. A "
-            "block is a module that gives tokens of the shape it was given. Name the list of blocks: "
-            "vitrail.Anatomy(blocks=...)."
+            "block is a module that attends once and gives tokens of the shape it was given, as a tensor. Name the "
+            "list of blocks: vitrail.Anatomy(blocks=...). Methods that read the gradient at the inputs need no blocks: "
+            "integrated_gradients, input_x_gradient."
         )
     cross = [call for call in found.calls if call.kind == CROSS]
     several = [block for block in found.blocks if len(block.calls) > 1]

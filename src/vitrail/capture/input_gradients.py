@@ -20,7 +20,7 @@ from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
-from vitrail.capture.refusals import REENTRANT, check_differentiable, no_graph, why_no_gradient
+from vitrail.capture.refusals import OVERWRITTEN, REENTRANT, check_differentiable, no_graph, why_no_gradient
 from vitrail.capture.shadow import autograd, hooks, keep_saved, keeps_saved
 from vitrail.capture.stream_passes import StreamAnswer, generates, read_answer
 from vitrail.capture.torch_private import saving_hooks
@@ -52,11 +52,18 @@ class AtInputs:
         try:
             found = torch.autograd.grad(scalar.sum(), places, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
-            if "use_reentrant" not in str(error):
-                raise
-            raise no_graph("a part of the model", REENTRANT) from error
+            if "use_reentrant" in str(error):
+                raise no_graph("a part of the model", REENTRANT) from error
+            if "modified by an inplace operation" in str(error):
+                raise no_graph("a part of the model", OVERWRITTEN) from error
+            raise
         if all(gradient is None for gradient in found):
             raise TargetError(UNMOVED)
+        if not all(bool(gradient.isfinite().all()) for gradient in found if gradient is not None):
+            raise CutGraphError(
+                "the gradient of the target is not finite at the inputs, while the target is: the model divides zero "
+                "by zero on the way, as a softmax does over a row that a mask hides all of."
+            )
         return dict(zip(self.roots, found, strict=True))
 
 
@@ -175,7 +182,12 @@ def _words(
     def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
         for name, ids in texts.items():
             asked = args[0] if args and isinstance(args[0], Tensor) else None
-            if name in roots or asked is None or asked.shape != ids.shape:
+            if name in roots or asked is None:
+                continue
+            if asked.ndim == 2 and asked.shape[1] > ids.shape[1] and torch.equal(asked[:, : ids.shape[1]], ids):
+                # Models that attend in windows pad a text to whole ones.
+                return torch.cat([root(name, out[:, : ids.shape[1]]), out[:, ids.shape[1] :]], dim=1)
+            if asked.shape != ids.shape:
                 continue
             if bool((asked == ids).all()) or (first and len(texts) == 1):
                 return root(name, out).clone()

@@ -29,7 +29,7 @@ from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_inpu
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
-from vitrail.capture.row_maps import CheapProjections
+from vitrail.capture.row_maps import CheapProjections, EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved
 from vitrail.capture.token_order import (
@@ -259,6 +259,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
     with (
         hooks(_stations(model, inputs, body, seen)),
         CheapProjections(lambda: seen.here is not None and saving_hooks() == seen.saving),
+        EvenMaxima(),
         attention_calls(emit, safe=True, cut=mute),
     ):
         yield

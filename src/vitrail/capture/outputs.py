@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitrail.capture.recording import widen
 from vitrail.capture.shadow import callers_device
 from vitrail.errors import InputError, TargetError, VitrailError
+from vitrail.models.anatomy.parts import POOLED
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last, last_position, mean_all, position
 from vitrail.targets import NEXT_TOKEN, Similarity, Target, answer_span
@@ -21,7 +22,8 @@ class Output:
 
     `wide` are the same logits in at least single precision; targets are functions of these. `sound` says that all of
     them are finite, and `mended` that the model's own are NaN because padding attends to nothing. `rows` are the
-    positions of these logits where they are not those of all tokens.
+    positions of these logits where they are not those of all tokens. `dense` is the name and the shape, samples aside,
+    of an answer that is no logits of classes (a depth, masks, a forecast); its numbers stand in one row, `[b, n]`.
     """
 
     logits: Tensor
@@ -31,6 +33,7 @@ class Output:
     mended: bool = False
     encodes: bool = False  # whether these are no logits, but encodings [b, d] or [b, t, d] of a model without a head
     rows: Tensor | None = None
+    dense: tuple[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,32 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
         logits = logits[:, None]
     encoded = named(output, encodings) if logits is None else None
     logits = encoded if isinstance(encoded, Tensor) else logits
-    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
-        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
-        raise InputError(f"the model returned {found}, but {NO_ANSWER}")
-    return replace(_finite(logits, span=False, broken=broken), encodes=logits is encoded)
+    if isinstance(logits, Tensor) and logits.ndim in (2, 3):
+        return replace(_finite(logits, span=False, broken=broken), encodes=logits is encoded)
+    name, dense = ("logits", logits) if isinstance(logits, Tensor) else _dense(output)
+    if dense is None or dense.ndim < 2:
+        raise InputError(f"the model returned a {type(output).__name__}, but {NO_ANSWER}")
+    flat = _finite(dense.flatten(1), span=False, broken=broken)
+    return flat if name in ONE_ROW and dense.ndim == 2 else replace(flat, dense=(name, tuple(dense.shape[1:])))
 
 
 LOGITS = ("logits", "logits_per_image", "itm_score", "question_answering_score")
 """The names that outputs give to logits: of classes, of the texts a picture was compared with, of answers."""
+ONE_ROW = ("prediction_logits", "regression_outputs", "prediction_outputs")
+"""The names that models of series give to their answers, which are as logits where there is one row of them."""
+BESIDE = ("loss", "hidden_states", "attentions", "past_key_values", *POOLED)
+"""What outputs hold beside their answer, by the end of its name."""
+
+
+def _dense(output: object) -> tuple[str, Tensor | None]:
+    """The name and the tensor of the first answer of an output that has no logits; None if it has encodings alone."""
+    fields = output.items() if isinstance(output, Mapping) else ()
+    answers = (
+        (name, x)
+        for name, x in fields
+        if isinstance(x, Tensor) and x.is_floating_point() and not str(name).endswith(BESIDE)
+    )
+    return next(answers, ("", None))
 
 
 def named(output: object, names: tuple[str, ...]) -> object | None:
@@ -181,6 +202,13 @@ def parts(
         return (_similar(target, output, valid),)
     if not isinstance(target, Target):
         return (_custom(target, output),)
+    if output.dense is not None:
+        name, shape = output.dense
+        places = ", ".join("0" for _ in shape)
+        raise TargetError(
+            f"the model returned {name} of shape {(len(logits), *shape)}, in which {target} is no one number. Name the "
+            f"scalar by a function that gives one value per sample: target=lambda {name}: {name}[:, {places}]."
+        )
     if output.encodes:
         raise InputError(f"the model returned encodings of shape {tuple(logits.shape)}, but {NO_ANSWER}")
     # A method's own scalar may have turned the plain logit into a probability; an answer is explained by its logits.
@@ -283,7 +311,9 @@ def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
 
 
 def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
-    logits = output.wide
+    flat = output.wide
+    shape = flat.shape[1:] if output.dense is None else output.dense[1]
+    logits = flat.unflatten(1, shape) if output.dense is not None else flat
     scalar = _called(function, logits)
     if not isinstance(scalar, Tensor) or scalar.shape != logits.shape[:1]:
         got = f"shape {tuple(scalar.shape)}" if isinstance(scalar, Tensor) else type(scalar).__name__
@@ -303,7 +333,7 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
     return Scalar(
         scalar,
         Target(getattr(function, "__name__", type(function).__name__)),
-        lambda logits, _: _called(function, logits),
+        lambda flat, _: _called(function, flat if output.dense is None else flat.unflatten(1, shape)),
         plain=logits.ndim == 2,
     )
 

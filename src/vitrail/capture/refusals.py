@@ -164,6 +164,11 @@ REENTRANT = (
     "all in evaluation mode"
 )
 
+OVERWRITTEN = (
+    "the model writes into a tensor that the gradient needs, as by x[:, i] = y or x += y. Write what it gives into a "
+    "new tensor"
+)
+
 
 def why_no_gradient() -> str:
     """Why autograd is off where an attention call was made."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, sources
-from vitrail.capture.executions import tensors_in
+from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.streams import Rows, Streams, Transition
 from vitrail.errors import SeamError
@@ -24,6 +24,26 @@ def check_values(streams: Streams) -> None:
             rows = Rows(None, key.shape[0] // event.keys.shape[0])
         if (assumed := _assumed_of_values(event.call, one.call, one.before, rows)) is not None:
             streams.assumed.append(assumed)
+
+
+def check_order(streams: Streams) -> None:
+    """Raise if a call reads tokens as they were before an earlier call gave to them: the two stand side by side.
+
+    A walk takes one call after the other, and would lead relevance from the second to the first.
+    """
+    for index, event in enumerate(streams.attentions):
+        call = streams.seen.calls[event.call].call
+        operands = [node_of(x) for x in (call.query, call.key, call.value, call.softmax_input) if x is not None]
+        read = torch.cat([event.queries.flatten(), event.keys.flatten()])
+        given = (x for x in reversed(streams.attentions[:index]) if bool(torch.isin(x.queries, read).any()))
+        before = next(given, None)
+        leaf = None if before is None else node_of(streams.seen.calls[before.call].output)
+        if before is not None and leaf is not None and any(operands) and not reached(operands, {leaf}):
+            raise SeamError(
+                f"attention call {event.call + 1} reads tokens as they were before attention call {before.call + 1} "
+                "gave to them: the two stand side by side, and a walk takes one after the other. Use a gradient "
+                "method, such as integrated_gradients or input_x_gradient."
+            )
 
 
 def _assumed_of_values(index: int, call: AttentionCall, before: list[Tensor], rows: Rows) -> str | None:

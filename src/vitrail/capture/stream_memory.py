@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.shadow import Remembered, keep_saved, keeps_saved
-from vitrail.capture.stream_checks import check_values, sample_of
+from vitrail.capture.stream_checks import check_order, check_values, sample_of
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import Streams, measured
 from vitrail.errors import SeamError
@@ -90,6 +90,7 @@ def _measured(seen: Seen, inputs: Inputs, kept: list[_Tables | SeamError]) -> St
     kept.clear()
     try:
         streams = measured(seen)
+        check_order(streams)
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
         return StreamsOfPass(seen, streams, samples, reported(streams, inputs, samples))

@@ -276,7 +276,7 @@ def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: 
             return known
         if func in SAME_ENTRIES and plain and new.ndim in (3, 4, 5) and new.shape[-2:] == old.shape[-2:]:
             return replace(known, shape=new.shape, order=tuple(range(new.ndim)))
-        if func in FILLS and len(args) == 3 and isinstance(args[2], (int, float)) and args[2] == 0:
+        if func in FILLS and len(args) == 3 and _is_zero(args[2]):
             return known
         if func is Tensor.__getitem__ and plain and _cuts_keys(args[1], old):
             given = known.softmax_input
@@ -286,6 +286,11 @@ def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: 
             order = tuple(known.order[axis] for axis in moved)
             return replace(known, order=order, straight=old if plain else known.straight)
     return _after_change(func, known)
+
+
+def _is_zero(x: Any) -> bool:  # noqa: ANN401
+    """Whether a value to fill with is zero: a number, or a tensor of one number."""
+    return isinstance(x, (int, float, Tensor)) and (not isinstance(x, Tensor) or x.ndim == 0) and bool(x == 0)
 
 
 def _after_change(func: Callable[..., Any], known: AttentionMap) -> AttentionMap:

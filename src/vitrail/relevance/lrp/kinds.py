@@ -76,7 +76,13 @@ KINDS: dict[Callable[..., Any], str] = {
     ),
     F.normalize: "normalize",
     **dict.fromkeys((torch.einsum, torch.functional.einsum), "einsum"),
-    **dict.fromkeys((F.conv1d, torch.conv1d, F.conv3d, torch.conv3d, F.interpolate), "linear_map"),
+    **dict.fromkeys(
+        (
+            F.conv1d, torch.conv1d, F.conv3d, torch.conv3d, F.interpolate, F.conv_transpose1d, F.conv_transpose2d,
+            F.conv_transpose3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, F.fold,
+        ),
+        "linear_map",
+    ),
     **dict.fromkeys(
         (
             torch.cumsum, Tensor.cumsum, torch.index_add, Tensor.index_add, torch.scatter_add, Tensor.scatter_add,
@@ -114,7 +120,8 @@ ROUTING: set[Callable[..., Any]] = {
     torch.select, torch.take_along_dim, Tensor.take_along_dim, torch.swapaxes, torch.hstack, torch.vstack,
     torch.view_as_complex, torch.view_as_real, Tensor.unfold, Tensor.swapdims, torch.swapdims, torch.moveaxis,
     Tensor.moveaxis, torch.t, Tensor.t, Tensor.bfloat16, Tensor.half, Tensor.where, Tensor.cpu, Tensor.cuda, F.pad,
-    F.max_pool2d,
+    F.max_pool2d, torch.concatenate, Tensor.unsqueeze_, Tensor.squeeze_, torch.maximum, Tensor.maximum, torch.minimum,
+    Tensor.minimum, F.unfold,
 }  # fmt: skip
 """Functions that move entries about and change none: relevance goes where the entries came from."""
 
