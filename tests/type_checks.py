@@ -1,14 +1,16 @@
 """Check the annotations of the package while tests run, and do not check the same thing again and again.
 
 `--jaxtyping-packages` decorates every function of the package. Used as it is, that takes more than half of the time of
-the tests, for two reasons. Functions without a shape in their annotations need no record of sizes: beartype checks them
-alone. A function inside another is decorated, which compiles it, whenever the outer one runs: only the first of its
-instances are checked.
+the tests, for three reasons. Functions without a shape in their annotations need no record of sizes: beartype checks
+them alone. A function inside another is decorated, which compiles it, whenever the outer one runs: only the first of
+its instances are checked. Most calls are of functions that were called hundreds of times before: the first calls of a
+function are checked, then one of several.
 """
 
 import dataclasses
 import inspect
 import random
+import sys
 from collections import Counter
 from contextlib import contextmanager
 from functools import wraps
@@ -19,6 +21,8 @@ import pytest
 
 INSTANCES = 3
 """How many instances of one inner function are checked in a process."""
+CALLS, THEN_ONE_OF = 64, 16
+"""How many calls of one function are checked in a process, and which of those that follow."""
 
 
 def check_sparingly() -> None:
@@ -35,8 +39,8 @@ def check_sparingly() -> None:
                 if jaxtyping.config.jaxtyping_disable or made[thing.__code__] > INSTANCES:
                     return thing
             if _names_shapes(thing):
-                return everything(thing, typechecker=typechecker)
-            return _plainly(thing, typechecker) if thing.__annotations__ else thing
+                return _sampled(thing, everything(thing, typechecker=typechecker))
+            return _sampled(thing, _plainly(thing, typechecker)) if thing.__annotations__ else thing
 
         return decorated
 
@@ -50,6 +54,17 @@ def _with_a_generator_of_its_own() -> None:
         from beartype import beartype
 
         beartype(_names_shapes)  # imports what checks are made of
+
+
+_each_call = False
+
+
+@contextmanager
+def each_call_checked():
+    """Check every call, however often a function was called before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "_each_call", True)
+        yield
 
 
 @contextmanager
@@ -79,11 +94,26 @@ def _plainly(function, typechecker):
     function.__annotations__ = declared
 
     @wraps(function)
-    def either(*args, **kwargs):
+    def translated(*args, **kwargs):
         try:
-            return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+            return checked(*args, **kwargs)
         except BeartypeCallHintViolation as error:  # a TypeError, as it would be without checks
             raise jaxtyping.TypeCheckError(str(error)) from error
+
+    return translated
+
+
+def _sampled(function, checked):
+    """The function, checked in its first calls and in one of several that follow."""
+    calls = 0
+
+    @wraps(function)
+    def either(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if (calls > CALLS and calls % THEN_ONE_OF and not _each_call) or jaxtyping.config.jaxtyping_disable:
+            return function(*args, **kwargs)
+        return checked(*args, **kwargs)
 
     return either
 
