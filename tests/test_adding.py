@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.capture import additions
 from vitrail.capture.additions import at_zero, matrix
 from vitrail.errors import MissingTensorError
 from vitrail.methods import bi, tokentm
@@ -605,3 +606,39 @@ def test_in_families_that_are_known_nothing_is_missing(name):
     for one in vitrail.record(tiny(name), MODELS[name].inputs()).layers:
         assert one.missing == {}
         assert one.output_weight is not None
+
+
+class Number(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.number, self.gate = 1.0, nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.number * self.gate * x
+
+
+def change_number(block):
+    block.between.number = 0.3
+
+
+def change_gate(block):
+    with torch.no_grad():
+        block.between.gate.fill_(0.3)
+
+
+@pytest.mark.parametrize("change", [change_number, change_gate])
+def test_what_is_added_as_it_is_is_compared_once_until_anything_changes(change, monkeypatch):
+    model, compared = Small(lambda: (Number(),)).double().eval(), []
+    alike = additions._alike
+    monkeypatch.setattr(additions, "_alike", lambda *args: (compared.append(1), alike(*args))[1])
+    first = vitrail.explain(model, IDS, "tokentm", 1, anatomy=OWN).scores
+    assert compared
+    compared.clear()
+    assert_close(vitrail.explain(model, IDS, "tokentm", 1, anatomy=OWN).scores, first)
+    assert not compared
+    change(model.blocks[0])
+    later = vitrail.explain(model, IDS, "tokentm", 1, anatomy=OWN).scores
+    assert compared
+    fresh = Small(lambda: (Number(),)).double().eval()
+    change(fresh.blocks[0])
+    assert_close(later, vitrail.explain(fresh, IDS, "tokentm", 1, anatomy=OWN).scores)

@@ -10,7 +10,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, ComputeSettings, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, sampled_weights
-from vitrail.capture.shadow import shadow
+from vitrail.capture.shadow import settings_of, shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.anatomy import Anatomy
@@ -39,7 +39,6 @@ from vitrail.relevance.walk import walk_layers
 from vitrail.targets import FORMULAS, SCALARS, Target, as_target
 
 Batch = Tensor | Mapping[str, Any]
-SETTING = (bool, int, float, str, type(None))
 Record = Callable[[Callable[[], Any], str], Replay[Any]]
 RECORDERS: dict[str, Record] = {"cuda": cuda_graph}
 """By type of device, how an explanation is recorded; elsewhere inputs are explained in the ordinary way."""
@@ -148,7 +147,7 @@ class PreparedExplainer:
         device = read_inputs(example).shown.device
         self._static = _changed(_without_full_mask(example), lambda x: x.detach().clone())
         self._read = read_inputs(self._static)
-        self._weights, self._state = _addresses(module), _state(module)
+        self._weights, self._state = _addresses(module), settings_of(module)
         self._origin = {n: x for n, x in reference.provenance.items() if n not in PER_CALL}
         classes = torch.zeros(self.batch, dtype=torch.int64, device=device)
         predicted, scalar = self.target == "predicted", self._request(_first_class).plan.scalar
@@ -191,7 +190,7 @@ class PreparedExplainer:
         if self._weights != _addresses(taken(self.model)):
             raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
         fitting = self._fitting(inputs, read.batch)
-        if fitting is None or self._state != _state(taken(self.model)):
+        if fitting is None or self._state != settings_of(taken(self.model)):
             return None
         self._fill(fitting, target, read.batch)
         assert self._replay is not None
@@ -375,24 +374,6 @@ def _tensors(inputs: Batch) -> dict[str, Tensor]:
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-
-
-def _state(model: nn.Module) -> list[tuple[str, object]]:
-    """What modules hold beside tensors: settings, switched adapters, how many hooks. A recording keeps them."""
-    found: list[tuple[str, object]] = []
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, SETTING):
-                found.append((name, value))
-            elif name.endswith("_hooks"):
-                found.append((name, len(value)))
-            elif isinstance(value, (dict, list, tuple)) and all(isinstance(x, SETTING) for x in _values(value)):
-                found.append((name, str(value)))
-    return found
-
-
-def _values(given: dict | list | tuple) -> Iterable[object]:
-    return given.values() if isinstance(given, dict) else given
 
 
 def _settings(inputs: Batch) -> dict[str, str]:

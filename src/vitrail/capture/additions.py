@@ -296,28 +296,31 @@ def scales(module: nn.Module) -> bool:
     return "scale" in type(module).__name__.lower() and len(list(module.parameters())) == 1
 
 
-def measured(adding: Adding, call: AttentionCall, *, ffn: bool) -> Added:
+def measured(adding: Adding, call: AttentionCall, *, ffn: bool, known: set[str] | None = None) -> Added:
     """What is added in a block that has run.
 
     Args:
         ffn: whether the feed-forward part is asked for.
+        known: which parts were found, in an earlier pass over inputs of this form, to be added just as they come out of
+            their last linear layer. Those are not compared again; those that are found to be so now are noted.
     """
+    known = set() if known is None else known
     found, missing = Added(scale=adding.block.attention_scale), {}
     with torch.no_grad():
         try:
-            found = _attention(adding, adding.block.output, call)
+            found = _attention(adding, adding.block.output, call, known)
         except Unknown as why:
             missing["output_weight"] = str(why)
         if ffn and adding.block.ffn_output is not None:
             try:
-                now, scale = _ffn(adding, adding.block.ffn_output)
+                now, scale = _ffn(adding, adding.block.ffn_output, known)
                 found = replace(found, ffn_added=now, ffn_scale=scale)
             except Unknown as why:
                 missing["ffn_added"] = str(why)
     return replace(found, missing=missing)
 
 
-def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall) -> Added:
+def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall, known: set[str]) -> Added:
     """The map from the heads' outputs to what is added to the stream."""
     if module is None:
         raise Unknown(
@@ -329,6 +332,8 @@ def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall) ->
     _check_kept(adding)
     assert seen.result is not None
     assert stream is not None
+    if "attention" in known and not seen.steps and seen.given is not None:
+        return Added(matrix(module, seen.given.shape[-1], seen.given)[0], None, named)
     given = _heads_outputs(seen, call, adding.block, stream)
     weight, bias = matrix(module, given.shape[-1], given)
     _check_affine(module, (weight, bias), given, seen.result)
@@ -342,10 +347,12 @@ def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall) ->
     factor = _factor(sums, added, stream, module)
     scale = named if factor is None else factor if named is None else named * factor
     rows = rows if rows is None or adding.block.batch_first else rows.transpose(0, 1)
+    if is_plain(module) and factor is None and not seen.steps:
+        known.add("attention")
     return Added(weight, rows, scale)
 
 
-def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
+def _ffn(adding: Adding, module: nn.Module, known: set[str]) -> tuple[Tensor, Tensor | None]:
     """What the feed-forward part adds to the stream, and the scale of each channel that it is still to be given."""
     seen, stream, named = adding.ffn, adding.entering, adding.block.ffn_scale
     _check_once(seen, module)
@@ -353,6 +360,8 @@ def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
     assert stream is not None
     _, base = _but_named(seen, named)
     base = _as_stream(base, stream)
+    if "ffn" in known:
+        return base, named
     added = widen(base) if named is None else widen(base) * named
     before = stream if adding.middle is None else _as_stream(adding.middle, stream)
     if before.shape != stream.shape:
@@ -360,6 +369,8 @@ def _ffn(adding: Adding, module: nn.Module) -> tuple[Tensor, Tensor | None]:
     aside = before.shape == stream.shape and _alike(widen(before), widen(stream), stream.dtype)
     sums = _sums(adding, (*seen.later, adding.leaving), before, adding.attention.now if aside else None)
     factor = _factor(sums, added, stream, module)
+    if factor is None and not seen.steps:
+        known.add("ffn")
     return base, named if factor is None else factor if named is None else named * factor
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.found_body import found_body
 from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
 from vitrail.capture.kept_logits import Rows, keeping
-from vitrail.capture.measure import structure_of
+from vitrail.capture.measure import known_additions, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
@@ -146,6 +146,7 @@ def _run_captured(
     capture, options, rows = Capture(plan), plan.options, plan.rows
     stack.callback(capture.release)
     capture.ids = inputs.ids
+    capture.additions = known_additions(model, inputs, plan.body, plan.wanted.states)
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)

@@ -68,6 +68,7 @@ class Capture:
         self.answer: object = None  # what the module gave whose readout the anatomy knows
         self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # called when one tensor replaces another
         self.notes: list[Any] = []  # what rules kept of the forward pass
+        self.additions: dict[int, set[str]] = {}  # which sub-layers are added as they are, by block, of this form
         self.on_map: Callable[[int | None, Tensor, slice], None] = lambda block, relevance, rows: None  # of each map
 
     @property
@@ -101,7 +102,9 @@ class Capture:
         """What the sub-layers of a block add to the stream; None if it was not asked for."""
         if captured.adding is None:
             return captured.added
-        return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep)
+        index = next(index for index, one in enumerate(self.blocks) if one is captured)
+        known = self.additions.setdefault(index, set())
+        return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep, known=known)
 
     def measure_added(self, index: int, device: str) -> None:
         """Measure at once what the sub-layers of a block add, and free what that is measured by."""

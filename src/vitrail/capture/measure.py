@@ -31,7 +31,7 @@ from vitrail.capture.recompute import check_borders
 from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
 from vitrail.capture.row_maps import CheapProjections, EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved
+from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, settings_of
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
@@ -101,6 +101,7 @@ class _Seen:
 _known: Remembered[Structure] = Remembered(MOST_FORMS)
 _long: Remembered[bool] = Remembered(MOST_FORMS)
 """Whether long texts are as their parts."""
+_additions: Remembered[dict[int, set[str]]] = Remembered(MOST_FORMS)
 
 
 def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
@@ -121,6 +122,16 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
             return replace(found, origin=whole, assumed=(*found.assumed, said))
     return _known.get(model, _form(inputs, body), lambda: _checked(model, inputs.usable(), body))
+
+
+def known_additions(model: nn.Module, inputs: Inputs, body: Body, states: frozenset[str]) -> dict[int, set[str]]:
+    """By block, which sub-layers were found to be added as they are for inputs of this form; filled by passes.
+
+    Where any setting of the model has changed, nothing is known: what is added may hang on it.
+    """
+    if "output_weight" not in states:
+        return {}
+    return _additions.get(model, (_form(inputs, body), tuple(settings_of(model))), dict)
 
 
 def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:

@@ -18,7 +18,7 @@ Caches of keys and values among the arguments of a model are the caller's: the s
 
 import copy
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -262,6 +262,27 @@ class Remembered(Generic[T]):
             found = kept[key] = measure(), call["places"]
         call["zeros"].add(found[1])
         return found[0]
+
+
+SETTING = (bool, int, float, str, type(None))
+
+
+def settings_of(model: nn.Module) -> list[tuple[type, str, object]]:
+    """What modules are and hold beside tensors: settings, switched adapters, how many hooks."""
+    found: list[tuple[type, str, object]] = []
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, SETTING):
+                found.append((type(module), name, value))
+            elif "_hooks" in name:
+                found.append((type(module), name, len(value)))
+            elif isinstance(value, (dict, list, tuple)) and all(isinstance(x, SETTING) for x in _values(value)):
+                found.append((type(module), name, str(value)))
+    return found
+
+
+def _values(given: dict | list | tuple) -> Iterable[object]:
+    return given.values() if isinstance(given, dict) else given
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ scalar behind it, grad A^l -> probs_grad. The paper compares an image with a tex
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -68,6 +69,19 @@ def sensitivities(
     return found
 
 
+class _Sent(torch.autograd.Function):
+    """A scalar for each sample whose gradient at each of several tensors is given: no product with them is formed."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor], *outputs: Tensor) -> Float[Tensor, " b"]:  # noqa: ANN401
+        ctx.save_for_backward(*gradients)
+        return outputs[0].new_zeros(len(outputs[0]), dtype=torch.promote_types(outputs[0].dtype, torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, scale: Float[Tensor, " b"]) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, *(g * scale.to(g.dtype)[:, None, None] for g in ctx.saved_tensors)
+
+
 def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
     """The positive gradient of every block's attention, for the prediction read from that block, added.
 
@@ -92,7 +106,8 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
         # In half precision a small gradient would vanish on its way through the block: send it at size one.
         smallest = torch.finfo(torch.float32).tiny
         sizes = {index: g.flatten(1).abs().amax(dim=1).clamp(min=smallest) for index, g in gradients.items()}
-        sent = (widen(leaving(runner, i)) * (g / sizes[i][:, None, None]) for i, g in gradients.items())
+        outputs = [leaving(runner, index) for index in gradients]
+        sent = [(g / sizes[i][:, None, None]).to(x.dtype) for (i, g), x in zip(gradients.items(), outputs, strict=True)]
 
         def step(found: Float[Tensor, "b t"], layer: Layer) -> Float[Tensor, "b t"]:
             if layer.index not in sizes:
@@ -102,7 +117,7 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
         def start(last: Layer) -> Float[Tensor, "b t"]:
             return torch.zeros_like(last.valid, dtype=last.readout.dtype)
 
-        scalar = torch.stack([x.sum(dim=(1, 2)) for x in sent]).sum(dim=0)
+        scalar: Tensor = _Sent.apply(sent, *outputs)  # pyright: ignore[reportAssignmentType]
         alone = replace(runner, part=replace(runner.part, scalar=scalar, position=None, plain=False, needed=False))
         return alone.walk(Walk(start, step, plain, needs=NEEDS))
 

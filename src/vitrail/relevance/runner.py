@@ -21,6 +21,7 @@ from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.walk import walk_layers
+from vitrail.targets import FORMULAS
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class Runner:
         """The whole batch several times over, copy after copy."""
         return self.inputs if copies == 1 else self.inputs.take(self.rows.repeat(copies))
 
+    def part_of(self, logits: Tensor, copies: int) -> Float[Tensor, " m"]:
+        """The scalar of all samples of several copies of the batch; a user's function is given one batch at a time."""
+        if self.part.target.first is not None and self.part.target.name in FORMULAS:
+            return self.part.read(logits, self.rows.repeat(copies))
+        return torch.cat([self.part.read(some, self.rows) for some in logits.chunk(copies)])
+
     @contextmanager
     def again(
         self,
@@ -80,7 +87,7 @@ class Runner:
         """
         chosen = self.repeated(copies) if inputs is None else inputs
         with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options) as run:
-            scalar = torch.cat([self.part.read(x, self.rows) for x in run.output.wide.chunk(copies)])
+            scalar = self.part_of(run.output.wide, copies)
             position = None if self.part.position is None else self.part.position.repeat(copies)
             weights = None if self.part.rows is None else self.part.rows.repeat(copies, 1)
             batch, read = self.inputs.batch, self.part.read
@@ -204,7 +211,7 @@ def _scalar_from(runner: Runner, tokens: Tokens, inputs: Inputs, copies: int) ->
         raise SeamError(
             f"the head gave {len(output.wide)} answers for {copies} copies of a batch of {runner.inputs.batch}."
         )
-    return torch.cat([runner.part.read(some, runner.rows) for some in output.wide.chunk(copies)])
+    return runner.part_of(output.wide, copies)
 
 
 @contextmanager
