@@ -226,12 +226,22 @@ def _options(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr]]:
     return pairs
 
 
-def _find(place: str) -> ast.FunctionDef:
-    module, _, name = place.partition(":")
+def module_doc(place: str) -> str:
+    """The docstring of the module of `module:name`."""
+    return ast.get_docstring(_parsed(place.partition(":")[0])) or ""
+
+
+def _parsed(module: str) -> ast.Module:
+    """The source text of a module; empty where there is none."""
     spec = find_spec(module)
     read = getattr(spec and spec.loader, "get_source", None)
     text = read(module) if read is not None else None
-    for statement in ast.parse(text or "").body:
+    return ast.parse(text or "")
+
+
+def _find(place: str) -> ast.FunctionDef:
+    module, _, name = place.partition(":")
+    for statement in _parsed(module).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return statement
     raise LookupError(place)

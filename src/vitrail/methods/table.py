@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import OptionError, suggest
-from vitrail.methods.option_text import declared, load, types_of
+from vitrail.methods.option_text import declared, load, module_doc, types_of
 
 if TYPE_CHECKING:  # these import torch, and the table is read without it
     from vitrail.models.inputs import Inputs
@@ -40,7 +40,7 @@ class Method:
         cost: how many forward and backward passes it takes, in words.
         inputs: what it explains.
         models: the only models it explains, in words; None where it is not bound to a kind of model.
-        kind: how it works: `recording` walks over recorded layers, `rules` bends the backward pass, `rerun` runs the
+        kind: how it works: `recording` walks over recorded layers, `rules` overrides the backward pass, `rerun` runs the
             model several times.
     """
 
@@ -70,6 +70,11 @@ class Method:
     def doc(self) -> str:
         """The docstring of `build`: a summary, and an Args block with a line for each option."""
         return declared(f"{PACKAGE}.{self.built_by}").doc
+
+    @property
+    def about(self) -> str:
+        """The docstring of the method's file: the paper, and which names stand for its symbols."""
+        return module_doc(f"{PACKAGE}.{self.built_by}")
 
     @property
     def summary(self) -> str:

@@ -76,6 +76,7 @@ def _show_one(method: Method) -> None:
         show_line("It has no options.")
     rows = [(name, _options(method.preset(name)) or "nothing") for name in presets(method)]
     show_table(("preset", "differs from the defaults in"), rows, "presets")
+    show_line(method.about)
 
 
 def presets(method: Method) -> list[str]:
