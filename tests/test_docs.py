@@ -60,7 +60,7 @@ def test_every_method_is_described_with_every_option_on_a_page_or_in_its_own_fil
         if link:
             page = (ROOT / "docs/methods" / link[1]).read_text()
             assert [option for option in entry.options if f"`{option}`" not in page] == [], name
-        else:  # `vitrail methods NAME` prints the docstring of its file; its options are held by tests/cli/test_pages.py
+        else:  # `vitrail methods NAME` prints the docstring of its file; tests/cli/test_pages.py holds its options
             assert len(entry.about.split()) > 20, name
 
 

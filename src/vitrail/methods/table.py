@@ -40,8 +40,8 @@ class Method:
         cost: how many forward and backward passes it takes, in words.
         inputs: what it explains.
         models: the only models it explains, in words; None where it is not bound to a kind of model.
-        kind: how it works: `recording` walks over recorded layers, `rules` overrides the backward pass, `rerun` runs the
-            model several times.
+        kind: how it works: `recording` walks over recorded layers, `rules` overrides the backward pass, `rerun` runs
+            the model several times.
     """
 
     name: str

@@ -12,6 +12,7 @@ from vitrail.apps.cli import INTERRUPTED, options
 from vitrail.apps.cli.options import check_apart, check_file
 from vitrail.apps.cli.screen import note, reported
 from vitrail.errors import OptionError
+from vitrail.evaluate import MEASURE_PLACES
 
 if TYPE_CHECKING:
     from vitrail.evaluate import bench
@@ -92,34 +93,7 @@ off on the way.
 PLOT = "Draw what becomes of accuracy and probability while pixels or tokens are removed."
 
 PROTOCOLS = ("chefer", "vtranm", "gradtoken", "attcat", "cui", "vitrail", "sanity", "agreement", "answers")
-MEASURES = (
-    "segmentation",
-    "pointing",
-    "boxes",
-    "voc",
-    "positive",
-    "negative",
-    "insertion",
-    "deletion",
-    "text_deletion",
-    "text_padding",
-    "comprehensiveness",
-    "sufficiency",
-    "kendall",
-    "token_f1",
-    "precision_at_k",
-    "randomisation",
-    "class_sensitivity",
-    "ranks",
-    "road_positive",
-    "road_negative",
-    "gold_recall",
-    "gold_rank",
-    "lds",
-    "answer_drop",
-    "answer_sufficiency",
-)
-"""Names of the bench, for help and completion; a test compares them with the bench."""
+"""Names of protocols, for help and completion; a test compares them with the bench."""
 SEEDS = (-(2**63), 2**63 - 1)
 QUICK_METHODS = ("rollout", "grad_cam", "gae", "complete_gradient", "tokentm", "gradtoken", "att_grads", "attcat")
 QUICK_PICTURES = 12
@@ -173,7 +147,7 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--metric",
-        help=f"In place of the protocol's: {', '.join(MEASURES)}.",
+        help=f"In place of the protocol's: {', '.join(MEASURE_PLACES)}.",
         show_default=False,
         rich_help_panel=WHAT,
     ),

@@ -5,9 +5,8 @@ later table needs of an example, not the metric itself: counts, or a point of a 
 one number of a table of them and `Panel` one curve of a figure. A column is a function of means over examples, so a
 bootstrap needs only weighted means of each example's features, also where pixels are pooled over a data set.
 
-To add a metric, write its `Measure` beside the others of its kind (`on_pictures`, `on_texts`, `on_answers`,
-`on_both`) and add one
-line to `measures.MEASURES`.
+To add a metric, write its `Measure` in a file of its own or beside the others of its kind (`on_pictures`, `on_texts`,
+`on_answers`, `on_both`), and add one line to `MEASURE_PLACES` in `vitrail.evaluate`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,42 +1,14 @@
-"""The table of metrics."""
+"""The metrics of the bench by their names."""
 
 from collections.abc import Sequence
 
 from vitrail.errors import OptionError, suggest
-from vitrail.evaluate.bench import on_answers, on_both, on_pictures, on_texts
+from vitrail.evaluate import MEASURE_PLACES
 from vitrail.evaluate.bench.measure import Column, Measure
 from vitrail.evaluate.bench.protocols import Protocol
+from vitrail.methods.option_text import load
 
-MEASURES: dict[str, Measure] = {
-    measure.name: measure
-    for measure in (
-        on_pictures.SEGMENTATION,
-        on_pictures.POINTING,
-        on_pictures.BOXES,
-        on_pictures.VOC_SEGMENTATION,
-        on_pictures.POSITIVE,
-        on_pictures.NEGATIVE,
-        on_pictures.INSERTION,
-        on_pictures.DELETION,
-        on_pictures.ROAD_POSITIVE,
-        on_pictures.ROAD_NEGATIVE,
-        on_texts.DELETION,
-        on_texts.PADDING,
-        on_texts.COMPREHENSIVENESS,
-        on_texts.SUFFICIENCY,
-        on_texts.KENDALL,
-        on_texts.TOKEN_F1,
-        on_texts.PRECISION_AT_K,
-        on_both.RANDOMISATION,
-        on_both.CLASS_SENSITIVITY,
-        on_both.RANKS,
-        on_answers.GOLD_RECALL,
-        on_answers.GOLD_RANK,
-        on_answers.LDS,
-        on_answers.ANSWER_DROP,
-        on_answers.ANSWER_SUFFICIENCY,
-    )
-}
+MEASURES: dict[str, Measure] = {name: load(f"vitrail.evaluate.bench.{place}") for name, place in MEASURE_PLACES.items()}
 
 
 def find_measure(name: str) -> Measure:
