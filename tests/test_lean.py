@@ -108,7 +108,7 @@ def test_what_is_read_early_is_not_kept(name: str) -> None:
     model, inputs = tiny(name), read_inputs(MODELS[name].inputs())
     request = read_request("tokentm", "recommended", inputs, as_target(1))
     body = find_body(model, None)
-    with forward(model, inputs, body, wanted_by([request]), ComputeSettings(), lean=True) as run:
+    with forward(model, inputs, body, request.wanted, ComputeSettings(), lean=True) as run:
         kept = [set(captured.states) for captured in run.capture.blocks]
         noted = [len(captured.early) for captured in run.capture.blocks]
     assert all(not states for states in kept[:-1])
@@ -119,13 +119,13 @@ def test_what_is_read_early_is_not_kept(name: str) -> None:
 def test_a_state_that_another_method_reads_stays() -> None:
     inputs = read_inputs(MODELS["hf_vit"].inputs())
     both = [read_request(name, "recommended", inputs, as_target(1)) for name in ("tokentm", "attcat")]
-    wanted = wanted_by(both)
+    wanted = wanted_by([one.plan for one in both])
     assert "leaving" not in wanted.passing
     assert wanted.passing == {"entering", "ffn_entering", "ffn_added", "output_weight"}
     third = read_request(("attcat", {"states": "input"}), "recommended", inputs, as_target(1))
-    assert "entering" not in wanted_by([both[0], third]).passing
-    only = replace(both[0], plan=replace(third.plan, needs=frozenset({"entering_grad"})))
-    assert "entering" not in wanted_by([both[0], only]).passing
+    assert "entering" not in wanted_by([both[0].plan, third.plan]).passing
+    only = replace(third.plan, needs=frozenset({"entering_grad"}))
+    assert "entering" not in wanted_by([both[0].plan, only]).passing
     assert len(wanted.early) == 1
 
 

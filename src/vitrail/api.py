@@ -71,6 +71,7 @@ class Request:
         reason: why it stands in for another one, if it does.
         level: where the user asked for relevance to be read; None where the method's own level is taken.
         at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
+        wanted: what it reads of a pass.
         differentiates: whether the method reads any gradient.
     """
 
@@ -79,6 +80,7 @@ class Request:
     options: Mapping[str, Any]
     signed: bool
     plan: Walk | RerunMethod
+    wanted: Wanted
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
     scalar_given: bool = False
@@ -112,6 +114,7 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
         options=dict(found.options),
         signed=found.signed,
         plan=plan,
+        wanted=found.wanted or wanted_by([plan]),
         inputs=inputs if found.entry.prepare_by is None else found.entry.prepare(inputs, found.options),
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
@@ -125,7 +128,7 @@ PLAIN_OPTIONS = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True)
 class Resolved:
-    """A method with all its options; the walk that they make.
+    """A method with all its options; the walk that they make, and what it reads of a pass.
 
     A walk is three functions of what it is given, so that calls may share it. A `RerunMethod` may keep states of its
     pass, and threads that share one would mix their passes: `walk` is None, and it is built for each call.
@@ -135,6 +138,7 @@ class Resolved:
     options: Mapping[str, Any]
     signed: bool
     walk: Walk | None
+    wanted: Wanted | None
 
 
 @lru_cache(maxsize=256)
@@ -147,7 +151,8 @@ def _resolved(name: str, preset: str, kind: str, given: tuple[tuple[str, type, A
     if kind not in entry.inputs:
         raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
     plan = entry.build(**options)
-    return Resolved(entry, options, entry.is_signed(options), plan if isinstance(plan, Walk) else None)
+    walk = plan if isinstance(plan, Walk) else None
+    return Resolved(entry, options, entry.is_signed(options), walk, None if walk is None else wanted_by([walk]))
 
 
 def _unknown(given: object) -> MethodError:
@@ -169,14 +174,16 @@ def check_scalar(request: Request) -> None:
         )
 
 
-def wanted_by(requests: Sequence[Request]) -> Wanted:
-    """All that these requests read."""
-    needs = frozenset[str]().union(*(request.plan.needs for request in requests))
-    last_only = [isinstance(r.plan, Walk) and r.plan.last_only for r in requests if r.differentiates]
-    early = [r.plan.early if isinstance(r.plan, Walk) else None for r in requests]
+def wanted_by(plans: Sequence[Walk | RerunMethod]) -> Wanted:
+    """All that these methods read of one pass."""
+    needs = frozenset[str]().union(*(plan.needs for plan in plans))
+    last_only = [
+        isinstance(one, Walk) and one.last_only for one in plans if any(need.endswith("_grad") for need in one.needs)
+    ]
+    early = [plan.early if isinstance(plan, Walk) else None for plan in plans]
     # A gradient is taken at the state itself, which has to be there then.
     late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
-        *(r.plan.needs - (frozenset() if e is None else e.needs) for r, e in zip(requests, early, strict=True))
+        *(plan.needs - (frozenset() if e is None else e.needs) for plan, e in zip(plans, early, strict=True))
     )
     wanted = Wanted.of(needs, last_only=bool(last_only) and all(last_only))
     return replace(wanted, early=tuple(e for e in early if e is not None), passing=wanted.states - late)
@@ -369,18 +376,12 @@ def _made_by(
         "virtual_tokens": run.virtual or None,  # what they got is not among the scores
         "parts": list(first.parts) or None,
         "disagreement": torch.stack(differences).mean(dim=0).tolist() if differences else None,
-        "probability": _likely(run, target),
     }
+    logits, one_class = run.output.wide.detach(), target.first is not None and target.second is None
+    if one_class and not run.output.span and logits.ndim == 2 and logits.shape[1] > 1:
+        classes = torch.as_tensor(target.first, device=logits.device).reshape(-1, 1).expand(len(logits), 1)
+        said["probability"] = logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()
     return {name: x for name, x in said.items() if x is not None}
-
-
-def _likely(run: Pass, target: Target) -> list[float] | None:
-    """The softmax of the class that is explained, in each sample; None where the target is not one class."""
-    logits = run.output.wide.detach()
-    if run.output.span or logits.ndim != 2 or logits.shape[1] < 2 or target.first is None or target.second is not None:
-        return None
-    classes = torch.as_tensor(target.first, device=logits.device).reshape(-1, 1).expand(len(logits), 1)
-    return logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()
 
 
 def _array(shape: Sequence[int]) -> str:
@@ -678,7 +679,7 @@ def _run(
     """
     begun, inputs = time.perf_counter(), requests[0].inputs
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
-    wanted = wanted_by(requests)
+    wanted = requests[0].wanted if len(requests) == 1 else wanted_by([request.plan for request in requests])
     with forward(model, inputs, body, wanted, settings, lean=True, rows=rows) as run:
         jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
         found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
@@ -688,7 +689,7 @@ def _run(
             for request in group if part.target.name == "answer_span" else ():
                 check_scalar(request)
             walks = [request.plan for request in group if isinstance(request.plan, Walk)]
-            own = wanted if len(group) == len(requests) else wanted_by(group)
+            own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
             layers = run.layers(part, own, again=job + 1 < len(jobs), shared=len(group) > 1)
             for request, walked in zip(group, walk_layers(walks, layers), strict=True):
                 found[request].append((part, walked.result))
@@ -710,7 +711,7 @@ def _follow(
     double = any(p.dtype is torch.float64 for p in model.parameters())
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
-    with forward(model, inputs, body, wanted_by(requests), settings, procedure.pass_options, rows=rows) as run:
+    with forward(model, inputs, body, requests[0].wanted, settings, procedure.pass_options, rows=rows) as run:
         for request in requests:
             found: list[tuple[Scalar, Result]] = []
             with backends_used() as used:

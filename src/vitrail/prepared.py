@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.api import Request, attribution_of, explain, read_request, shown_over, wanted_by
+from vitrail.api import Request, attribution_of, explain, read_request, shown_over
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
@@ -160,7 +160,7 @@ class PreparedExplainer:
         """Everything from the fixed inputs to the scores of all tokens, and what the weights are known by."""
         self._classes.start()
         request, settings = self._request(self._classes), ComputeSettings(memory="full")
-        plan, wanted = request.plan, wanted_by([request])
+        plan, wanted = request.plan, request.wanted
         options = plan.pass_options if isinstance(plan, RerunMethod) else PLAIN
         with shadow(self.model) as own, backends_used() as used:
             body, lean = find_body(own, anatomy, self._read), isinstance(plan, Walk)

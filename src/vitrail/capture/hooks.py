@@ -50,6 +50,7 @@ class Capture:
         self.loose = BlockCapture()
         # One entry for each attention layer, first to last; without blocks, they are known when the model has run.
         self.layers = [*self.blocks, *(() if body.pool is None else (self.pool,))]
+        self.complete = False  # whether exactly one attention call was captured in each layer
         self.roots: list[Tensor] = []
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: BlockCapture = self.loose
@@ -75,11 +76,6 @@ class Capture:
     def block(self) -> int | None:
         """The index of the block that runs."""
         return next((index for index, captured in enumerate(self.blocks) if captured is self.here), None)
-
-    @property
-    def complete(self) -> bool:
-        """Whether exactly one attention call was captured in each layer."""
-        return bool(self.layers) and all(len(captured.calls) == 1 for captured in self.layers)
 
     def read_early(self, index: int) -> None:
         """Read of a block that has just run what methods read early, and free the states that are not read later."""
@@ -255,6 +251,7 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
             yield
         if not capture.blocks:
             capture.layers[:0] = [BlockCapture([call]) for call in capture.loose.calls]
+        capture.complete = bool(capture.layers) and all(len(captured.calls) == 1 for captured in capture.layers)
 
 
 def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:

@@ -7,6 +7,7 @@ is needed for.
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,18 +39,16 @@ with_functions: Callable[[], AbstractContextManager[object]] = _private(
     "_C._EnableTorchFunction", "call weights of tensor classes where modes are off"
 )
 """A context in which torch functions are handed to modes and tensor classes again."""
-_top_hooks: Callable[[bool], object] = _private(
-    "_C._autograd._top_saved_tensors_default_hooks", "see checkpointed regions of a model"
+saving_hooks: Callable[[], object] = partial(
+    _private("_C._autograd._top_saved_tensors_default_hooks", "see checkpointed regions of a model"),
+    True,  # noqa: FBT003  (torch takes it by position)
 )
+"""Gives the hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
 _transform_level: Callable[[], int | None] = _private(
     "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
 )
-_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
-
-
-def saving_hooks() -> object:
-    """The hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
-    return _top_hooks(True)  # noqa: FBT003  (torch takes it by position)
+SAVED_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
+"""Under which names the graph holds what fused attention kept for its backward pass; it may be under none."""
 
 
 def transformed() -> bool:
@@ -77,11 +76,6 @@ def _inside_a_kernel() -> AbstractContextManager[None]:
     """
     guards = _private("_guards", "run compiled functions as they were written")
     return guards.tracing(guards.TracingContext(SimpleNamespace(in_kernel_invocation=True, shape_env=None)))
-
-
-def saved_logsumexp(output: Tensor) -> Tensor | None:
-    """What a fused kernel kept for its backward pass; None where it kept nothing, and the softmax is computed again."""
-    return next((x for name in _LOGSUMEXP if (x := getattr(output.grad_fn, name, None)) is not None), None)
 
 
 def writes_to(x: Tensor) -> int:
