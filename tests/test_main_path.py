@@ -12,7 +12,7 @@ from vitrail.capture import torch_private
 from vitrail.errors import SeamError
 
 SOURCE = str(Path(vitrail.__file__).parent)
-MOST_FUNCTIONS, MOST_FILES = 126, 24
+MOST_FUNCTIONS, MOST_FILES = 119, 24
 
 
 def passed(call) -> set[tuple[str, str]]:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
+from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.kept_logits import rows_read
 from vitrail.capture.measure import structure_of
+from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import shadow
-from vitrail.capture.signals import signal_kind
 from vitrail.capture.torch_private import transformed
 from vitrail.errors import (
     CutGraphError,

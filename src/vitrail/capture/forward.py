@@ -1,19 +1,20 @@
-"""One forward pass of a shadow with every attention layer captured, and the recording of all its layers."""
+"""One forward pass of a shadow with every attention layer captured; a recording of its layers, or its logits alone."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.found_body import found_body
 from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
-from vitrail.capture.kept_logits import Rows, keeping
 from vitrail.capture.measure import known_additions, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
@@ -22,9 +23,10 @@ from vitrail.capture.recompute import check_same, recomputed, without_caches, wi
 from vitrail.capture.recording import Recording
 from vitrail.capture.shadow import autograd, callers_device, in_precision, keep_saved, memory_of, shadow
 from vitrail.capture.torch_private import uncompiled
-from vitrail.errors import AnatomyError, CutGraphError, InputError, OptionError, SeamError, VitrailError
+from vitrail.errors import AnatomyError, CutGraphError, InputError, OptionError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_fits, read_inputs
+from vitrail.models.readouts import last_position
 from vitrail.models.taking import check_target, prepared
 from vitrail.targets import AnyTarget, as_target
 
@@ -287,3 +289,47 @@ def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs | None = N
 
 _families: "WeakKeyDictionary[nn.Module, Anatomy | None]" = WeakKeyDictionary()
 """The anatomy of the family that each shadow is of; None where it is of no known one."""
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedLogits:
+    """The inputs in one form, the logits of each, and for pictures the rows and columns of patches."""
+
+    inputs: Inputs
+    logits: Float[Tensor, "b c"]
+    grid: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        assert self.inputs.size is not None
+        return self.inputs.size
+
+    def showing(self, images: Tensor, **more: Any) -> Tensor | dict[str, Any]:  # noqa: ANN401
+        """What the model is called with to look at other pictures, with further keywords."""
+        main = self.inputs.main or ("pixel_values" if more else None)
+        return images if main is None else {**self.inputs.kwargs, **more, main: images}
+
+    @property
+    def best(self) -> list[tuple[int, float]]:
+        """The predicted class of each sample and its probability."""
+        likely, classes = self.logits.softmax(dim=1).max(dim=1)
+        return list(zip(classes.tolist(), likely.tolist(), strict=True))
+
+
+def predict(model: object, inputs: Any, anatomy: Anatomy | None = None) -> PredictedLogits:  # noqa: ANN401
+    """What the model says, for a language model of the token that follows."""
+    read = read_inputs(prepared(model, inputs).inputs)
+    with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), ComputeSettings()) as run:
+        return PredictedLogits(read, _class_logits(run), run.origin.grid)
+
+
+def _class_logits(run: Pass) -> Float[Tensor, "b c"]:
+    logits = run.output.wide.detach()
+    if run.output.span:
+        raise TargetError("a model that answers questions has no classes to contrast: use vitrail.explain.")
+    if logits.ndim == 2:
+        return logits
+    if not run.causal:
+        raise TargetError("this model answers at every token: use vitrail.explain with targets.logit(c, position=p).")
+    return logits[torch.arange(len(logits), device=logits.device), last_position(run.valid)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail import targets
 from vitrail.api import explain
-from vitrail.capture.predict import predict
+from vitrail.capture.forward import predict
 from vitrail.errors import InputError, OptionError, TargetError, as_path
 from vitrail.evaluate.data.files import pictures_in, require_folder
 from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail import targets
 from vitrail.api import explain
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import predict
+from vitrail.capture.forward import predict
 from vitrail.errors import OptionError, TargetError, suggest
 from vitrail.models.anatomy import Anatomy
 from vitrail.targets import Index, Target

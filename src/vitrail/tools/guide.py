@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitrail.api import explain
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import PredictedLogits, predict
+from vitrail.capture.forward import PredictedLogits, predict
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, VitrailError
 from vitrail.evaluate.stitch import SHIPPED, Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch

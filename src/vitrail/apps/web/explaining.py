@@ -20,7 +20,7 @@ from vitrail.apps.web.reading import read_picture, read_text
 from vitrail.apps.web.sessions import EXAMPLES, Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import predict
+from vitrail.capture.forward import predict
 from vitrail.errors import OptionError, TargetError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample

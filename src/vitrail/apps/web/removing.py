@@ -14,7 +14,7 @@ from vitrail.apps.web.explaining import Case, Explorer
 from vitrail.apps.web.model_cache import running
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import predict
+from vitrail.capture.forward import predict
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled

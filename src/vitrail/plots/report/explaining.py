@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.api import DEFAULT_METHOD, MethodSpec, compare
 from vitrail.attribution import Attribution
-from vitrail.capture.predict import predict
+from vitrail.capture.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path
 from vitrail.evaluate.bench.opened import Opened, affine
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
