@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
+from vitrail.capture.early import read_together
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import structure_of
 from vitrail.capture.origin import signal_kind
@@ -180,13 +181,8 @@ def wanted_by(plans: Sequence[Walk | RerunMethod]) -> Wanted:
     last_only = [
         isinstance(one, Walk) and one.last_only for one in plans if any(need.endswith("_grad") for need in one.needs)
     ]
-    early = [plan.early if isinstance(plan, Walk) else None for plan in plans]
-    # A gradient is taken at the state itself, which has to be there then.
-    late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
-        *(plan.needs - (frozenset() if e is None else e.needs) for plan, e in zip(plans, early, strict=True))
-    )
-    wanted = Wanted.of(needs, last_only=bool(last_only) and all(last_only))
-    return replace(wanted, early=tuple(e for e in early if e is not None), passing=wanted.states - late)
+    early = read_together([(plan.needs, plan.early if isinstance(plan, Walk) else None) for plan in plans])
+    return replace(Wanted.of(needs, last_only=bool(last_only) and all(last_only)), early=early)
 
 
 def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.additions import Added, Adding, hooks_for, measured
-from vitrail.capture.layers import passing_layer
+from vitrail.capture.early import EarlyReads, read_early
 from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
-from vitrail.capture.recording import Early, own_dtypes
+from vitrail.capture.recording import own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import hooks
@@ -30,7 +30,7 @@ class BlockCapture:
     calls: list[AttentionCall] = field(default_factory=list)
     states: dict[str, Tensor] = field(default_factory=dict)
     returned: object = None  # by the block, whatever else it gives beside the stream
-    early: dict[Early, Any] = field(default_factory=dict)  # what was read of it as soon as it had run
+    early: dict[Any, Any] = field(default_factory=dict)  # what was read of it as soon as it had run
     adding: Adding | None = None  # what its sub-layers add to the stream, where that is asked for
     added: Added | None = None  # the same, measured as soon as the block had run, in a pass without a graph
 
@@ -41,7 +41,7 @@ class Capture:
     def __init__(self, plan: PassPlan) -> None:
         self.plan, self.body, self.cut, self.lean = plan, plan.body, plan.cut, plan.lean
         self.keep = keep = plan.wanted.states | plan.wanted.gradients
-        self.early = plan.wanted.early if plan.lean else ()
+        self.early = plan.wanted.early if plan.lean else EarlyReads()
         self.pass_options, body, lean = plan.options, plan.body, plan.lean
         self.level = plan.options.level or "embedding_output"  # where the gradient ends
         self.recomputed: Recomputed | None = None  # the blocks that keep no graph; None where all keep theirs
@@ -76,23 +76,6 @@ class Capture:
     def block(self) -> int | None:
         """The index of the block that runs."""
         return next((index for index, captured in enumerate(self.blocks) if captured is self.here), None)
-
-    def read_early(self, index: int) -> None:
-        """Read of a block that has just run what methods read early, and free the states that are not read later."""
-        captured = self.blocks[index]
-        if len(captured.calls) != 1:
-            return
-        states = {name: x for name, x in captured.states.items() if name in self.keep}
-        device = next(iter(states.values())).device.type
-        with torch.no_grad(), without_functions(), own_dtypes(device):  # not intercepted
-            block, call = self.body.blocks[index], captured.calls[0]
-            layer = passing_layer(block, index, len(self.blocks), call, states, self.added(captured))
-            captured.early.update({early: early.read(layer) for early in self.early})
-        passing = self.plan.wanted.passing
-        if "output_weight" in passing:
-            captured.adding = None
-        for name in passing - {"entering", "leaving"} if index == len(self.blocks) - 1 else passing:
-            captured.states.pop(name, None)
 
     def added(self, captured: BlockCapture) -> Added | None:
         """What the sub-layers of a block add to the stream; None if it was not asked for."""
@@ -355,8 +338,8 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         torch.set_grad_enabled(True)
         leaf = first_tensor(out).detach().requires_grad_()
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
-        if capture.early:
-            capture.read_early(index)
+        if capture.early.reads:
+            read_early(capture, index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if capture.recomputed is not None:
         by_hand = any(call.weights is not None for call in capture.blocks[index].calls)
@@ -365,8 +348,8 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
             return with_stream_of(out, capture.dropped(index, fresh, last=index == capture.recomputed.count - 1))
     if last or capture.keeps["leaving"]:
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
-    if capture.early:
-        capture.read_early(index)
+    if capture.early.reads:
+        read_early(capture, index)
     return None
 
 

@@ -202,17 +202,3 @@ def with_hidden_prefix(layer: Layer, hidden: int) -> Layer:
         logsumexp=None,
         backend="dense",
     )
-
-
-def passing_layer(
-    block: Block, index: int, depth: int, call: AttentionCall, states: Mapping[str, Tensor], added: Added | None
-) -> Layer:
-    """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
-    queries, keys = call_shape(call)
-    if queries != keys:
-        raise SeamError(unequal(index, queries, keys))
-    stream = stream_around(block, states if added is None else with_added(states, added), {})
-    some = next(x for x in vars(stream).values() if x is not None)
-    every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
-    operands, weights = operands_of(call, some.shape[0]), weights_of(block, added, call)
-    return Layer(index=index, depth=depth, valid=every, readout=every.float(), stream=stream, **operands, **weights)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.recording import Early
+from vitrail.capture.early import EarlyReads
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import OptionError, suggest
 from vitrail.models.anatomy import Body
@@ -81,18 +81,17 @@ class ComputeSettings:
             raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")
 
 
+NO_READS = EarlyReads()
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """What a group of methods reads: states, gradients, and whether gradients of the last layer suffice.
-
-    `early` is read of each block as soon as it has run, and `passing` are the states that are not read after that.
-    """
+    """What a group of methods reads: states, gradients, whether gradients of the last layer suffice, and what early."""
 
     states: frozenset[str] = frozenset()
     gradients: frozenset[str] = frozenset()
     last_only: bool = False
-    early: tuple[Early, ...] = ()
-    passing: frozenset[str] = frozenset()
+    early: EarlyReads = NO_READS
 
     @staticmethod
     def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":

@@ -3,7 +3,7 @@
 Axes: b batch, h head, g key/value head, q query position, k key position, t token, d channel.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,19 +32,6 @@ class Stream:
     ffn_entering: Float[Tensor, "b t d"] | None = None
     ffn_normed: Float[Tensor, "b t d"] | None = None
     ffn_added: Float[Tensor, "b t d"] | None = None
-
-
-@dataclass(frozen=True)
-class Early:
-    """What a method reads of a layer before any gradient is known, so that the states it takes need not be kept.
-
-    Args:
-        read: a function of the layer's operands, weights and states; not of `valid`, `readout` and gradients.
-        needs: the states.
-    """
-
-    read: "Callable[[Layer], Any]"
-    needs: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -105,11 +92,7 @@ class Layer:
     chunk_rows: int | None = None
     shared: bool = False
     missing: Mapping[str, str] = field(default_factory=dict, compare=False)
-    early: dict[Early, Any] = field(default_factory=dict, compare=False)
-
-    def taken(self, early: Early) -> Any:  # noqa: ANN401
-        """What was read as the forward pass left the layer, or what can be read of its states now."""
-        return self.early[early] if early in self.early else early.read(self)
+    early: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_last(self) -> bool:

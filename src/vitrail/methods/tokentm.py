@@ -18,7 +18,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Early, Layer, widen
+from vitrail.capture.early import Early
+from vitrail.capture.recording import Layer, widen
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import Result, Walk, positive, pull
@@ -180,7 +181,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
         if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
             pulled = pull(layer, state.relevance, positive).mean(dim=1)
             return TokenTMState(pulled, torch.zeros_like(pulled))
-        changes = layer.taken(early)
+        changes = early(layer)
         weights = weighed(changes.attention, layer.valid, use=use)
         rows = torch.ones_like(weights[:, 0]) if changes.rows is None or not length else changes.rows.to(weights.dtype)
         seen = (weights.mean(dim=1) * rows, *state.weights)
@@ -197,7 +198,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
 
     def finish(state: TokenTMState, first: Layer) -> Result:
         """Eqs. 17 to 19: the row of C started from the input vectors' lengths."""
-        start = origin(first.taken(early))
+        start = origin(early(first))
         return Result(state.relevance * start, own=state.own * start, layers=torch.stack(state.weights, dim=1))
 
     row = check_choice("readout", readout, STARTS)

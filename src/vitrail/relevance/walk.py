@@ -8,7 +8,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Early, Layer, Recording
+from vitrail.capture.early import Early
+from vitrail.capture.recording import Layer, Recording
 from vitrail.relevance.dense import backends_used
 
 
@@ -41,7 +42,7 @@ class Walk:
         last_only: whether gradients are read at the last layer (and at the last block, where a query pools what it
             gives) only, so the backward pass may stop there.
         scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.
-        early: what is read with `layer.taken` and takes some of the states in `needs`.
+        early: what is read of a block as soon as it has run, and takes some of the states in `needs`.
         across: for models with several streams, what an attention call leaves with its query rows and what it gives to
             its key rows; None where the method is defined on one stream only.
         within: for models with several streams, what a feed-forward layer multiplies the relevance of its tokens by;
