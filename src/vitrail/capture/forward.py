@@ -148,7 +148,8 @@ def _run_captured(
     capture, options, rows = Capture(plan), plan.options, plan.rows
     stack.callback(capture.release)
     capture.ids = inputs.ids
-    capture.additions = known_additions(model, inputs, plan.body, plan.wanted.states)
+    if "output_weight" in plan.wanted.states:
+        capture.additions = known_additions(model, inputs, plan.body)
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)

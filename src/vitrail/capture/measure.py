@@ -124,13 +124,11 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     return _known.get(model, _form(inputs, body), lambda: _checked(model, inputs.usable(), body))
 
 
-def known_additions(model: nn.Module, inputs: Inputs, body: Body, states: frozenset[str]) -> dict[int, set[str]]:
+def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, set[str]]:
     """By block, which sub-layers were found to be added as they are for inputs of this form; filled by passes.
 
     Where any setting of the model has changed, nothing is known: what is added may hang on it.
     """
-    if "output_weight" not in states:
-        return {}
     return _additions.get(model, (_form(inputs, body), tuple(settings_of(model))), dict)
 
 
