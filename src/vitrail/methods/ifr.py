@@ -126,7 +126,8 @@ def answer_rows(runner: Runner) -> Weights:
         raise TargetError(
             "rows='tokens' reads the rows of an answer's own tokens: name them with targets.continuation(start, stop)."
         )
-    return runner.part.rows.roll(1, dims=1)  # a row predicts the next column
+    # A row predicts the next column.
+    return runner.part.rows.roll(1, dims=1).to(_predicting(runner).dtype)
 
 
 ROWS: dict[str, Callable[[Runner], Weights]] = {"predicting": _predicting, "tokens": answer_rows}
