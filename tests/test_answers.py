@@ -220,6 +220,8 @@ def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
         ({"prompt": "  "}, "prompt is empty"),
         ({"prompt": []}, "at least one is needed"),
         ({"prompt": [{"role": "user", "content": " "}]}, "prompt is empty"),
+        ({"prompt": "the key \ud800"}, "prompt is no text: at letter 8 .* half of a letter"),
+        ({"prompt": "the key", "answer": "\ud800"}, "answer is no text"),
         ({"prompt": "the key", "answer": ""}, "answer is empty"),
         ({"prompt": "the key", "answer": "red " * 60}, "2 . 60 tokens, but .* has 48 positions"),
         ({"prompt": "the key", "max_new_tokens": 60}, "60 may be generated, but .* has 48 positions"),
@@ -243,6 +245,8 @@ def test_models_without_a_head_and_strange_tokenizers_are_refused(language_model
     model, tokenizer = language_model
     with pytest.raises(vitrail.VitrailError, match="no language-model head"):
         vitrail.generate(model.model, tokenizer, "the key")
+    with pytest.raises(vitrail.VitrailError, match="reads its prompt with an encoder"):
+        vitrail.generate(golden2("encdec_t5").model, tokenizer, "the key")
     small = golden2("llm_gpt2").model
     tokenizer_too_large = type("Large", (), {"is_fast": True, "__len__": lambda self: 10**6})()
     with pytest.raises(vitrail.VitrailError, match="Is it the model's own"):

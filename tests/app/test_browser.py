@@ -351,6 +351,20 @@ def test_a_word_of_an_answer_shows_what_it_rests_on(visit, writer):
     assert axe(page) == []
 
 
+def test_the_embedded_language_model_answers_out_of_the_box(visit):
+    page = settled(visit(TEXT))
+    page.get_by_role("button", name="Anna: ring. Boris: key").click()
+    shows(page, "sentence-4")
+    said = panel(page, "Answer")
+    assert said.locator("#answer-words").inner_text().split()[0].startswith("key")
+    script = "(all) => all.map((one) => [one.textContent.trim(), one.title])"
+    shades = said.locator("#sources .piece").evaluate_all(script)
+    best = max(shades, key=lambda one: float(re.findall(r"-?[\d.]+", one[1] or "0")[0]))
+    assert best[0] in ("Boris", ":", "key"), shades
+    page.get_by_role("button", name="nothing here is original").click()  # back to the model of that sentence
+    shows(page, "sentiment")
+
+
 def test_the_answer_panel_has_no_fault_in_the_dark(visit, writer):
     page = settled(visit(f"#in=text:the quick brown fox&m={writer}&x=gae&panel=answer", color_scheme="dark"))
     page.locator("#answer-words button").first.wait_for(timeout=90_000)

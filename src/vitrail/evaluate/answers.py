@@ -25,6 +25,7 @@ from vitrail.capture.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.sources import lds, recall_at
+from vitrail.methods import METHODS
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span
 from vitrail.targets import continuation
@@ -188,7 +189,7 @@ def by_method(name: str, *, scalar: str = "log_probability", **options: Any) -> 
     def scores(model: Any, question: Question) -> Float[Tensor, " t"]:  # noqa: ANN401
         given = {
             **options,
-            **({"sources": list(question.sources)} if name in ("context_cite", "sentence_drop") else {}),
+            **({"sources": list(question.sources)} if "sources" in METHODS[name].options else {}),
         }
         target = continuation(question.start, question.stop, scalar=scalar)
         return explain(model, question.inputs, name, target, **given).scores[0].detach().float().cpu()

@@ -189,6 +189,11 @@ METHODS: dict[str, Method] = {
             {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="1 + ablations forward",
         ),
         Method(
+            "soft_ablation", "soft_ablation:build", "ours; the derivative of Owen's multilinear extension, 1972",
+            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 backward",
+            models="causal language models",
+        ),
+        Method(
             "leave_one_out", "leave_one_out:build", "a reference: one token removed at a time",
             {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each token",
         ),

@@ -21,6 +21,7 @@ from vitrail.models.texts import Span, pieces_of, sentences
 from vitrail.relevance.runner import Runner
 
 Keep = Bool[Tensor, "m t"]
+COUNTS = {1: "one is", 2: "two are"}
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,20 @@ def _reordered(inputs: Inputs, sample: int, order: Int[Tensor, "m s"], real: Boo
     return replace(inputs, args=args, kwargs=kwargs, batch=len(order), ids=ids, attention_mask=mask, tokens=None)
 
 
-def sources_of(of: Ablated, given: Sequence[Span] | None) -> list[Bool[Tensor, " t"]]:
-    """The tokens of each source: spans of columns, or the sentences of the context."""
+def sources_of(of: Ablated, given: Sequence[Span] | None, *, least: int = 2) -> list[Bool[Tensor, " t"]]:
+    """The tokens of each source: spans of columns, or the sentences of the context.
+
+    Args:
+        least: how many there have to be.
+    """
     places = torch.arange(len(of.context), device=of.context.device)
     spans = _sentences(of) if given is None else given
     found = [of.context & (places >= start) & (places < stop) for start, stop in spans]
     found = [source for source in found if bool(source.any())]
-    if len(found) < 2:
+    if len(found) < least:
         raise InputError(
-            f"the context has {len(found)} source, and at least two are needed to compare them. Give sources=[(start, "
-            "stop), ...] in columns of the input, or use leave_one_out, which removes single tokens."
+            f"the context has {len(found)} source, and at least {COUNTS[least]} needed to compare them. Give "
+            "sources=[(start, stop), ...] in columns of the input, or use leave_one_out, which removes single tokens."
         )
     return found
 
@@ -141,11 +146,16 @@ def _sentences(of: Ablated) -> list[Span]:
     return [(first + a, first + b) for a, b in sentences(pieces_of(tokens[of.sample][first:last]))]
 
 
-def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs], None]:
-    """A check that the sources are spans, or that the tokens are known as text, so that sentences can be found."""
+def check_spans(given: object) -> None:
+    """Raise if sources are given and are no spans of columns."""
     spans = given if isinstance(given, Sequence) else ()
     if any(not isinstance(span, Sequence) or len(span) != 2 for span in spans):
         raise OptionError(f"sources={given!r}, but they are pairs of columns: [(start, stop), ...].")
+
+
+def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs], None]:
+    """A check that the sources are spans, or that the tokens are known as text, so that sentences can be found."""
+    check_spans(given)
 
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
         ids = None if inputs.ids is None else tuple(tuple(map(str, row)) for row in inputs.ids.tolist())

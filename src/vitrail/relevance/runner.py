@@ -79,14 +79,18 @@ class Runner:
         *,
         inputs: Inputs | None = None,
         copies: int = 1,
+        lean: bool = False,
     ) -> Iterator[tuple[Pass, Scalar]]:
         """Another pass on inputs of the same samples, and the same scalar in it.
 
         Args:
             copies: how often the inputs hold the whole batch, copy after copy (`repeated`).
+            lean: nothing but layers is read, so blocks may be run again to save memory, and logits are computed at the
+                rows of the scalar alone.
         """
         chosen = self.repeated(copies) if inputs is None else inputs
-        with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options) as run:
+        less = {"lean": True, "rows": self.run.output.rows} if lean else {}
+        with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options, **less) as run:
             scalar = self.part_of(run.output.wide, copies)
             position = None if self.part.position is None else self.part.position.repeat(copies)
             weights = None if self.part.rows is None else self.part.rows.repeat(copies, 1)

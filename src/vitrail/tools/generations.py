@@ -20,7 +20,7 @@ from vitrail.plots.answers import answer_figure, answer_html
 from vitrail.storage import encode
 from vitrail.tools.answers import Answer, is_whole
 from vitrail.tools.answers import answer as answer_of
-from vitrail.tools.prompts import TEMPLATE, Message, Passage, Prompt, decoded, read_prompt
+from vitrail.tools.prompts import TEMPLATE, Message, Passage, Prompt, check_letters, decoded, read_prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -362,6 +362,11 @@ def _check_model(model: Any, tokenizer: Any) -> None:  # noqa: ANN401
             f"{type(model).__name__} has no language-model head, so it generates nothing. Load it with "
             "AutoModelForCausalLM."
         )
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise InputError(
+            f"{type(model).__name__} reads its prompt with an encoder, and generate is for causal models. Explain its "
+            "answer with vitrail.answer(model, {'input_ids': ..., 'decoder_input_ids': ...}, start)."
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("generate needs the model's fast tokenizer, which says where each token stands in the text.")
     rows = model.get_input_embeddings().weight.shape[0]
@@ -373,6 +378,7 @@ def _check_model(model: Any, tokenizer: Any) -> None:  # noqa: ANN401
 
 
 def _given(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
+    check_letters("answer", text)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

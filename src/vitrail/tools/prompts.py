@@ -43,6 +43,7 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
         text, marked = _chat(tokenizer, prompt, documents)
     if not text.strip() or not any(part.strip() for _, part in marked):
         raise InputError("the prompt is empty. Give a text, or messages with content.")
+    check_letters("prompt", text)
     encoded = tokenizer(text, add_special_tokens=isinstance(prompt, str), return_offsets_mapping=True)
     offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
     if not ids:
@@ -51,6 +52,17 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
     offsets = _joined(offsets)
     pieces = tuple(text[begin:end] for begin, end in offsets)
     return Prompt(text, tuple(ids), pieces, tuple(_passages(text, marked, offsets, inside)))
+
+
+def check_letters(name: str, text: str) -> None:
+    """Raise if a text holds half of a letter, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the {name} is no text: at letter {error.start} stands {text[error.start]!a}, half of a letter (a lone "
+            "surrogate). Decode the bytes it came from as UTF-8."
+        ) from error
 
 
 def _check(prompt: object, documents: object) -> None:

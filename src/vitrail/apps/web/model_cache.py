@@ -24,8 +24,9 @@ from vitrail.models.loading import EMBEDDED, Loaded, load, silent
 KEPT = 3
 """Models that stay loaded beside the embedded ones."""
 PICTURES = frozenset({"photo"})
-OFFERED = ("photo", "sentiment")
 """The embedded models that read pictures; the others read text."""
+OFFERED = ("photo", "sentiment", "lookup")
+"""The embedded models on the page; of each kind the first is opened with the first input of that kind."""
 READS = {"image": "pictures", "text": "text"}
 
 

@@ -26,7 +26,7 @@ from vitrail.apps.web.guard import Guard, read_body, refused
 from vitrail.apps.web.limits import BusyError, MalformedError, Refusal
 from vitrail.apps.web.schema import ASKS, Ask, Cancel, Text, parse
 from vitrail.apps.web.server import Settings
-from vitrail.apps.web.sessions import PICTURES, TEXTS, Session, Sessions, thumbnail
+from vitrail.apps.web.sessions import MODELS, PICTURES, TEXTS, Session, Sessions, thumbnail
 from vitrail.apps.web.workers import LOAD, Event, Job, Steps, Workers, said
 from vitrail.errors import VitrailError
 
@@ -163,7 +163,7 @@ async def session(request: Request) -> Response:
 
 async def list_examples(request: Request) -> Response:
     """The examples by name."""
-    return JSONResponse({"image": PICTURES, "text": TEXTS})
+    return JSONResponse({"image": PICTURES, "text": TEXTS, "models": MODELS})
 
 
 async def example_picture(request: Request) -> Response:

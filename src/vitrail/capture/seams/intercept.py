@@ -35,13 +35,21 @@ class Override:
         weights: takes the block's index and its map after the softmax, gives the map that is used instead.
         values: the same for the values; None leaves them as they are.
         scores: the same for the scores before the softmax, scaled and masked.
+        bias: takes the scores' shape `[b, h, q, k]` and their dtype, gives what is added to them in every block,
+            `[b, 1, q, k]`. Fused calls stay fused: no map is computed. Not together with the others.
         exact: take the output of the model's own kernel where a map turns out to be unchanged, bit for bit.
     """
 
     weights: Callable[[int, Tensor], Tensor] = lambda block, weights: weights
     values: Callable[[int, Tensor], Tensor] | None = None
     scores: Callable[[int, Tensor], Tensor] | None = None
+    bias: Callable[[torch.Size, torch.dtype], Tensor] | None = None
     exact: bool = False
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether anything becomes of the scores before the softmax."""
+        return self.scores is not None or self.bias is not None
 
 
 class _InPlace(torch.autograd.Function):
@@ -103,6 +111,25 @@ def overridden_call(call: AttentionCall, override: Override, block: int, fused: 
     if override.exact and override.values is None and change is None and torch.equal(weights, own):
         output = on_top_of(output, fused())
     return replace(call, key=key, value=value, weights=weights, output=output)
+
+
+def biased(call: AttentionCall, bias: Tensor) -> Tensor:
+    """The mask of a fused call with numbers added to the scores of the keys that may be seen."""
+    assert call.query is not None
+    assert call.key is not None
+    shape = {"queries": call.query.shape[-2], "keys": call.key.shape[-2], "device": call.query.device}
+    allowed = allowed_keys(call.mask, causal=call.causal, **shape)
+    if call.mask is not None and call.mask.is_floating_point():
+        bias = bias + call.mask
+    return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+
+
+def _scores_with(bias: Callable[[torch.Size, torch.dtype], Tensor], scores: Tensor) -> Tensor:
+    """Scores `[b, h, q, k]`, or `[b * h, q, k]` of one matrix for each sample and head, with what is added to them."""
+    if scores.ndim == 4:
+        return scores + bias(scores.shape, scores.dtype)
+    added = bias(torch.Size((1, *scores.shape)), scores.dtype)[:, 0]
+    return scores + added.repeat_interleave(len(scores) // len(added), dim=0)
 
 
 def softmax(
@@ -172,6 +199,7 @@ class InterceptAttention(TorchFunctionMode):
         super().__init__()
         self.emit, self.override, self.block, self.safe, self.cut = emit, override, block, safe, cut
         self.follower = Follower(emit)
+        self.masks: list[tuple[Tensor | None, bool, torch.Size, Tensor]] = []  # blocks share one, or a few
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
@@ -200,8 +228,10 @@ class InterceptAttention(TorchFunctionMode):
     def _softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
         """A softmax, its scores and its map changed if asked for."""
         over_keys = is_attention(func, args[0], args, kwargs)
-        if over_keys and block is not None and self.override is not None and self.override.scores is not None:
-            changed = self.override.scores(block, args[0])
+        if over_keys and block is not None and self.override is not None and self.override.changes_scores:
+            bias, change = self.override.bias, self.override.scores
+            changed = _scores_with(bias, args[0]) if change is None and bias is not None else args[0]
+            changed = changed if change is None else change(block, changed)
             self.follower.same(args[0], changed)
             args = (changed, *args[1:])
         out = self._safe_softmax(func, args, kwargs) if self.safe and over_keys else func(*args, **kwargs)
@@ -234,12 +264,34 @@ class InterceptAttention(TorchFunctionMode):
         if self.override is None or block is None:
             out = F.scaled_dot_product_attention(*args, **kwargs)
             self.emit(read_sdpa(out, *args, **kwargs))
+        elif self.override.bias is not None:
+            args, kwargs = self._with_bias(args, kwargs)
+            out = F.scaled_dot_product_attention(*args, **kwargs)
+            self.emit(read_sdpa(out, *args, **kwargs))
         else:
             fused = partial(F.scaled_dot_product_attention, *args, **kwargs)
             call = overridden_call(read_sdpa(None, *args, **kwargs), self.override, block, fused)
             out = call.output
             self.emit(call)
         return out if self.cut is None or out is None else self.cut(out, tuple(range(out.ndim)))
+
+    def _with_bias(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments of a fused call with what is added to its scores as its mask."""
+        assert self.override is not None
+        assert self.override.bias is not None
+        call = read_sdpa(None, *args, **kwargs)
+        query, key = args[0], args[1]
+        shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+        known = next(
+            (m for mask, causal, of, m in self.masks if mask is call.mask and (causal, of) == (call.causal, shape)),
+            None,
+        )
+        if known is None:
+            known = biased(call, self.override.bias(shape, query.dtype))
+            self.masks.append((call.mask, call.causal, shape, known))
+        names = ("dropout_p", "is_causal", "scale", "enable_gqa")
+        given = {**dict(zip(names, args[4:], strict=False)), **kwargs}
+        return args[:3], {**given, "attn_mask": known, "is_causal": False}
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""

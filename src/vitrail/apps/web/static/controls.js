@@ -27,12 +27,19 @@ export async function addFiles(store, files) {
   if (first) show(store, first);
 }
 
+/** The model that an example was written for; a model of the visitor's own stays. */
+function modelOf(store, input, model) {
+  const {models = {}} = store.examples || {};
+  return Object.values(models).includes(model) ? models[input.slice(8)] || model : model;
+}
+
 /** Explain another input, with a model that reads it. */
 export function show(store, input) {
   const kind = kindOf(input);
   const other = kind !== kindOf(store.asked.input);
   const about = store.about;
-  const model = other ? (about ? about.models[kind][0] : kind === "text" ? "sentiment" : "photo") : store.asked.model;
+  const first = other ? (about ? about.models[kind][0] : kind === "text" ? "sentiment" : "photo") : store.asked.model;
+  const model = input.startsWith("example:") ? modelOf(store, input, first) : first;
   const methods = other ? (about ? about.chosen[kind] : store.first[kind]) : store.asked.methods;
   store.set({input, model, methods, target: null});
 }

@@ -1,0 +1,138 @@
+"""Soft ablation: what an answer loses as attention to each token of the context is turned down, all at once.
+
+Every token of the context has a presence `g`; attention from outside its own passage is multiplied by `g` before the
+softmax normalises it, so that 0 is a passage that nothing else reads and 1 is the model as it is. The score of a token
+is the derivative of the answer's log-probability with respect to its presence, where all presences are `presence`. One
+forward and one backward pass give all tokens. The scores of a passage's tokens add up to the passage's derivative.
+
+Random ablations keep each passage with some probability, and a linear model of them (ContextCite) has the coefficients
+of the derivative of the multilinear extension inside the cube of presences (Owen, "Multilinear Extensions of Games",
+Management Science 18, 1972). The same derivative at the corner where everything is present, as in attribution patching,
+is small where several passages say the same, or where the model is sure.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitrail.capture.pass_options import PassOptions, Wanted
+from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.seams.intercept import Override
+from vitrail.errors import InputError, MethodError, OptionError, TargetError
+from vitrail.methods.ablation import Ablated, ablated, check_spans, sources_of
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+from vitrail.relevance import Result, Walk, pull, score_gradient
+from vitrail.relevance.backends import backend_of
+from vitrail.relevance.fused import Operands
+from vitrail.relevance.runner import RerunMethod, Runner
+from vitrail.relevance.walk import walk_layers
+
+NO_GRAPH = PassOptions(graph=False)
+NEEDS = frozenset({"output_grad"})
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is turned down."""
+
+    of: Int[Tensor, "b t"]
+    gated: Bool[Tensor, "b t"]
+
+    def outside(self, rows: slice) -> Bool[Tensor, "b q t"]:
+        """Which keys of a passage are read by a query outside of it."""
+        return (self.of[:, rows, None] != self.of[:, None]) & (self.of != NONE)[:, None]
+
+    def bias(self, presence: float, shape: torch.Size, dtype: torch.dtype) -> Float[Tensor, "b 1 q k"]:
+        """What is added to the scores: `log presence` where a query reads a passage that is not its own."""
+        if shape[-2:] != (self.of.shape[1], self.of.shape[1]):
+            raise MethodError(
+                f"soft_ablation turns attention to tokens down, but an attention map has {shape[-2]} queries and "
+                f"{shape[-1]} keys for {self.of.shape[1]} tokens. Take gae."
+            )
+        down = self.outside(slice(None)) & self.gated[:, None]
+        return torch.zeros((), dtype=dtype, device=down.device).where(~down, math.log(presence))[:, None]
+
+
+def outside_gradient(layer: Layer, passages: Passages) -> Probs:
+    """The gradient at the scores before the softmax, where a query reads a passage that is not its own."""
+    rows = slice(layer.first_row, layer.first_row + layer.readout.shape[1])
+    return score_gradient(layer) * passages.outside(rows)[:, None]
+
+
+def read_from_outside(layer: Layer, passages: Passages) -> Float[Tensor, "b t"]:
+    """The sum over heads and over all queries outside of a token's passage of the gradient at the scores."""
+    rows = layer.queries_valid.to(layer.readout.dtype)
+    if layer.weights is not None or backend_of(layer) != "fused":
+        return pull(layer, rows, lambda some: outside_gradient(some, passages)).sum(dim=1)
+    # A kernel takes the mask and the softmax's denominator as they are: what is hidden now has no part in the sum.
+    hidden = ~passages.outside(slice(None))[:, None]
+    mask = layer.get("mask").masked_fill(hidden, -torch.inf)
+    known = replace(layer, mask=mask, logsumexp=Operands(layer, gradient=False).logsumexp)
+    return pull(known, rows, score_gradient).sum(dim=1)
+
+
+def passages_of(runner: Runner, given: Sequence | None) -> Passages:
+    """The passages of every sample: spans that are given, sentences where the text is known, else single tokens."""
+    valid = runner.run.patches(runner.run.valid)
+    of = torch.full(valid.shape, NONE, device=valid.device)
+    for sample in range(len(valid)):
+        one = ablated(runner, sample)
+        for index, tokens in enumerate(_sources(one, given)):
+            of[sample, tokens] = index
+    first = torch.arange(valid.shape[1], device=valid.device) == valid.int().argmax(dim=1, keepdim=True)
+    return Passages(of, (of != NONE) & ~first)  # attention that nothing needs rests on the first token
+
+
+def _sources(of: Ablated, given: Sequence | None) -> list[Bool[Tensor, " t"]]:
+    """The tokens of each passage."""
+    tokens, ids = of.runner.inputs.tokens, of.runner.inputs.ids
+    assert ids is not None
+    nameless = tokens is None or list(tokens[of.sample]) == list(map(str, ids[of.sample].tolist()))
+    if given is None and nameless:
+        places = of.context.nonzero()[:, 0].tolist()
+        return [torch.arange(len(of.context), device=of.context.device) == place for place in places]
+    return sources_of(of, given, least=1)
+
+
+def check(given: object, presence: float):  # noqa: ANN201
+    """A check that the options fit together, and that the model reads a text."""
+    check_spans(given)
+    if not 0 < presence <= 1:
+        raise OptionError(f"presence={presence}, but it is above 0 and at most 1.")
+
+    def look(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if inputs.ids is None:
+            raise InputError("soft_ablation explains the answer of a language model to input_ids.")
+
+    return look
+
+
+def build(*, presence: float = 0.1, sources: list | tuple | None = None) -> RerunMethod:
+    """How the answer changes with the presence of each token, where attention to all passages is turned down.
+
+    Args:
+        presence: how much of the attention to each passage is left; 1 is the model as it is.
+        sources: spans `(start, stop)` of columns instead of the sentences of the context.
+    """
+
+    def explain(runner: Runner) -> Result:
+        if runner.part.rows is None:
+            raise TargetError("soft_ablation explains an answer: name it with targets.continuation(start, stop).")
+        passages = passages_of(runner, sources)
+        override = Override(bias=lambda shape, dtype: passages.bias(presence, shape, dtype))
+        walk = Walk(
+            start=lambda last: torch.zeros_like(last.readout),
+            step=lambda total, layer: total + read_from_outside(layer, passages),
+            finish=lambda total, first: Result(total / total.new_ones(()).where(~passages.gated, presence)),
+        )
+        with runner.again(NEEDS, PassOptions(override=override), lean=True) as (run, part):
+            (walked,) = walk_layers([walk], run.layers(part, Wanted.of(NEEDS), again=False))
+        return walked.result
+
+    return RerunMethod(explain, NO_GRAPH, check=check(sources, presence))

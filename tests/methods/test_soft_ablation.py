@@ -1,0 +1,84 @@
+"""soft_ablation: derivatives of an answer's log-probability with respect to the presence of each token."""
+
+import pytest
+import torch
+from golden2_sets import golden2
+from torch.testing import assert_close
+
+import vitrail
+from vitrail import targets
+
+IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33], [7, 7, 11, 4, 28, 19, 35, 2, 14, 6]])
+SOURCES = [(1, 3), (3, 6)]
+START = 7
+
+
+def explained(model, mask=None, **options):
+    given = {"input_ids": IDS} if mask is None else {"input_ids": IDS, "attention_mask": mask}
+    return vitrail.explain(model, given, "soft_ablation", targets.continuation(START), **options).scores
+
+
+def answer_of(model, presence, sources):
+    """The sum of all answers' log-probabilities, with attention from outside of each source times its presence."""
+    source = torch.full((IDS.shape[1],), -1)
+    for index, (a, b) in enumerate(sources):
+        source[a:b] = index
+    outside = (source[:, None] != source) & (source >= 0)
+    bias = torch.where(outside, presence.log()[:, None], torch.zeros((), dtype=presence.dtype))
+    causal = torch.ones_like(outside).tril()
+    mask = bias.masked_fill(~causal, torch.finfo(bias.dtype).min)[:, None]
+    logs = model(input_ids=IDS, attention_mask=mask).logits[:, START - 1 : -1].log_softmax(dim=-1)
+    return logs.gather(2, IDS[:, START:, None]).sum()
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("presence", [0.1, 1.0])
+def test_scores_are_the_derivatives_with_respect_to_presence(kernel, presence):
+    model = golden2("llm_llama", kernel).model
+    given = torch.full(IDS.shape, presence, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(answer_of(model, given, SOURCES), given)
+    found = explained(model, presence=presence, sources=SOURCES)
+    close = {"sdpa": (1e-9, 1e-6), "eager": (1e-5, 1e-4)}[kernel]  # eager attention has a softmax in float32
+    assert_close(found, expected, atol=close[0], rtol=close[1])
+    assert bool((found[:, [0, 6, 7, 8, 9]] == 0).all())  # no token of a source
+    assert_close(explained(model, presence=presence, sources=SOURCES, backend="chunked", chunk_rows=3), found)
+    if kernel == "sdpa":
+        assert_close(explained(model, presence=presence, sources=SOURCES, memory="low"), found)
+
+
+def test_without_text_every_token_is_a_source_and_the_first_keeps_its_attention():
+    model = golden2("llm_llama", "sdpa").model
+    given = torch.full(IDS.shape, 0.1, dtype=torch.float64)
+    given[:, 0] = 1.0
+    given.requires_grad_()
+    tokens = [(i, i + 1) for i in range(START)]
+    (expected,) = torch.autograd.grad(answer_of(model, given, tokens), given)
+    assert_close(explained(model, presence=0.1), expected, atol=1e-9, rtol=1e-6)
+
+
+def test_padding_on_either_side_changes_nothing():
+    model = golden2("llm_llama", "sdpa").model
+    alone = vitrail.explain(model, {"input_ids": IDS[:1]}, "soft_ablation", targets.continuation(START)).scores
+    for where in ((3, 0), (0, 3)):
+        padded = {
+            "input_ids": torch.nn.functional.pad(IDS[:1], where),
+            "attention_mask": torch.nn.functional.pad(torch.ones_like(IDS[:1]), where),
+        }
+        found = vitrail.explain(model, padded, "soft_ablation", targets.continuation(-3)).scores
+        assert_close(found, torch.nn.functional.pad(alone, where), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"presence": 0.0}, "above 0 and at most 1"),
+        ({"presence": 1.5}, "above 0 and at most 1"),
+        ({"sources": [3]}, "pairs of columns"),
+        ({"sources": [(8, 9)]}, "at least one is needed"),
+        ({"target": None}, "targets.continuation"),
+    ],
+)
+def test_what_cannot_be_turned_down_is_one_clear_error(given, words):
+    target = given.pop("target", targets.continuation(START))
+    with pytest.raises(vitrail.VitrailError, match=words):
+        vitrail.explain(golden2("llm_llama", "sdpa").model, {"input_ids": IDS}, "soft_ablation", target, **given)
