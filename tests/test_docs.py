@@ -64,6 +64,21 @@ def test_every_method_is_described_with_every_option_on_a_page_or_in_its_own_fil
             assert len(entry.about.split()) > 20, name
 
 
+def test_the_readme_is_short_and_names_every_method_target_and_extra():
+    import tomllib
+
+    from vitrail import METHODS
+
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 140
+    assert max(map(len, text.splitlines())) <= 100
+    assert f"{len(METHODS)}\nmethods" in text
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    targets = "logit probability difference relative_difference ratio next_token continuation answer_span similarity"
+    named = {*METHODS, *targets.split(), *extras - {"dev"}}
+    assert [name for name in named if not re.search(rf"\b{name}\b", text)] == []
+
+
 PARTS = {
     "purpose": r"^\*\*Purpose",
     "equation": r"`[^`]*[=←][^`]*`",
