@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import vitrail
@@ -45,6 +46,7 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     found = {}
     for path in SOURCE.rglob("*.py"):
@@ -53,11 +55,13 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
+@cache
 def is_module(name: str) -> bool:
     path = SOURCE.parent.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@cache
 def imported_at_the_top(tree: ast.Module) -> set[str]:
     """The modules of the package that are imported when a module is."""
     return set().union(*(imported(ast.Module([node], [])) for node in tree.body if not isinstance(node, DEFINITIONS)))
@@ -82,9 +86,17 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
+@cache
 def inside_functions(tree: ast.Module) -> set[str]:
-    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
-    return set().union(*(imported(function) for function in functions))
+    """Those that are imported below a function; what is inside an inner function is also below the outer one."""
+    kinds, found, waiting = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda), set(), [tree]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, kinds):
+                found |= imported(node)
+            else:
+                waiting.append(node)
+    return found
 
 
 def test_rooms_import_only_those_before_them():
