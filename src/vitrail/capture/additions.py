@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from vitrail.capture.graphs import decided
 from vitrail.capture.recording import widen
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.torch_private import with_functions
+from vitrail.capture.torch_private import with_functions, writes_to
 from vitrail.models.anatomy import Block
 from vitrail.models.taking import every_module
 
@@ -244,7 +244,7 @@ def _give(
     followed: Followed = getattr(adding, name)
     followed.given = _given(args, kwargs) if own else None
     followed.result = followed.now = _first(out)
-    followed.version = followed.now._version
+    followed.version = writes_to(followed.now)
     followed.times += 1
     beside = adding.middle is not None and adding.middle is adding.entering
     return out.clone() if beside and isinstance(out, Tensor) else None
@@ -258,7 +258,7 @@ def _take(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any
             continue
         if given is followed.now:
             followed.now = _first(out)
-            followed.version = followed.now._version
+            followed.version = writes_to(followed.now)
             if not passes(module):
                 followed.steps.append((module, given, followed.now))
         elif is_norm(module):
@@ -381,7 +381,7 @@ def _check_once(seen: Followed, module: nn.Module) -> None:
 
 def _check_kept(adding: Adding) -> None:
     for seen in (adding.attention, adding.ffn):
-        if seen.now is not None and seen.now._version != seen.version:
+        if seen.now is not None and writes_to(seen.now) != seen.version:
             raise Unknown("the model writes into what one sub-layer gave, as by x += y, so it is not there any more")
 
 

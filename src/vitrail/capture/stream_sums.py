@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.additions import is_norm
 from vitrail.capture.executions import Node, node_of
+from vitrail.capture.torch_private import writes_to
 
 ADDS = frozenset({"add", "__add__", "__radd__"})
 IN_PLACE = frozenset({"add_", "__iadd__"})
@@ -38,7 +39,7 @@ class Sum:
 
     def kept(self, side: int) -> bool:
         """Whether the model has not written into an operand since."""
-        return self.operands[side]._version == self.versions[side]
+        return writes_to(self.operands[side]) == self.versions[side]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ class WatchSums(TorchFunctionMode):
         nodes = (node_of(args[0]), node_of(args[1]))
         first = args[0].detach().clone() if name in IN_PLACE else args[0]
         out = func(*args)
-        versions = (first._version, args[1]._version)
+        versions = (writes_to(first), writes_to(args[1]))
         self.sums.found.append(Sum((first, args[1]), nodes, out, self.calls(), versions))
         return out
 

@@ -47,6 +47,7 @@ saving_hooks: Callable[[], object] = partial(
 _transform_level: Callable[[], int | None] = _private(
     "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
 )
+NEEDED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks"}
 SAVED_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
 """Under which names the graph holds what fused attention kept for its backward pass; it may be under none."""
 
@@ -96,7 +97,13 @@ def check_interfaces() -> None:
             f"F.multi_head_attention_forward of torch {torch.__version__} no longer calls has_torch_function, by which "
             "vitrail intercepts the attention of nn.MultiheadAttention. Install an older torch, or a newer vitrail."
         )
-    missing = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"} - vars(nn.Module()).keys()
+    missing = NEEDED_OF_MODULES - vars(nn.Module()).keys()
+    for name, kind in {"_version": Tensor, "_base": Tensor, "_cdata": torch.UntypedStorage}.items():
+        if not hasattr(kind, name):
+            raise MissingExtraError(
+                f"{kind.__name__} of torch {torch.__version__} has no {name}, by which vitrail sees writes in place "
+                "and shared memory. Install an older torch, or a newer vitrail."
+            )
     if missing:
         raise MissingExtraError(
             f"nn.Module of torch {torch.__version__} has no {', '.join(sorted(missing))}, which vitrail copies to "

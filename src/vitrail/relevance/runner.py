@@ -118,12 +118,6 @@ class Runner:
         with self.again(method.needs, method.pass_options) as (run, part):
             return method.explain(replace(self, run=run, part=part))
 
-    @contextmanager
-    def looking_at(self, inputs: Inputs, needs: frozenset[str] = frozenset()) -> Iterator["Runner"]:
-        """The same model and the same scalar with other inputs of the same samples, in a plain pass."""
-        with self.again(needs, inputs=inputs) as (run, part):
-            yield replace(self, inputs=inputs, run=run, part=part)
-
     def gradient(self) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient of the pass ends, with the gradient of the scalar there."""
         return self.run.at_roots(self.part)

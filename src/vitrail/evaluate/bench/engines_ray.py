@@ -21,13 +21,33 @@ from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
 from vitrail.attribution import versions
-from vitrail.errors import EngineError, VitrailError
+from vitrail.errors import EngineError, MissingExtraError, VitrailError
 from vitrail.evaluate.bench.plan import Finished, Unit
 from vitrail.evaluate.bench.worker import HERE, Cluster, Work, Worker
 
 REACH = 10.0  # seconds
 OBJECTS = 100 * 2**20  # results are small; Ray would reserve a third of the memory
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+PRIVATE = (
+    (ray_constants, "ENABLE_RAY_CLUSTERS_ENV_VAR"),
+    (ray_constants, "ENABLE_RAY_CLUSTER"),
+    (services, "start_api_server"),
+    (ray_worker, "_worker_logs_enabled"),
+)
+"""Names of Ray's private modules that are read or changed here; see docs/PRIVATE_INTERFACES.md."""
+
+
+def check_private() -> None:
+    """Raise if Ray no longer has what keeps its cluster on this machine and its logs off the screen."""
+    missing = [f"{module.__name__}.{name}" for module, name in PRIVATE if not hasattr(module, name)]
+    if missing:
+        raise MissingExtraError(
+            f"ray {ray.__version__} has no {', '.join(missing)}, by which vitrail keeps a cluster on this machine and "
+            "its logs off the screen. Install an older ray, or a newer vitrail."
+        )
+
+
+check_private()
 LOOPBACK = {"RAY_USAGE_STATS_ENABLED": "0", ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 
 

@@ -1,0 +1,86 @@
+"""Every private name of another library is in docs/PRIVATE_INTERFACES.md, and its absence is said at import."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.capture import torch_private
+from vitrail.errors import MissingExtraError
+
+SOURCE = Path(vitrail.__file__).parent
+PAGE = (SOURCE.parents[1] / "docs/PRIVATE_INTERFACES.md").read_text()
+PUBLIC = {"_replace", "_asdict", "_fields", "_exit", "_repr_html_"}
+"""Documented in spite of their underscore."""
+
+
+def trees():
+    return {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+
+
+def own_names() -> set[str]:
+    """Private names that the package defines: functions, classes, variables, attributes, fields and slots."""
+    found = set()
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+                found.add(node.attr)
+            elif isinstance(node, ast.alias):
+                found.add(node.asname or node.name)
+    return found
+
+
+def is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in {"self", "cls"}
+
+
+def foreign() -> dict[str, set[str]]:
+    """Private names that are read or set on something else than the package's own objects -> the files that do."""
+    own, found = own_names(), {}
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            names = []
+            if isinstance(node, ast.Attribute) and not is_self(node.value):
+                names = [node.attr]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("vitrail"):
+                names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            for name in names:
+                private = re.fullmatch(r"_[a-zA-Z]\w*", name)
+                if private and name not in PUBLIC and (name not in own or isinstance(node, ast.ImportFrom)):
+                    found.setdefault(name, set()).add(str(path))
+    return found
+
+
+def test_every_private_name_of_another_library_is_listed():
+    assert {name: files for name, files in foreign().items() if name not in PAGE} == {}
+
+
+def test_names_of_ray_are_used_in_one_file():
+    users = {str(path) for path, tree in trees().items() if "ray._private" in ast.unparse(tree)}
+    assert users == {"evaluate/bench/engines_ray.py"}
+
+
+def test_a_name_that_torch_has_lost_is_said_with_its_purpose():
+    with pytest.raises(MissingExtraError, match=r"has no torch\._C\._gone, which vitrail needs to see it"):
+        torch_private._private("_C._gone", "see it")
+
+
+def test_modules_that_torch_builds_otherwise_are_said(monkeypatch):
+    monkeypatch.setattr(torch_private, "NEEDED_OF_MODULES", {"_parameters", "_gone"})
+    with pytest.raises(MissingExtraError, match="has no _gone"):
+        torch_private.check_interfaces()
+    assert torch.nn.Module()._parameters == {}
+
+
+def test_a_name_that_ray_has_lost_is_said(monkeypatch):
+    ray_engine = pytest.importorskip("vitrail.evaluate.bench.engines_ray")
+    monkeypatch.setattr(ray_engine, "PRIVATE", (*ray_engine.PRIVATE, (ray_engine.services, "gone")))
+    with pytest.raises(MissingExtraError, match=r"ray \S+ has no ray\._private\.services\.gone"):
+        ray_engine.check_private()
