@@ -438,7 +438,7 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
     settings = ComputeSettings(backend, chunk_rows, memory)
-    (found,) = _compare(model, prepared(model, inputs), target, preset, anatomy, settings, [(method, options)])
+    (found,) = _answer(model, prepared(model, inputs), target, preset, anatomy, settings, [(method, options)])
     return found
 
 
@@ -480,7 +480,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
-    run = partial(_compare, model, given, target, preset, anatomy, ComputeSettings(backend, chunk_rows, memory))
+    run = partial(_answer, model, given, target, preset, anatomy, ComputeSettings(backend, chunk_rows, memory))
     return Comparison(run(methods)) if on_error == "raise" else _keeping(run, methods)
 
 
@@ -502,7 +502,7 @@ def _keeping(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: 
     return Comparison(found, failed)
 
 
-def _compare(
+def _answer(
     model: object,
     given: Prepared,
     target: AnyTarget,
@@ -519,7 +519,7 @@ def _compare(
         )
     started, read, chosen = time.perf_counter(), read_inputs(given.inputs), as_target(target)
     requests = [read_request(spec, preset, read, chosen) for spec in methods]
-    return _compared(model, given, read, requests, settings, anatomy, started)
+    return _on_shadow(model, given, read, requests, settings, anatomy, started)
 
 
 def explain_each(
@@ -537,10 +537,12 @@ def explain_each(
     requests = [read_request((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
-    return Comparison(_compared(model, Prepared(inputs), read, requests, ComputeSettings(memory=memory), None, started))
+    return Comparison(
+        _on_shadow(model, Prepared(inputs), read, requests, ComputeSettings(memory=memory), None, started)
+    )
 
 
-def _compared(
+def _on_shadow(
     model: object,
     given: Prepared,
     read: Inputs,
@@ -561,7 +563,7 @@ def _compared(
                 )
             else:
                 body = find_body(own, anatomy, read)
-                answer = _explained if body.loose is None else _explained_loosely
+                answer = _on_one_stream if body.loose is None else _without_blocks
                 identity, made = answer(own, body, requests, settings)
         except SeamError as error:
             identity, made = explain_at_inputs(
@@ -597,7 +599,7 @@ def shown_over(
     return Attribution(**{**vars(attribution), "provenance": known, "seen": seen})
 
 
-def _explained(
+def _on_one_stream(
     model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
 ) -> tuple[str | None, dict[int, Attribution]]:
     """Every request answered: procedures one by one, all else from one pass for each form of the inputs."""
@@ -612,7 +614,7 @@ def _explained(
                 check_memory(settings, requests[group[0]].entry.name)
             try:
                 begun = time.perf_counter()
-                found = _follow(model, body, [requests[i] for i in group], plan, settings)
+                found = _rerun(model, body, [requests[i] for i in group], plan, settings)
                 spent = time.perf_counter() - begun
                 made |= {i: _with_seconds(one, spent) for i, one in zip(group, found, strict=True)}
             except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
@@ -621,12 +623,12 @@ def _explained(
     order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
     for _, group in groupby(order, key=lambda i: id(requests[i].inputs)):
         indices = list(group)
-        identity, found = _run(model, body, [requests[i] for i in indices], settings)
+        identity, found = _walk(model, body, [requests[i] for i in indices], settings)
         made |= dict(zip(indices, found, strict=True))
     return identity, made
 
 
-def _explained_loosely(
+def _without_blocks(
     model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
 ) -> tuple[str | None, dict[int, Attribution]]:
     """Every request answered where no module is a block: what blocks would show is measured as on several streams."""
@@ -644,7 +646,7 @@ def _explained_loosely(
     )
     made = {i: found[place] for place, i in enumerate(apart)}
     if rest:
-        identity, found = _explained(model, body, [requests[i] for i in rest], settings)
+        identity, found = _on_one_stream(model, body, [requests[i] for i in rest], settings)
         made |= {i: found[place] for place, i in enumerate(rest)}
     return identity, made
 
@@ -666,7 +668,7 @@ def _with_seconds(attribution: Attribution, seconds: float) -> Attribution:
     return replace(attribution, provenance={**attribution.provenance, "seconds": seconds})
 
 
-def _run(
+def _walk(
     model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
 ) -> tuple[str, list[Attribution]]:
     """One forward pass, then one backward pass for every scalar that any of the requests differentiates.
@@ -700,7 +702,7 @@ def _run(
         return identity, made
 
 
-def _follow(
+def _rerun(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""

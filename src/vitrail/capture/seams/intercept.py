@@ -212,11 +212,11 @@ class InterceptAttention(TorchFunctionMode):
             # The mode is off while a torch function runs: enter it again for what happens inside.
             with self:
                 return transparent_multihead(*args, **kwargs)
-        if kwargs:
-            args, kwargs = positional(func, args, kwargs)
         block = None if self.override is None else self.block()
         if func is F.scaled_dot_product_attention:
             return self._fused(block, args, kwargs)
+        if kwargs:
+            args, kwargs = positional(func, args, kwargs)
         if func in SOFTMAX:
             return self._softmax(func, args, kwargs, block)
         if func in MULTIPLYING:
