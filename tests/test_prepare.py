@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitrail
 from vitrail import prepared as preparing
+from vitrail import repeated
 from vitrail.capture.graphs import GraphError, HostAnswers, _unnoticed, rerun
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError
@@ -292,3 +293,35 @@ def test_the_copy_that_a_recording_reads_is_used_by_no_other_call():
         kept.append(own.running_mean)
     assert len(seen) == 3
     assert not set(seen[1:]) & {seen[0], own.running_mean.data_ptr()}
+
+
+def test_inputs_that_come_again_are_explained_by_a_recording(recorded, monkeypatch):
+    model, name = tiny("hf_vit"), "hf_vit"
+    explainer = repeated.RepeatedExplainer(model)
+    specs = [("gae", {}), ("attn_lrp", {}), ("rollout", {}), ("grad_cam", {"layer": "none"})]
+    for step in range(repeated.PAYS + 2):
+        inputs, target = inputs_of(name, step), (step % 3, 1)
+        found = explainer.compare(inputs, specs, vitrail.targets.logit(target), "recommended")
+        expected = vitrail.compare(model, inputs, specs, target, on_error="keep")
+        assert {place: str(one) for place, one in found.failed.items()} == {
+            place: str(one) for place, one in expected.failed.items()
+        }
+        for a, b in zip(found, expected, strict=True):
+            assert (a.method, a.target.first) == (b.method, b.target.first)
+            assert_close(a.scores, b.scores)
+        replayed = {one.method for one in found if one.provenance.get("prepared")}
+        assert replayed == ({"attn_lrp"} if step >= repeated.PAYS else set())
+
+
+def test_without_a_recorder_and_without_a_class_nothing_is_recorded(recorded, monkeypatch):
+    monkeypatch.setattr(preparing, "prepare", lambda *args, **options: pytest.fail("a recording was made"))
+    inputs = MODELS["hf_vit"].inputs()
+    explainer = repeated.RepeatedExplainer(tiny("hf_vit"))
+    for _ in range(repeated.PAYS + 2):
+        assert_close(
+            explainer(inputs, "gae", difference(0, 1), "recommended").scores,
+            vitrail.explain(tiny("hf_vit"), inputs, "gae", difference(0, 1)).scores,
+        )
+    monkeypatch.delitem(preparing.RECORDERS, "cpu")
+    for _ in range(repeated.PAYS + 2):
+        assert "prepared" not in explainer(inputs, "gae", 1, "recommended").provenance

@@ -21,6 +21,7 @@ ORDER = [
     {"stream_explaining"},
     {"api"},
     {"prepared"},
+    {"repeated"},
     {"many"},
     {"evaluate"},
     {"many_workers"},

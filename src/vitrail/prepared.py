@@ -25,11 +25,12 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, ComputeSettings, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, sampled_weights
+from vitrail.capture.references import Snapshot, snapshot
 from vitrail.capture.shadow import settings_of, shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.anatomy import Anatomy
-from vitrail.models.inputs import read_inputs
+from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import every_module, taken
 from vitrail.models.taking import prepared as as_given
 from vitrail.relevance import Result, Walk
@@ -91,11 +92,12 @@ class PreparedExplainer:
         read = read_inputs(example)
         self.batch = read.batch
         # All else, such as the texts that pictures are compared with, belongs to no one sample.
-        own = {name for name, x in _tensors(example).items() if x.shape[:1] == (read.batch,)}
+        own = {name for name, x in tensors_of(example).items() if x.shape[:1] == (read.batch,)}
         self._per_sample = frozenset(own - read.shared)
         self.reason: str | None = None
         self._replay: Replay[Any] | None = None
-        self._known: tuple[list[Tensor] | None, str] = None, ""  # the weights of the last call, and their fingerprint
+        self._known: tuple[list[Tensor], str] = [], ""  # samples of the weights of the last call, and their fingerprint
+        self._snapshot: Snapshot | None = None
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Any, target: object = None) -> Attribution:  # noqa: ANN401  (see `models.taking`)
@@ -110,9 +112,10 @@ class PreparedExplainer:
         chosen = self.target if self.target not in TARGETS else target
         if self._replay is not None:
             with self._lock:
-                found = self._replayed(given.inputs, chosen)
+                read = read_inputs(given.inputs)
+                found = self._replayed(given.inputs, read, chosen)
             if found is not None:
-                return shown_over(found, given, read_inputs(given.inputs))
+                return shown_over(found, given, read)
             logger.info("a prepared explanation is made in the ordinary way: these inputs lead Python elsewhere.")
         return explain(self.model, inputs, self.method, chosen, **self.options)  # pyright: ignore[reportArgumentType]
 
@@ -120,14 +123,14 @@ class PreparedExplainer:
         """Whether inputs have the prepared shape, masks aside."""
         here, there = self._shapes(inputs), self._shapes(self.example)
         counts = {here[name][:1] for name in self._per_sample & here.keys()}
-        if _settings(inputs) != _settings(self.example) or here.keys() != there.keys() or len(counts) != 1:
+        if settings_in(inputs) != settings_in(self.example) or here.keys() != there.keys() or len(counts) != 1:
             return False
         (count,) = counts.pop() or (0,)
         wanted = {name: (count, *x[1:]) if name in self._per_sample else x for name, x in there.items()}
         return 0 < count <= self.batch and here == wanted
 
     def _shapes(self, inputs: Batch) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(x.shape) for name, x in _tensors(inputs).items() if name != MASK}
+        return {name: tuple(x.shape) for name, x in tensors_of(inputs).items() if name != MASK}
 
     def _check(self, inputs: Batch, target: object) -> None:
         """Refuse inputs of another shape, and targets that are missing or not asked for."""
@@ -150,7 +153,7 @@ class PreparedExplainer:
         self._weights, self._state = _addresses(module), settings_of(module)
         self._origin = {n: x for n, x in reference.provenance.items() if n not in PER_CALL}
         classes = torch.zeros(self.batch, dtype=torch.int64, device=device)
-        predicted, scalar = self.target == "predicted", self._request(_first_class).plan.scalar
+        predicted, scalar = self.target == "predicted", self._request(first_class).plan.scalar
         self._classes = ClassOnDevice(classes, scalar=scalar, predicted=predicted)
         self._fill(_without_full_mask(example), None if predicted else reference.target.first, self.batch)
         self._replay = record(lambda: self._compute(anatomy), device.type)
@@ -184,19 +187,24 @@ class PreparedExplainer:
         given = {name: value for name, value in self.options.items() if name != "anatomy"}
         return read_request((self.method, given), "recommended", self._read, target)
 
-    def _replayed(self, inputs: Batch, target: object) -> Attribution | None:
+    def _replayed(self, inputs: Batch, read: Inputs, target: object) -> Attribution | None:
         """The explanation of these inputs by the recording; None where it does not hold for them."""
-        started, read = time.perf_counter(), read_inputs(inputs)
+        started = time.perf_counter()
         if self._weights != _addresses(taken(self.model)):
             raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
         fitting = self._fitting(inputs, read.batch)
-        if fitting is None or self._state != settings_of(taken(self.model)):
+        if fitting is None:
             return None
         self._fill(fitting, target, read.batch)
         assert self._replay is not None
-        (request, part, result, run, used, weights), agrees = self._replay.run()
+        try:
+            (request, part, result, run, used, weights), agrees = self._replay.run()
+        except GraphError:
+            return None
+        # While the device computes, the host looks whether the model is what it was.
         whole = read if read.batch == self.batch else read_inputs(self._padded(inputs))
-        if not bool(agrees):
+        agreed, same = torch.stack([agrees, self._same_weights(weights[1])]).tolist() if self._unchanged() else [0, 0]
+        if not agreed:
             return None
         classes = tuple(self._classes.classes.tolist())
         part = replace(part, target=Target(SCALARS[request.plan.scalar]["logit"], classes))
@@ -210,18 +218,31 @@ class PreparedExplainer:
             "seconds": time.perf_counter() - started,
             "shared_seconds": 0.0,
             "prepared": True,
-            "model_hash": self._known_by(*weights),
+            "model_hash": self._known[1] if same else self._known_by(*weights),
         }
         return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), read.batch)
 
+    def _unchanged(self) -> bool:
+        """Whether the settings of the model are those that were recorded."""
+        module = taken(self.model)
+        if self._snapshot is not None and self._snapshot.holds():
+            return True
+        same = self._state == settings_of(module)
+        self._snapshot = snapshot(module, module, classes=True) if same else None
+        return same
+
+    def _same_weights(self, samples: list[Tensor]) -> Tensor:
+        """On the device, whether the weights are those of the last call."""
+        pairs = zip(samples, self._known[0], strict=True) if self._known[0] else ()
+        flags = [(a == b).all() for a, b in pairs]
+        device = self._classes.classes.device
+        found = torch.stack([flag.to(device) for flag in flags]).all() if flags else torch.zeros((), device=device)
+        return found.to(torch.bool)
+
     def _known_by(self, header: bytes, samples: list[Tensor]) -> str:
-        """The fingerprint of the weights, which may have changed where they are; hashed only if they have."""
-        values = [x.cpu() for x in samples]
-        known, last = self._known
-        if known is None or any(not torch.equal(a, b) for a, b in zip(values, known, strict=True)):
-            last = hashed(header, values)
-            self._known = values, last
-        return last
+        """The fingerprint of the weights, which have changed where they are."""
+        self._known = [x.clone() for x in samples], hashed(header, samples)
+        return self._known[1]
 
     def _fitting(self, inputs: Batch, count: int) -> Batch | None:
         """Inputs with a mask exactly where the recording has one; None where the recording has none but needs one."""
@@ -235,8 +256,8 @@ class PreparedExplainer:
 
     def _fill(self, inputs: Batch, target: object, count: int) -> None:
         """Copy inputs and targets into the fixed memory."""
-        for name, x in _tensors(self._padded(inputs)).items():
-            _tensors(self._static)[name].copy_(x)
+        for name, x in tensors_of(self._padded(inputs)).items():
+            tensors_of(self._static)[name].copy_(x)
         if target is not None:
             first = self._chosen(target, count)
             self._classes.classes.copy_(torch.tensor([*first, *first[-1:] * (self.batch - count)]))
@@ -263,7 +284,7 @@ class PreparedExplainer:
         target = None if self.target == "predicted" else reference.target.first
         allowed = CLOSE.get(next(iter(taken(self.model).parameters())).dtype, ROUGH)
         for inputs in (example, _other(example)):
-            replayed = self._replayed(inputs, target)
+            replayed = self._replayed(inputs, read_inputs(inputs), target)
             if replayed is None:
                 raise GraphError("Python decides otherwise when the same inputs are explained again")
             ordinary, again = (explain(self.model, inputs, self.method, target, **self.options) for _ in range(2))
@@ -347,7 +368,8 @@ def _addresses(module: nn.Module) -> list[int]:
     return [x.data_ptr() for table in tables for x in table.values() if x is not None]
 
 
-def _first_class(logits: Tensor) -> Tensor:
+def first_class(logits: Tensor) -> Tensor:
+    """The logit of the first class, where a scalar is only asked for its kind."""
     return logits[:, 0]
 
 
@@ -369,14 +391,14 @@ def _without_graph(run: Pass) -> Pass:
     return seen
 
 
-def _tensors(inputs: Batch) -> dict[str, Tensor]:
+def tensors_of(inputs: Batch) -> dict[str, Tensor]:
     """The tensors of inputs by name."""
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
 
 
-def _settings(inputs: Batch) -> dict[str, str]:
+def settings_in(inputs: Batch) -> dict[str, str]:
     """What inputs hold beside tensors."""
     return {} if isinstance(inputs, Tensor) else {n: repr(x) for n, x in inputs.items() if not isinstance(x, Tensor)}
 
@@ -385,7 +407,7 @@ def _changed(inputs: Batch, change: Callable[[Tensor], Tensor], names: Collectio
     """Inputs with every tensor changed, or those of some names; what else they hold stays."""
     if isinstance(inputs, Tensor):
         return change(inputs)
-    chosen = _tensors(inputs) if names is None else names
+    chosen = tensors_of(inputs) if names is None else names
     return {name: change(x) if isinstance(x, Tensor) and name in chosen else x for name, x in inputs.items()}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from saved_models import save_vit
 
-from vitrail import compare
+from vitrail import compare, repeated
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import explained
@@ -93,7 +93,7 @@ def test_a_second_run_computes_nothing_and_changes_nothing(plan_of, tmp_path, mo
     path = tmp_path / "r.db"
     first = bench.run(plan_of(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(explained, "compare", None)
+    monkeypatch.setattr(repeated, "compare", None)
     again = bench.run(plan_of(), path)
     assert (first.fresh, again.fresh, again.done) == (6, 0, 6)
     assert path.read_bytes() == before
@@ -200,13 +200,13 @@ def test_an_expensive_method_is_measured_on_a_subset(plan_of, tmp_path):
 
 def test_one_recording_serves_all_methods_and_protocols(plan_of, tmp_path, monkeypatch):
     calls = []
-    real = explained.compare
+    real = repeated.compare
 
     def counted(model, inputs, methods, *rest, **more):
         calls.append(len(methods))
         return real(model, inputs, methods, *rest, **more)
 
-    monkeypatch.setattr(explained, "compare", counted)
+    monkeypatch.setattr(repeated, "compare", counted)
     protocols = bench.protocols_of(("chefer", "gradtoken", "vtranm"))
     bench.run(plan_of(protocols=protocols, batch=6), tmp_path / "r.db")
     assert calls == [2]

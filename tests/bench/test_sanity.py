@@ -5,7 +5,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vitrail import compare
+from vitrail import compare, repeated
 from vitrail.apps.cli.app import app
 from vitrail.attribution import Comparison
 from vitrail.evaluate import bench, data, metrics
@@ -104,7 +104,7 @@ def test_a_method_that_comes_later_joins_in_and_nothing_is_computed_twice(place,
     assert len(bench.tables(path)[0].rows) == 2
     bench.run(plan, path)
     assert bench.render(bench.tables(path)) == bench.render(bench.tables(checked[0]))
-    monkeypatch.setattr(explained, "compare", None)
+    monkeypatch.setattr(repeated, "compare", None)
     assert bench.run(plan, path).fresh == 0
 
 
@@ -129,7 +129,7 @@ def test_the_cascade_can_be_drawn(checked):
 
 
 def test_a_model_that_cannot_be_explained_at_random_is_skipped_with_the_part(place, plan_of, tmp_path, monkeypatch):
-    real, calls = explained.compare, []
+    real, calls = repeated.compare, []
 
     def failing(model, *rest, **more):
         calls.append(model)
@@ -137,7 +137,7 @@ def test_a_model_that_cannot_be_explained_at_random_is_skipped_with_the_part(pla
             return Comparison([], {0: explained.InputError("no gradient")})
         return real(model, *rest, **more)
 
-    monkeypatch.setattr(explained, "compare", failing)
+    monkeypatch.setattr(repeated, "compare", failing)
     plan = plan_of(
         protocols=bench.protocols_of(("sanity",)), metrics=("randomisation",), trials=(bench.Trial("gae"),), batch=6
     )

@@ -234,7 +234,7 @@ def _slow(explorer: Explorer, case: Case, key: tuple[Any, ...], job: Job) -> Fou
     twin, what = case.opened.twin, key[2:]
     with running(twin, job, f"computing {key[2]}", twin.passes.get(what)) as watch:
         made = _one(twin, case, key)
-    if isinstance(made, Attribution):
+    if isinstance(made, Attribution) and watch.passes:  # a recording that is replayed makes none
         twin.passes[what] = watch.passes
     return explorer.results.put(key, made)
 
@@ -255,7 +255,7 @@ def _record(explorer: Explorer, case: Case, target: int, preset: str, job: Job) 
 
 def _one(opened: OpenModel, case: Case, key: tuple[Any, ...]) -> Found:
     try:
-        return vitrail.explain(opened.loaded.model, case.sample.inputs, key[2], targets.logit(key[1]), preset=key[3])
+        return opened.explainer(case.sample.inputs, key[2], targets.logit(key[1]), key[3])
     except VitrailError as error:
         return str(error)
 

@@ -20,6 +20,7 @@ from vitrail.apps.web.workers import Job
 from vitrail.errors import ModelError
 from vitrail.evaluate.bench.opened import affine
 from vitrail.models.loading import EMBEDDED, Loaded, load, silent
+from vitrail.repeated import RepeatedExplainer
 
 KEPT = 3
 """Models that stay loaded beside the embedded ones."""
@@ -52,6 +53,11 @@ class OpenModel:
     def kind(self) -> str:
         """What it is opened for: `image` or `text`."""
         return "image" if self.asks else self.loaded.kind
+
+    @cached_property
+    def explainer(self) -> RepeatedExplainer:
+        """What explains its inputs where a method makes passes of its own."""
+        return RepeatedExplainer(self.loaded.model)
 
     @cached_property
     def twin(self) -> "OpenModel":

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from vitrail import targets
-from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, VitrailError
 from vitrail.evaluate import metrics
@@ -23,6 +22,7 @@ from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.texts import Batch, Texts
+from vitrail.repeated import RepeatedExplainer
 
 Values = list[dict[str, Any]]
 """For each example the plain numbers that are stored of it."""
@@ -181,14 +181,14 @@ def explained(
     batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
 ) -> dict[str, Shown | str]:
     """What each method shows, or why it cannot; all from one recording if none of them fails."""
-    if model is None:
-        model = batch.opened.loaded.model
+    explainer = batch.opened.explainer if model is None else RepeatedExplainer(model)
+    model = batch.opened.loaded.model if model is None else model
     if isinstance(batch, Contexts):
         found = explained_contexts(batch, trials, preset, model)
         return {trial_id(trial): _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
     target = targets.answer_span() if not classes else targets.logit(classes)
     specs = [(trial.name, trial.options) for trial in trials]
-    together = compare(model, batch.inputs, specs, target, preset, on_error="keep")
+    together = explainer.compare(batch.inputs, specs, target, preset)
     made = iter(together)
     return {
         trial_id(trial): _reason(trial, together.failed[place])

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, astuple, dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -36,6 +36,7 @@ from vitrail.evaluate.data.examples import Dataset, DatasetEntry, Example, Image
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.models.loading import Loaded, find_device, load
+from vitrail.repeated import RepeatedExplainer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -228,6 +229,11 @@ class Opened:
     device: torch.device
     shift: Tensor
     scale: Tensor
+
+    @cached_property
+    def explainer(self) -> RepeatedExplainer:
+        """What explains its batches."""
+        return RepeatedExplainer(self.loaded.model)
 
     @property
     def kind(self) -> str:

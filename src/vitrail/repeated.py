@@ -1,0 +1,95 @@
+"""Explain what comes again and again by a recording, for programs that run on."""
+
+import threading
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from vitrail import prepared
+from vitrail.api import compare, explain, read_request
+from vitrail.attribution import Attribution, Comparison
+from vitrail.errors import VitrailError
+from vitrail.models.inputs import read_inputs
+from vitrail.prepared import MASK, Batch, first_class, settings_in, tensors_of
+from vitrail.relevance import Walk
+from vitrail.relevance.runner import RerunMethod
+from vitrail.targets import AnyTarget, Target, as_target
+
+PAYS = 3
+"""How often inputs of one form are explained in the ordinary way before a recording is made, which costs a dozen."""
+MOST_RECORDINGS = 8
+"""How many are kept for one model; each holds the memory of its passes."""
+
+
+class RepeatedExplainer:
+    """Explains what comes one after the other, by a recording where inputs of one form come again and again.
+
+    For programs that run on, such as the page and the bench. Results are those of `explain`. Where nothing can be
+    recorded (no CUDA, a target that is no class, code that a graph cannot hold), they are made in the ordinary way.
+    """
+
+    def __init__(self, model: object) -> None:
+        self.model = model
+        self._seen: Counter[Hashable] = Counter()
+        self._made: dict[Hashable, prepared.PreparedExplainer] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: Batch, method: str, target: AnyTarget, preset: str, **options: Any) -> Attribution:  # noqa: ANN401
+        """Explain one batch; arguments as for `explain`."""
+        form = self._form(inputs, method, target, preset, options)
+        with self._lock:
+            self._seen[form] += form is not None
+            if form is not None and form not in self._made and self._seen[form] > PAYS:
+                while len(self._made) >= MOST_RECORDINGS:
+                    self._made.pop(next(iter(self._made)))
+                self._made[form] = prepared.prepare(self.model, inputs, method, "given", preset=preset, **options)
+            made = self._made.get(form)
+        if made is not None and made.reason is None:
+            return made(inputs, target)
+        return explain(self.model, inputs, method, target, preset, **options)
+
+    def compare(
+        self, inputs: Batch, specs: Sequence[tuple[str, Mapping[str, Any]]], target: AnyTarget, preset: str
+    ) -> Comparison:
+        """Several methods as by `compare`, errors kept; those that share a pass share it."""
+        alone = self._alone(inputs, specs, preset) if device_of(inputs) in prepared.RECORDERS else []
+        rest = [place for place in range(len(specs)) if place not in alone]
+        made: dict[int, Attribution] = {}
+        failed: dict[int, VitrailError] = {}
+        if rest:
+            found = compare(self.model, inputs, [specs[place] for place in rest], target, preset, on_error="keep")
+            failed |= {rest[place]: error for place, error in found.failed.items()}
+            made |= dict(zip((place for place in rest if place not in failed), found, strict=True))
+        for place in alone:
+            try:
+                name, options = specs[place]
+                made[place] = self(inputs, name, target, **{"preset": preset, **options})
+            except VitrailError as error:
+                failed[place] = error
+        return Comparison([made[place] for place in sorted(made)], failed)
+
+    def _alone(self, inputs: Batch, specs: Sequence[tuple[str, Mapping[str, Any]]], preset: str) -> list[int]:
+        """The places of methods that make passes of their own, or that nobody would share one with."""
+        read, plans = read_inputs(inputs), dict[int, Walk | RerunMethod]()
+        for place, spec in enumerate(specs):
+            with suppress(VitrailError):  # told by `compare`
+                plans[place] = read_request(spec, preset, read, first_class).plan
+        walks = [place for place, plan in plans.items() if isinstance(plan, Walk)]
+        return [place for place in plans if place not in walks or len(walks) == 1]
+
+    def _form(
+        self, inputs: Batch, method: str, target: AnyTarget, preset: str, options: Mapping[str, Any]
+    ) -> Hashable | None:
+        """What one recording is for; None where nothing is recorded."""
+        chosen = as_target(target)
+        known = isinstance(chosen, Target) and chosen.name == "logit" and chosen.first is not None
+        if not known or chosen.position is not None or device_of(inputs) not in prepared.RECORDERS:
+            return None
+        shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in tensors_of(inputs).items() if name != MASK)
+        return method, preset, repr(sorted(options.items())), shapes, tuple(settings_in(inputs).items())
+
+
+def device_of(inputs: Batch) -> str:
+    """The type of device that inputs are on."""
+    return next((x.device.type for x in tensors_of(inputs).values()), "cpu")
