@@ -40,7 +40,7 @@ def summary(name: str, run: Callable[[], object], device: str, rows: int) -> str
         if device == "cuda":
             torch.cuda.synchronize()
     events = seen.key_averages()
-    kernels = sum(e.self_device_time_total for e in events if e.device_type is DeviceType.CUDA)
+    kernels = sum(e.self_device_time_total for e in events if e.device_type == DeviceType.CUDA)
     launches = sum(e.count for e in events if "LaunchKernel" in e.key)
     waits = sum(e.count for e in events if e.key in WAITING)
     totals = f"{1e3 * seconds:.2f} ms a call, {kernels / 1e3:.2f} ms of kernels, {launches} launches, {waits} waits"

@@ -83,8 +83,9 @@ class RepeatedExplainer:
     ) -> Hashable | None:
         """What one recording is for; None where nothing is recorded."""
         chosen = as_target(target)
-        known = isinstance(chosen, Target) and chosen.name == "logit" and chosen.first is not None
-        if not known or chosen.position is not None or device_of(inputs) not in prepared.RECORDERS:
+        if not isinstance(chosen, Target) or chosen.name != "logit" or chosen.first is None:
+            return None
+        if chosen.position is not None or device_of(inputs) not in prepared.RECORDERS:
             return None
         shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in tensors_of(inputs).items() if name != MASK)
         return method, preset, repr(sorted(options.items())), shapes, tuple(settings_in(inputs).items())

@@ -173,6 +173,7 @@ def _layers(run: Pass, part: Scalar, wanted: Wanted, *, again: bool) -> list[Lay
 
 
 Tokens = Float[Tensor, "b t d"]
+FEWEST = 2
 
 
 def leaving(runner: Runner, index: int) -> Tokens:
@@ -187,9 +188,12 @@ def scalar_from(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Ten
         copies: how often the tokens hold the whole batch, copy after copy. Models whose head also reads other tensors
             of the batch may refuse more than one.
     """
-    if copies > 1:  # what is before the blocks is not needed as often, if the head reads nothing else of the batch
-        with suppress(RuntimeError, ValueError, IndexError):
-            return _scalar_from(runner, tokens, runner.run.inputs, copies)
+    # What is before the blocks is not needed as often, if the head reads nothing else of the batch. Two samples are
+    # enough; of a single one the head might take something for all.
+    few = runner.run.inputs if runner.inputs.batch <= FEWEST else runner.run.inputs.take(torch.arange(FEWEST))
+    if copies > 1 or few is not runner.run.inputs:
+        with suppress(RuntimeError, ValueError, IndexError, SeamError):
+            return _scalar_from(runner, tokens, few, copies)
     whole = runner.run.inputs if copies == 1 else runner.run.inputs.take(runner.rows.repeat(copies))
     return _scalar_from(runner, tokens, whole, copies)
 

@@ -119,10 +119,17 @@ def constant(operation: Operation) -> Tensor:
 
 def identity_gradient(operation: Operation) -> Tensor:
     """The identity rule at an elementwise function: `f(x) / x` in place of its derivative."""
-    out = operation.run()
-    value = out.detach()
+    out, x = operation.run(), operation.active[0]
+    if operation.name != "activation":  # a function of several tensors
+        value = out.detach()
+        return operation.passing(out, lambda g, x: (quotient(g, value, x),), x)
 
-    return operation.passing(out, lambda g, x: (quotient(g, value, x),), operation.active[0])
+    def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
+        """The value is computed again: kept, it would be the largest tensor of a block."""
+        with torch.no_grad():
+            return (quotient(g, operation.again({id(operation.active[0]): x}), x),)
+
+    return operation.passing(out, pullback, x)
 
 
 def router_constant(rule: Rule) -> Rule:

@@ -227,8 +227,7 @@ class _Propagate(TorchFunctionMode):
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """The result of an operation by its rule, known to depend on what is explained."""
         block = self.capture.block
-        made: list[Any] = []
-        function = partial(_run_and_keep, made, func)
+        function = _Kept(func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
             kind = "residual" if self._skips(*active) else "sum"
@@ -251,9 +250,9 @@ class _Propagate(TorchFunctionMode):
         if rule is None:
             raise self._uncovered(operation, resolve_name(func) or getattr(func, "__name__", "an operation"))
         out = self.mark(rule(operation))
-        if made and isinstance(out, Tensor) and isinstance(made[-1], Tensor):
-            self.capture.same(made[-1], out)
-        made.clear()  # a rule may keep the operation, and nobody reads its result there
+        if isinstance(out, Tensor) and isinstance(function.result, Tensor):
+            self.capture.same(function.result, out)
+        function.close()
         self._remember(kind, operation, out)
         return self._forked(kind, block, out)
 
@@ -439,9 +438,20 @@ def _says_how(kwargs: dict[str, Any]) -> bool:
     return not kwargs.get("inplace") and not any(isinstance(x, (Tensor, tuple, list, dict)) for x in kwargs.values())
 
 
-def _run_and_keep(made: list[Any], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    made.append(func(*args, **kwargs))
-    return made[-1]
+class _Kept:
+    """A function that keeps its last result until it is closed: a rule may keep the operation, and so the function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.result, self.open = function, None, True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        out = self.function(*args, **kwargs)
+        self.result = out if self.open else None
+        return out
+
+    def close(self) -> None:
+        """Let go of the result, and keep no other."""
+        self.result, self.open = None, False
 
 
 # torch.compile must not capture the mode: where a compiled function runs as compiled code, break its graph instead.
