@@ -175,11 +175,11 @@ def test_more_workers_than_there_is_room_for_take_no_unit():
 @pytest.mark.usefixtures("cluster")
 def test_workers_on_cuda_share_gpus():
     worker = Worker(RunSettings(device="cuda:1"))
-    crew = engines_ray._Crew(worker, bench.Cluster(gpu_share=1 / 3))
+    crew = engines_ray._ActorPool(worker, bench.Cluster(gpu_share=1 / 3))
     assert crew.needs == {"num_cpus": 1, "num_gpus": 1 / 3}
     assert crew.size == 6
     assert crew.worker == Worker(RunSettings(device="cuda"))
-    assert engines_ray._Crew(Worker(RunSettings()), bench.Cluster()).size == 2
+    assert engines_ray._ActorPool(Worker(RunSettings()), bench.Cluster()).size == 2
 
 
 def test_a_plan_for_gpus_on_a_cluster_without_is_refused():

@@ -60,7 +60,7 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", ins
 
     Args:
         title: plain text.
-        style: a style sheet, which says what is behind the body; without one it is white.
+        style: a style sheet, which sets the background; without one it is white.
         script: put at the end of the body.
         inside: the script that the body holds already. The page names the hashes of both; any other is refused.
     """

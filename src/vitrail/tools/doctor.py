@@ -30,7 +30,7 @@ class LayerCheck:
     """One attention layer.
 
     Args:
-        error: the largest |A v - z| over real queries, relative to the largest |z|; None where the seam hears the
+        error: the largest |A v - z| over real queries, relative to the largest |z|; None where the seam captures the
             weights of hand-written attention but not its values, so there is nothing to compare.
     """
 
@@ -64,7 +64,7 @@ class Examination:
 
     @property
     def passed(self) -> bool:
-        """Whether every layer agrees and listening changes nothing."""
+        """Whether every layer agrees and recording changes nothing."""
         return self.same_logits and all(row.passed for row in self.rows)
 
 

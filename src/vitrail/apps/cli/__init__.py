@@ -18,7 +18,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line, or say in one line what it lacks."""
     _check_surroundings()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started this ignores Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the parent process ignores Ctrl-C
         signal.signal(signal.SIGINT, _stop)
     try:
         from vitrail.apps.cli.app import app

@@ -86,7 +86,7 @@ class Group(TyperGroup):
             if error.filename is not None or error.errno not in UNWRITABLE:
                 raise
             close_output()
-            if error.errno != errno.EPIPE:  # whoever read the output has seen enough
+            if error.errno != errno.EPIPE:  # else the reader has closed the pipe
                 note(f"error: stdout cannot be written: {error.strerror}.")
             sys.exit(1)
         except Exception as error:

@@ -84,7 +84,7 @@ N examples only. One line says which do not apply to the data and are left out.
   vitrail bench run --plan plan.yaml -o results.db
 """
 
-TABLE = """Print the tables: best in bold, 95 % intervals, and what cannot be told from the best.
+TABLE = """Print the tables: best in bold, 95 % intervals, and what is not significantly different from the best.
 
 The same results give the same bytes, whether or not the run was broken
 off on the way.

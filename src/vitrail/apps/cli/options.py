@@ -218,7 +218,7 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, those that are taken with a number behind them; large and small letters count as the same."""
+    """The names, those that are taken with a number after them; large and small letters count as the same."""
     taken = {name.casefold() for name in names}
     first: set[str] = set()
     found: list[str] = []

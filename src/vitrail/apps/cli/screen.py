@@ -117,7 +117,7 @@ def _said_by_model(error: Exception) -> str:
 
 
 def close_output() -> None:
-    """Drop what is still to be printed: whoever read it has seen enough, and it must not fail again at exit."""
+    """Drop what is still to be printed: the reader has closed the pipe, and writing must not fail again at exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 

@@ -90,7 +90,7 @@ def app(  # noqa: PLR0913  (one parameter for each option of the command line)
     address = f"http://{f'[{name}]' if ':' in name else name}:{number}"
     if host not in LOOPBACK:
         note("warning: others on the network can use this page; there is no password.")
-    note(f"the page is at {address}; the models load behind it; press Ctrl+C to end it")
+    note(f"the page is at {address}; the models load meanwhile; press Ctrl+C to end it")
     if browser:
         webbrowser.open(address)
     made.run([listening])

@@ -166,7 +166,7 @@ class Work:
     """What to compute for every sample.
 
     Args:
-        lenient: leave out a method that this model cannot give, since nobody asked for it by name.
+        lenient: leave out a method that this model cannot give, since it was not asked for by name.
     """
 
     specs: Sequence[Spec]

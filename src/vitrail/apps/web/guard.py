@@ -50,7 +50,7 @@ def check_host(headers: Headers, bind: str, names: Collection[str]) -> None:
     """Refuse a Host that this server does not go by.
 
     A page of another host that points its own name here (DNS rebinding) sends that name. On loopback only loopback
-    names pass; on any other bind addresses pass too, since nobody can point an address elsewhere.
+    names pass; on any other bind addresses pass too, since an address cannot be pointed elsewhere.
     """
     found = host_of(headers.get("host", ""))
     known = found in {*LOOPBACK, *(name.lower() for name in names)}

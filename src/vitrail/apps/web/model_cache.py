@@ -102,7 +102,7 @@ class ModelCache:
         """The model of this name, if the server may open it and it reads this kind of input."""
         if name not in (*EMBEDDED, *self.allowed) and not self.any_model:
             raise ModelError(
-                f"this server may not open {name!r}. Whoever starts it can allow that: vitrail app --allow {name}"
+                f"this server may not open {name!r}. To allow it, start the server with: vitrail app --allow {name}"
             )
         opened = self._find(name) or self._loaded(name)
         if opened.kind != kind:

@@ -1,4 +1,4 @@
-"""The routes: static files from memory, JSON in, one JSON object per line out; torch is imported behind them."""
+"""The routes: static files from memory, JSON in, one JSON object per line out; torch is imported meanwhile."""
 
 import asyncio
 import gzip

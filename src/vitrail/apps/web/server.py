@@ -1,4 +1,4 @@
-"""Serve the page: on this machine only unless asked otherwise, visible at once, with the models loading behind it."""
+"""Serve the page: on this machine only unless asked otherwise, visible at once, while the models load."""
 
 import socket
 from collections.abc import Sequence

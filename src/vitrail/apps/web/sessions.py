@@ -94,7 +94,7 @@ class Sessions:
         return len(self._sessions)
 
     def new(self) -> Session:
-        """A session with an id that nobody can guess; the longest unused goes where there are too many."""
+        """A session with an id that cannot be guessed; the longest unused goes where there are too many."""
         with self._lock:
             self._forget_idle()
             while len(self._sessions) >= self.limits.sessions:

@@ -101,7 +101,7 @@ def _described(specs: Sequence[DataSpec]) -> str:
 
 
 def applies(trial: Trial, kind: str, preset: str) -> bool:
-    """Whether a method explains this kind of data; one that nobody named also needs the preset, and any model."""
+    """Whether a method explains this kind of data; one that was not named also needs the preset, and any model."""
     entry = METHODS[trial.name]
     fits = trial.named or (entry.models is None and preset in {"recommended", *entry.presets})
     return fits and ("image" if kind == "image" else "text") in entry.inputs
@@ -166,7 +166,7 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
     Args:
         plan: what to run.
         path: the results file; it is made if it is not there, and gone on with if it is.
-        engine: who does the units.
+        engine: what runs the units.
         watch: is called after every unit.
     """
     if not isinstance(plan, Plan):

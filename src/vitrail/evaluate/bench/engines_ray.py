@@ -79,7 +79,7 @@ def _check_same(address: str | None) -> None:
 def _connect(cluster: Cluster) -> None:
     try:
         if cluster.address not in (None, "local"):
-            _knock(cluster.address)
+            _check_reachable(cluster.address)
             ray.init(address=cluster.address, **QUIET)
             return
         with on_loopback():
@@ -96,7 +96,7 @@ def _connect(cluster: Cluster) -> None:
         raise EngineError(f"no Ray cluster {where}: {reason_of(error)}") from error
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Fail at once where nothing listens; Ray would try for minutes."""
     host, colon, port = address.rpartition("//")[2].rpartition(":")
     if colon:
@@ -153,11 +153,11 @@ def ray_engine(units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE) 
     if not first:
         return
     with connected(cluster):
-        crew = _Crew(worker, cluster)
+        pool = _ActorPool(worker, cluster)
         try:
-            yield from _stream((_Task(unit) for part in (first, fresh) for unit in part), crew)
+            yield from _stream((_Task(unit) for part in (first, fresh) for unit in part), pool)
         finally:
-            crew.dismiss()
+            pool.stop()
 
 
 @dataclass(frozen=True)
@@ -184,21 +184,21 @@ def describe(unit: Unit) -> str:
     return f"{unit.model.name} on {unit.data.name}, examples {unit.keys[0]} to {unit.keys[-1]}"
 
 
-def _stream(fresh: Iterator[_Task], crew: "_Crew") -> Iterator[Finished]:
-    tasks = deque(islice(fresh, crew.size))
-    crew.hire(len(tasks))
-    while tasks or crew.occupied:
-        found = crew.wait()
+def _stream(fresh: Iterator[_Task], pool: "_ActorPool") -> Iterator[Finished]:
+    tasks = deque(islice(fresh, pool.size))
+    pool.start(len(tasks))
+    while tasks or pool.occupied:
+        found = pool.wait()
         if isinstance(found, _Task):
             tasks.appendleft(found)
-        while tasks and crew.idle:
-            crew.give(tasks.popleft())
+        while tasks and pool.idle:
+            pool.give(tasks.popleft())
             tasks.extend(islice(fresh, 0 if tasks else 1))
-        if isinstance(found, Finished):  # only now, so that workers need not wait for whoever reads this
+        if isinstance(found, Finished):  # only now, so that workers do not wait for the reader
             yield found
 
 
-class _Hand:
+class _Actor:
     """A worker in a process of its own; it stands where the driver stands, so relative paths mean the same."""
 
     def __init__(self, worker: Work, folder: str) -> None:
@@ -206,7 +206,7 @@ class _Hand:
             os.chdir(folder)
         self.worker = worker
 
-    def greet(self) -> dict[str, str]:
+    def ready(self) -> dict[str, str]:
         """What its results depend on."""
         return versions()
 
@@ -218,10 +218,10 @@ class _Hand:
             return error
 
 
-HAND: Any = ray.remote(_Hand)
+ACTOR: Any = ray.remote(_Actor)
 
 
-class _Crew:
+class _ActorPool:
     """The workers, and what each is doing: starting, idle, or a task."""
 
     def __init__(self, worker: Work, cluster: Cluster) -> None:
@@ -240,16 +240,16 @@ class _Crew:
         """Whether some worker has a task."""
         return any(task is not None for _, task in self.busy.values())
 
-    def hire(self, count: int) -> None:
+    def start(self, count: int) -> None:
         """Start workers. They are given tasks once they answer, so none waits for a worker that finds no place."""
         for _ in range(count):
-            hand: Any = HAND.options(**self.needs).remote(self.worker, os.getcwd())
-            self.busy[hand.greet.remote()] = hand, None
+            actor: Any = ACTOR.options(**self.needs).remote(self.worker, os.getcwd())
+            self.busy[actor.ready.remote()] = actor, None
 
     def give(self, task: _Task) -> None:
         """Let an idle worker do a task."""
-        hand = self.idle.pop()
-        self.busy[hand.do.remote(task.unit)] = hand, task
+        actor = self.idle.pop()
+        self.busy[actor.do.remote(task.unit)] = actor, task
 
     def wait(self) -> Finished | _Task | None:
         """The next finished unit, a task that lost its worker, or nothing but a new idle worker."""
@@ -259,16 +259,16 @@ class _Crew:
                 f"no worker could start within {PATIENCE:.0f} s: each needs {_listed(self.needs)}, and the cluster has "
                 f"{_listed(ray.available_resources()) or 'nothing'} free. What is finished is kept."
             )
-        hand, task = self.busy.pop(ready[0])
+        actor, task = self.busy.pop(ready[0])
         try:
             found = ray.get(ready[0])
         except exceptions.RayError as error:
-            ray.kill(hand)
-            self.hire(1)
+            ray.kill(actor)
+            self.start(1)
             return self._start_failed(error) if task is None else task.lost(error)
         if isinstance(found, VitrailError):
             raise found
-        self.idle.append(hand)
+        self.idle.append(actor)
         return found if task is not None else self._started(found)
 
     def _start_failed(self, error: Exception) -> None:
@@ -284,10 +284,10 @@ class _Crew:
                 "Install the same versions on every machine."
             )
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End all workers; a cluster of someone else goes on without them."""
-        for hand in (*self.idle, *(hand for hand, _ in self.busy.values())):
-            ray.kill(hand)
+        for actor in (*self.idle, *(actor for actor, _ in self.busy.values())):
+            ray.kill(actor)
 
 
 def _places(has: Mapping[str, Any], needs: Mapping[str, Any]) -> int:

@@ -243,13 +243,13 @@ class Rank:
 
     @property
     def as_good(self) -> bool:
-        """Whether it is the best, or not told from it."""
+        """Whether it is the best, or not significantly different from it."""
         return self.estimate.p is None or self.estimate.p >= SIGNIFICANT
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Methods from the most to the least faithful, and the whole table behind it."""
+    """Methods from the most to the least faithful, and the table they come from."""
 
     measure: str
     ranks: tuple[Rank, ...]
@@ -268,7 +268,7 @@ def recommend(
     Args:
         plan: one model on one data set.
         path: a results file to keep and to go on with; by default none is kept.
-        engine: who does the units.
+        engine: what runs the units.
         watch: is called after every unit.
     """
     return ranking(measure(plan, path, engine=engine, watch=watch)[0])
@@ -286,7 +286,7 @@ def measure(
     Args:
         plan: what to run.
         path: a results file to keep and to go on with; by default none is kept.
-        engine: who does the units.
+        engine: what runs the units.
         watch: is called after every unit.
     """
     if path is None:

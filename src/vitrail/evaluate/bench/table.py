@@ -359,8 +359,8 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
     paired = (
         "."
         if alike
-        else f"; ~ not told from the best (paired bootstrap on shared examples, p >= {SIGNIFICANT:g}). The best is "
-        "measured on nearly all examples."
+        else "; ~ not significantly different from the best (paired bootstrap on shared examples, "
+        f"p >= {SIGNIFICANT:g}). The best is measured on nearly all examples."
     )
     lines = [
         f"Protocol {protocol.name}: {said}; explained {_explained(group)}.",

@@ -139,7 +139,7 @@ def read_questions(
     encoding = _encode(opened, questions, contexts, kind="question", truncation="only_second")
     spans = [_answer_tokens(encoding, i, example) for i, example in enumerate(good)]
     broken |= {
-        e.key: f"{e.key}: the answer lies behind the last token the model reads."
+        e.key: f"{e.key}: the answer lies after the last token the model reads."
         for e, span in zip(good, spans, strict=True)
         if span is None
     }

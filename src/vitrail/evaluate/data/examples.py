@@ -201,7 +201,7 @@ class Dataset(Generic[E]):
         return self.read(self.order[which])
 
     def __iter__(self) -> Iterator[E]:
-        """The examples in order; after an InputError `next` goes on with the example behind the broken one."""
+        """The examples in order; after an InputError `next` goes on with the example after the broken one."""
         return map(self.__getitem__, range(len(self)))
 
     @property

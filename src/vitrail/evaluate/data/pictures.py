@@ -147,7 +147,7 @@ class Shape:
     Args:
         polygons: corners in pixels, x before y; the parts of one object.
         runs: instead of polygons, how many pixels outside and inside follow one another, column by column.
-        crowd: several objects of one class that nobody told apart.
+        crowd: several objects of one class that were not separated.
     """
 
     label: int
@@ -159,7 +159,7 @@ class Shape:
 def fill(polygon: Polygon, size: Size) -> Inside:
     """The pixels whose centre lies in a polygon, by the even-odd rule.
 
-    Along a row, every edge that crosses it switches between outside and inside from the first centre behind it on.
+    Along a row, every edge that crosses it switches between outside and inside from the first centre after it on.
     """
     height, width = size
     switches = np.zeros((height, width + 1), dtype=np.uint8)  # only their parity counts

@@ -62,7 +62,7 @@ def table(
     """A table that scrolls sideways where it is too wide; the first cell of a row is its heading.
 
     Args:
-        caption: for those who hear the page, and for the scrolling region.
+        caption: for screen readers, and for the scrolling region.
         keys: the ids of the parts of the page that the rows stand for.
     """
     rows = list(rows)
@@ -91,7 +91,7 @@ def decimal(value: float | None, *, tinted: bool = False) -> Cell:
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 42
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8478f", "#b07800", "#2a9fd6", "#6a4c93", "#7a5c3a")
-"""Told apart by those who do not see all colours; dashes tell the next eight from the first."""
+"""Distinct also for colour-blind readers; the next eight lines are dashed."""
 CHANCE = "random"
 
 
@@ -121,7 +121,7 @@ def styles() -> str:
 
 
 def chart(lines: Sequence[Line], *, across: str, up: str, title: str = "") -> Markup:
-    """A figure with its legend; the words tell where every line begins and ends."""
+    """A figure with its legend; its label says where every line begins and ends."""
     low_x, high_x = min(x for line in lines for x in line.x), max(x for line in lines for x in line.x)
     low_y, high_y = _range([y for line in lines for y in line.y])
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
