@@ -11,9 +11,13 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -233,15 +237,32 @@ def measure(run: Callable[[], object], repeats: int) -> Measured | None:
         torch.cuda.empty_cache()
 
 
-def compare(name: str, repeats: int, chosen: Sequence[str] | None = None) -> dict[str, dict[str, float] | None]:
-    """Seconds and bytes of everything in one case, or of the floor and of what is chosen."""
+def compare(
+    name: str, repeats: int, chosen: Sequence[str] | None = None, keep: Callable[[dict], object] = lambda found: None
+) -> dict[str, dict[str, float] | None]:
+    """Seconds and bytes of everything in one case, or of the floor and of what is chosen.
+
+    Args:
+        keep: is given what was found after every row, so that a run that is cut short leaves something.
+    """
     found: dict[str, dict[str, float] | None] = {}
     runs = tasks(CASES[name], "cuda", torch.bfloat16)
     for what in [task for task in runs if not chosen or task in {"floor", *chosen}]:
         measured = measure(runs.pop(what), 1 if what == PRACTICE else repeats)  # a recording keeps its memory: drop it
         found[what] = None if measured is None else vars(measured)
+        keep(found)
         print(f"{name} | {what} | {measured}", flush=True)
     return found
+
+
+def fresh(name: str, repeats: int, chosen: Sequence[str] | None) -> dict:
+    """The same in a process of its own: memory that a library keeps is in no other case."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        rows = [part for what in chosen or () for part in ("--method", what)]
+        command = [sys.executable, __file__, "--case", name, "--repeats", str(repeats), "--json", str(path), *rows]
+        subprocess.run(command, check=True)
+        return json.loads(path.read_text())[name]
 
 
 def table(results: dict[str, dict]) -> str:
@@ -304,10 +325,18 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.exit(2, "this machine has no CUDA device; for the CPU: python benchmarks/explain.py\n")
     results: dict[str, dict] = {}
-    for name in given.case or CASES:
-        results[name] = compare(name, given.repeats, given.method)
-        if given.json:  # after every case, so that a run that is cut short leaves something
+
+    def keep(name: str, found: dict) -> None:
+        results[name] = found
+        if given.json:
             given.json.write_text(json.dumps(results))
+
+    cases = given.case or list(CASES)
+    for name in cases:
+        if len(cases) == 1:
+            compare(name, given.repeats, given.method, partial(keep, name))
+        else:
+            keep(name, fresh(name, given.repeats, given.method))
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {time.strftime('%d %B %Y')}\n")
     print(table(results))
     if given.markdown:
