@@ -504,6 +504,77 @@ def blip2() -> nn.Module:
     )
 
 
+def donut() -> nn.Module:
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.DonutSwinConfig(**{k: v for k, v in SWIN.items() if k != "num_labels"}),
+        transformers.MBartConfig(**{**SEQ2SEQ, "d_model": 32}, is_decoder=True, add_cross_attention=True),
+    )
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    return transformers.VisionEncoderDecoderModel(config)
+
+
+def mllama() -> nn.Module:
+    return transformers.MllamaForConditionalGeneration(
+        transformers.MllamaConfig(
+            vision_config={
+                **{k: v for k, v in VISION.items() if k != "num_attention_heads"},
+                "attention_heads": 2,
+                "num_global_layers": 1,
+                "max_num_tiles": 2,
+                "vision_output_dim": 32,
+                "intermediate_layers_indices": [1],
+                "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+            },
+            text_config={
+                **LLAMA,
+                "num_hidden_layers": 3,
+                "cross_attention_layers": [1],
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            image_token_index=IMAGE_TOKEN,
+        )
+    )
+
+
+def mllama_inputs(batch: int) -> dict:
+    words = torch.cat([torch.full((batch, 1), IMAGE_TOKEN), ids(batch, 6)], dim=1)
+    return {
+        "input_ids": words,
+        "attention_mask": torch.ones_like(words),
+        "pixel_values": noise(batch, 1, 2, 3, 24, 24),
+        "aspect_ratio_ids": torch.tensor([[2]] * batch),
+        "aspect_ratio_mask": torch.tensor([[[1, 1]]] * batch),
+        "cross_attention_mask": torch.ones(batch, 7, 1, 2, dtype=torch.long),
+    }
+
+
+def two_pictures(batch: int) -> dict:
+    image = torch.full((batch, 16), IMAGE_TOKEN)
+    words = torch.cat([torch.full((batch, 1), 3), image, ids(batch, 2), image, ids(batch, 4)], dim=1)
+    return {"input_ids": words, "attention_mask": torch.ones_like(words), "pixel_values": noise(2 * batch, 3, 24, 24)}
+
+
+def qwen2_audio() -> nn.Module:
+    sound = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+    return transformers.Qwen2AudioForConditionalGeneration(
+        transformers.Qwen2AudioConfig(
+            audio_config={**sound, "num_mel_bins": 8, "max_source_positions": 12},
+            text_config={"model_type": "qwen2", **LLAMA},
+            audio_token_index=IMAGE_TOKEN,
+        )
+    )
+
+
+def sound_and_question(batch: int) -> dict:
+    words = torch.cat([torch.full((batch, 1), 3), torch.full((batch, 6), IMAGE_TOKEN), ids(batch, 4)], dim=1)
+    return {
+        "input_ids": words,
+        "attention_mask": torch.ones_like(words),
+        "input_features": noise(batch, 8, 24),
+        "feature_attention_mask": torch.ones(batch, 24, dtype=torch.long),
+    }
+
+
 ANSWER = targets.next_token(7)
 TEXT_AND_IMAGE = (("image", (4, 4)), ("text", 22))
 LANGUAGE_MODELS = {
@@ -530,6 +601,32 @@ LANGUAGE_MODELS = {
         "pictures in language models",
         ANSWER,
         TEXT_AND_IMAGE,
+    ),
+    "llava_two": Case(
+        lambda: transformers.LlavaForConditionalGeneration(
+            transformers.LlavaConfig(vision_config=CLIP_VISION, text_config=MODEL, image_token_index=IMAGE_TOKEN)
+        ),
+        two_pictures,
+        "pictures in language models",
+        ANSWER,
+        (("image", (4, 4)), ("image_2", (4, 4)), ("text", 39)),
+    ),
+    "mllama": Case(
+        mllama,
+        mllama_inputs,
+        "pictures in language models",
+        ANSWER,
+        (("image", (4, 4)), ("image_2", (4, 4)), ("text", 7)),
+    ),
+    "qwen2_audio": Case(
+        qwen2_audio, sound_and_question, "pictures in language models", ANSWER, (("audio", 12), ("text", 11))
+    ),
+    "donut": Case(
+        donut,
+        lambda b: {"pixel_values": noise(b, 3, 32, 32), "decoder_input_ids": ids(b, 6)},
+        "pictures in language models",
+        NEXT,
+        (("encoder", (16, 16)), ("decoder", 6)),
     ),
     "llava_next": Case(llava_next, llava_next_inputs, "pictures in language models", ANSWER),
     "qwen2_vl": Case(

@@ -191,6 +191,25 @@ def test_every_token_of_a_decoders_answer_has_a_row_over_the_source():
     assert found.tokens == tuple(tuple(map(str, row)) for row in inputs["input_ids"].tolist())
 
 
+@pytest.mark.parametrize("name", ["llava_two", "mllama", "qwen2_audio", "donut", "owlvit", "speech_bert"])
+def test_gradients_have_the_streams_of_a_walk_and_a_batch_gives_what_its_samples_give(name):
+    """Several pictures in one text, tiles, sounds below a language model, merged patches, texts of each sample."""
+    case = TABLE[name]
+    model, inputs = prepared(case)
+    found = vitrail.explain(model, inputs, "input_x_gradient", case.target)
+    walked = vitrail.explain(model, inputs, "gae", case.target)
+    assert {k: one.grid for k, one in found.streams.items()} == {k: one.grid for k, one in walked.streams.items()}
+    sounds = {"qwen2_audio": ("audio", 24), "speech_bert": ("encoder", 200)}  # at frames and samples, not at tokens
+    for key, one in found.streams.items():
+        own = sounds.get(name, ("", 0))
+        assert one.scores.shape[1] == (own[1] if key == own[0] else walked.streams[key].scores.shape[1])
+    for i in range(2):
+        some = {key: x[i * (n := len(x) // 2) : (i + 1) * n] for key, x in inputs.items()}
+        alone = vitrail.explain(model, some, "input_x_gradient", case.target)
+        for key, one in alone.streams.items():
+            assert_close(found.streams[key].scores[i : i + 1], one.scores, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize("method", ["gae", "input_x_gradient"])
 def test_one_picture_has_the_text_of_its_class_and_several_have_none(method):
     model, _ = prepared(TABLE["siglip"])

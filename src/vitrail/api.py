@@ -25,6 +25,7 @@ from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import shadow
+from vitrail.capture.stream_passes import generates
 from vitrail.capture.torch_private import transformed
 from vitrail.errors import (
     CutGraphError,
@@ -49,7 +50,7 @@ from vitrail.methods import (
     Method,
 )
 from vitrail.models.anatomy import Anatomy, Body
-from vitrail.models.inputs import Inputs, patch_sums, read_inputs
+from vitrail.models.inputs import Inputs, led_by_text, patch_sums, read_inputs
 from vitrail.models.taking import FromFeatures, Prepared, check_target, prepared
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
@@ -517,9 +518,16 @@ def _answer(
             "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
             "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
         )
-    started, read, chosen = time.perf_counter(), read_inputs(given.inputs), as_target(target)
+    started, read, chosen = time.perf_counter(), _read(model, given.inputs), as_target(target)
     requests = [read_request(spec, preset, read, chosen) for spec in methods]
     return _on_shadow(model, given, read, requests, settings, anatomy, started)
+
+
+def _read(model: object, inputs: object) -> Inputs:
+    """The inputs; of a model that writes text, or of what holds one, each text is a sample with all its pictures."""
+    read = read_inputs(inputs)
+    held = (model, *(getattr(model, name, None) for name in ("model", "module")))
+    return led_by_text(read) if any(generates(one) for one in held) else read
 
 
 def explain_each(
@@ -533,7 +541,7 @@ def explain_each(
     **options: Any,  # noqa: ANN401
 ) -> Comparison:
     """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
-    started, read = time.perf_counter(), read_inputs(inputs)
+    started, read = time.perf_counter(), _read(model, inputs)
     requests = [read_request((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]

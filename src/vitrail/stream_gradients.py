@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.attribution import Attribution
@@ -72,20 +73,27 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
             left_out.append(LEFT_OUT)
             continue
         values, name = every[rows], NAMES.get(given, given)
-        packed = [one for one in pictures.values() if one.parts is not None and given == PICTURE]
-        parts = _packed(values, packed) if packed else _pictures(values) if given == PICTURE else [values]
+        parts = _pictures(values, list(pictures.values())) if given == PICTURE else [values]
         for i, one in enumerate(parts):
-            summed = one if packed else one.sum(dim=_channels(model, given, one))
+            channels = _channels(model, given, one)
+            summed = one if channels is None else one.sum(dim=channels)
             picture = pictures.get(i) if name == "image" else None
-            streams[name if i == 0 else f"{name}_{i + 1}"] = _one(request, made, given, summed, picture, rows)
+            made_of = _one(request, made, given, summed, picture, rows)
+            streams[_name(shown, given, i, name)] = made_of
     if left_out:
         streams = {name: _saying(one, left_out) for name, one in streams.items()}
-    if "decoder" in streams:
+    if "decoder" in streams and "encoder" not in streams:
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
     order = ("image", "text") if hasattr(model, "logit_scale") else ("text", "image")  # two towers, or one text
     main = next(name for name in ("encoder", *order, *streams) if name in streams)
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
+
+
+def _name(shown: Sequence[ShownStream], given: str, number: int, usual: str) -> str:
+    """What the stream of an input is called: as a walk calls it, where its tokens are known."""
+    same = [one.name for one in shown if one.given == given]
+    return same[number] if number < len(same) else usual if number == 0 else f"{usual}_{number + 1}"
 
 
 def _saying(one: Attribution, more: list[str]) -> Attribution:
@@ -113,11 +121,20 @@ def check_level_at_inputs(request: "Request") -> None:
     )
 
 
-def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part: Scalar) -> slice | None:
+def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part: Scalar) -> slice | Tensor | None:
     """Which rows of an input belong to the samples: all, but where it is texts that pictures are compared with."""
     if given != "input_ids" or given not in inputs.shared:
         return slice(None)
-    return text_rows(len(values), inputs.batch, part.target, compares=hasattr(model, "logit_scale"))
+    compares = hasattr(model, "logit_scale")
+    rows = text_rows(len(values), inputs.batch, part.target, compares=compares)
+    if rows is not None or compares or len(values) % inputs.batch:
+        return rows
+    # Each sample has texts of its own: the one that the answer depends on.
+    asked = (values != 0).flatten(1).any(dim=1).view(inputs.batch, -1)
+    if bool((asked.sum(dim=1) != 1).any()):
+        return None
+    first = torch.arange(inputs.batch, device=values.device) * asked.shape[1]
+    return first + asked.long().argmax(dim=1)
 
 
 def shown_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
@@ -138,15 +155,32 @@ def _packed(values: Tensor, pictures: Sequence[ShownStream]) -> list[Tensor]:
     return [summed[index.to(summed.device)] * real.to(summed.device) for index, real in places]
 
 
-def _channels(model: nn.Module, given: str, values: Tensor) -> int:
-    """The axis of channels: before pixels, and before the frames of a sound where the model says so; else the last."""
-    bins = getattr(getattr(model, "config", None), "num_mel_bins", None)
-    frames_last = given == "input_features" and values.ndim == 3 and values.shape[1] == bins
+def _channels(model: nn.Module, given: str, values: Tensor) -> int | None:
+    """The axis of channels: none of a wave, that before the frames of a sound where the model says so; else the last.
+
+    Of pictures it is the one before rows and columns.
+    """
+    if values.ndim == 2:
+        return None
+    configs = [vars(module).get("config") for module in model.modules()]
+    bins = {getattr(config, "num_mel_bins", None) for config in configs if config is not None}
+    frames_last = given == "input_features" and values.ndim == 3 and values.shape[1] in bins
     return 1 if values.ndim == 4 or frames_last else -1
 
 
-def _pictures(x: Tensor) -> list[Tensor]:
-    """The pictures of a sample one by one, where it has several."""
+def _pictures(x: Tensor, shown: Sequence[ShownStream]) -> list[Tensor]:
+    """The pictures of a sample one by one, where it has several; patches that stand in one row are summed.
+
+    Args:
+        shown: the streams of pictures that were measured.
+    """
+    if any(one.parts is not None for one in shown):
+        return _packed(x, [one for one in shown if one.parts is not None])
+    numbers = [one.pictures for one in shown if one.pictures is not None]
+    if x.ndim > 3 and numbers and len(numbers) == len(shown):
+        every = x.flatten(0, -4)
+        real = [(number >= 0).view(-1, 1, 1, 1).to(x.device) for number in numbers]
+        return [every[n.clamp(min=0).to(x.device)] * r for n, r in zip(numbers, real, strict=True)]
     return list(x.unbind(dim=1)) if x.ndim == 5 else [x]
 
 
@@ -156,7 +190,7 @@ def _one(
     given: str,
     values: Tensor,
     picture: ShownStream | None,
-    rows: slice,
+    rows: slice | Tensor,
 ) -> Attribution:
     """The attribution of one input."""
     part: Scalar = made.part
@@ -198,7 +232,7 @@ def _grid(pixels: Tensor, picture: ShownStream | None) -> tuple[tuple[int, int],
 
 
 def _labels(
-    inputs: Inputs, given: str, scores: Tensor, rows: slice
+    inputs: Inputs, given: str, scores: Tensor, rows: slice | Tensor
 ) -> tuple[tuple[tuple[str, ...], ...] | None, Tensor | None]:
     """The tokens of a text, and which of them are real."""
     ids = inputs.kwargs.get(given, inputs.args[0] if inputs.args else None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
+from vitrail.capture.refusals import no_graph, why_no_gradient
 from vitrail.capture.row_maps import EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
@@ -104,6 +105,8 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
             handles.append(module.register_forward_hook(watch_norms(seen.sums)))
 
     def emit(call: AttentionCall) -> None:
+        if not torch.is_grad_enabled():
+            raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
         seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
 
     def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:

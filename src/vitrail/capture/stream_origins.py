@@ -36,6 +36,7 @@ class ShownStream:
         given: the name of the input they come from, None for learned tokens.
         mask: which tokens are real, by the mask of the input.
         parts: where the patches of all pictures stand in one row, the place `[b, n]` of each patch there, -1 for none.
+        pictures: the number `[b]` of the picture of each sample among all that were given, -1 for none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ShownStream:
     given: str | None = None
     mask: Tensor | None = None
     parts: Tensor | None = None
+    pictures: Tensor | None = None
 
 
 def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
@@ -100,7 +102,8 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
         if index in done:
             continue
         if not sequence.queries:
-            found += [] if index in targets else _states(streams, index, sequence)
+            known = [] if index in targets else _states(streams, index, sequence)
+            found += known or ([] if index in targets else _pictures(streams, index, sequence, samples))
             continue
         text = _text(streams, index, sequence, inputs)
         known = [] if text is None else [text]
@@ -110,7 +113,8 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             known += seen or _embedded(streams, index, sequence)
             known = known or [_other(index, sequence, inputs, samples)]
         found += known
-    learned = [one for one in found if one.name == "queries" and one.tokens.shape[1] == 1]
+    # The one query of an attention pool, of each picture or tile, stands for no token.
+    learned = [one for one in found if one.name == "queries" and streams.sequences[one.sequence].rows[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
 
@@ -174,14 +178,18 @@ def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor)
         return []
     # Feature maps of whole pictures before those of pieces that were cut out of them.
     maps = sorted(reversed(streams.seen.cells), key=lambda x: x.shape[0] != pixels.shape[0])
-    for place, channels in [(pixels, 1), *((x, axis) for x in maps for axis in (1, -1))]:
-        if place.ndim != 4:
-            continue
+    for place, channels in [(pixels, -3), *((x, axis) for x in maps for axis in (1, -1))]:
         (fed,) = sources(_rows(sequence), [place], channels=channels)
-        grids = None if fed is None else _grids(fed.cpu(), sequence, pixels=place is pixels)
-        if grids is not None:
-            return _by_picture(index, sequence, _whole_pictures(sequence, grids, pixels), samples)
+        grids = None if fed is None else _grids(fed.flatten(0, -3).cpu(), sequence, pixels=place is pixels)
+        if grids is not None and _has_form_of(grids, pixels):
+            return _by_picture(index, sequence, _whole_pictures(sequence, grids, pixels), samples, pixels)
     return []
+
+
+def _has_form_of(grids: Tensor, pixels: Tensor) -> bool:
+    """Whether cells are nearly square: else the axes of a tensor are no rows and columns, but tiles and tokens."""
+    high, wide = pixels.shape[-2] * grids.shape[2], pixels.shape[-1] * grids.shape[1]
+    return max(high, wide) < 2 * min(high, wide)
 
 
 def _whole_pictures(sequence: Sequence, grids: Tensor, pixels: Tensor) -> Tensor:
@@ -254,7 +262,7 @@ def _grids(fed: Tensor, sequence: Sequence, *, pixels: bool) -> Tensor | None:
     return torch.stack(found)
 
 
-def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor) -> list[ShownStream]:
+def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor, pixels: Tensor) -> list[ShownStream]:
     """One stream for each picture of a sample; samples without one have no tokens there."""
     tokens = grids.flatten(1) + sequence.first
     owner = samples[tokens[:, 0]]
@@ -262,13 +270,16 @@ def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor) 
         raise SeamError("the patches of one picture belong to several samples. Explain one sample at a time.")
     batch = int(samples.max()) + 1
     most = int(torch.bincount(owner, minlength=batch).max())
-    every = torch.full((most, batch, tokens.shape[1]), -1)
+    every, numbers = torch.full((most, batch, tokens.shape[1]), -1), torch.full((most, batch), -1)
     seen = [0] * batch
-    for row, sample in zip(tokens, owner.tolist(), strict=True):
-        every[seen[sample], sample] = row
+    for number, (row, sample) in enumerate(zip(tokens, owner.tolist(), strict=True)):
+        every[seen[sample], sample], numbers[seen[sample], sample] = row, number
         seen[sample] += 1
-    grid = (grids.shape[1], grids.shape[2])
-    return [ShownStream("image", "image", one, index, grid=grid, given="pixel_values") for one in every]
+    grid, whole = (grids.shape[1], grids.shape[2]), len(grids) == pixels[..., 0, 0, 0].numel()
+    return [
+        ShownStream("image", "image", one, index, grid=grid, given="pixel_values", pictures=which if whole else None)
+        for one, which in zip(every, numbers, strict=True)
+    ]
 
 
 def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[ShownStream], set[int]]:
@@ -353,11 +364,13 @@ def _named(streams: Streams, found: list[ShownStream]) -> list[ShownStream]:
 
 
 def _reads(streams: Streams, asking: ShownStream, read: ShownStream) -> bool:
-    """Whether tokens of one stream ask for tokens of another one."""
+    """Whether tokens of one stream ask for tokens of another one, or for what these are merged into."""
     of = streams.sequence_of
+    merged = [i for i in range(len(streams.sequences)) if read.sequence in streams.known_until(frozenset({i}))]
+    looked_at = torch.tensor([read.sequence, *(i for i in merged if i != asking.sequence)])
     return any(
         isinstance(event, AttentionEvent)
         and bool((of[event.queries] == asking.sequence).any())
-        and bool((of[event.keys] == read.sequence).any())
+        and bool(torch.isin(of[event.keys], looked_at).any())
         for event in streams.events
     )

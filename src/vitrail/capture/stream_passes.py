@@ -52,7 +52,7 @@ class StreamAnswer:
         return parts(self.output, chosen, self.valid, causal=self.causal)
 
 
-def generates(model: nn.Module) -> bool:
+def generates(model: object) -> bool:
     """Whether a model says that it writes texts: then it predicts the next token, whatever its masks show."""
     says = getattr(model, "can_generate", None)
     return bool(says()) if callable(says) else False

@@ -86,6 +86,25 @@ class Inputs:
         )
 
 
+def led_by_text(inputs: Inputs) -> Inputs:
+    """The same call with one sample for each text, where pictures stand inside of texts and are more or fewer."""
+    ids = inputs.kwargs.get("input_ids")
+    if inputs.main != "pixel_values" or not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) == inputs.batch:
+        return inputs
+    mask = inputs.kwargs.get("attention_mask")
+    return replace(
+        inputs,
+        kind="text",
+        batch=len(ids),
+        size=None,
+        ids=ids,
+        attention_mask=mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
+        tokens=tuple(tuple(map(str, row)) for row in ids.tolist()),
+        main="input_ids",
+        shared=frozenset(),
+    )
+
+
 def read_inputs(inputs: object) -> Inputs:
     """The inputs in one form, after checking that they can be explained at all."""
     if isinstance(inputs, Mapping):
