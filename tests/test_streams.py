@@ -232,6 +232,19 @@ def test_a_model_that_first_sees_a_batch_of_many_gives_each_sample_its_own(name)
             assert_close(found.streams[key].scores[i : i + 1], stream.scores)
 
 
+@pytest.mark.parametrize("name", ["llava_siglip", "detr"])
+def test_frozen_weights_change_nothing(name):
+    """A pooling query and object queries are parameters, and have no graph of their own where they are frozen."""
+    case = TABLE[name]
+    model, inputs = prepared(case)
+    expected = vitrail.explain(model, inputs, "gae", case.target)
+    frozen = prepared(case)[0].requires_grad_(requires_grad=False)
+    found = vitrail.explain(frozen, inputs, "gae", case.target)
+    for key, stream in expected.streams.items():
+        assert_close(found.streams[key].scores, stream.scores)
+    assert not any(x.requires_grad for x in frozen.parameters())
+
+
 class Crossing(torch.nn.Module):
     """A text that asks for another one; an order may be given to the values, and to the samples inside."""
 

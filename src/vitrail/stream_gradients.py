@@ -54,6 +54,8 @@ NAMES = {
 """What the stream of an input is called."""
 LEVELS = {"pixel_values": "pixels", "pixel_values_videos": "pixels", "image_patches": "pixels"}
 """The levels of inputs that are pictures."""
+BY_PATCH = ("attn_lrp", "conservative_lrp")
+"""Methods whose maps of single pixels are too grainy to read."""
 
 
 def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownStream]) -> Attribution:
@@ -214,7 +216,9 @@ def _one(
         patch = (size[0] // grid[0], size[1] // grid[1])
         known |= {"assumed": [*known.get("assumed", []), ASSUMED]} if assumed else {}
         summed = patch_sums(values, grid, patch)
-        return Attribution(summed, kind="image", grid=grid, size=size, pixels=values, provenance=known, **common)
+        # Rules are read per patch, as where there is one stream, unless pixels were asked for.
+        pixels = values if assumed or request.level is not None or request.entry.name not in BY_PATCH else None
+        return Attribution(summed, kind="image", grid=grid, size=size, pixels=pixels, provenance=known, **common)
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
     if picture is not None and picture.grid is not None and picture.grid[0] * picture.grid[1] == scores.shape[1]:
         return Attribution(scores, kind="image", grid=picture.grid, provenance=known, **common)

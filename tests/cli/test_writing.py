@@ -97,6 +97,8 @@ def test_a_sound_is_shaded_over_time(whisper, tmp_path):
         file.writeframes(b"".join(struct.pack("<hh", x, x) for x in values))
     path = tmp_path / "found.npz"
     ran(sound, "-m", whisper, "-o", path)
+    assert vitrail.Attribution.load(path).streams["encoder"].scores.shape == (1, 50)  # frames, two for each token
+    ran(sound, "-m", whisper, "--method", "gae", "-o", path)
     assert vitrail.Attribution.load(path).streams["encoder"].scores.shape == (1, 25)
     ran(sound, "-m", whisper, "--target", "all", "-o", tmp_path / "words.html")
     assert (tmp_path / "words.html").read_text().count("<section") > 1
@@ -132,7 +134,7 @@ def test_an_object_has_a_map_with_its_box(tmp_path):
     said = ran(photo, "-m", folder, "--target", "car", "-o", tmp_path / "car.json")
     assert "car, query" in said
     found = vitrail.Attribution.load(tmp_path / "car.json")
-    assert found.streams["encoder"].kind == "image"
+    assert (found.kind, found.method) == ("image", "attn_lrp")
     assert found.target.first == (1,) or found.target.first == 1
     ran(photo, "-m", folder, "-o", tmp_path / "found.png")
     assert (tmp_path / "found.png").stat().st_size > 3000

@@ -72,7 +72,7 @@ def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, 
 
 def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
     seen = Seen(inputs=inputs, sums=Sums() if sums else None)
-    with in_precision(model, dtype), _watching(model, seen):
+    with in_precision(model, dtype), _graph_of_learned_tokens(model), _watching(model, seen):
         seen.answer = run_model(model, inputs)
     if not seen.calls:
         raise SeamError(
@@ -80,6 +80,28 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
             "intercepted. Use a gradient method, such as integrated_gradients."
         )
     return seen
+
+
+@contextmanager
+def _graph_of_learned_tokens(model: nn.Module) -> Iterator[None]:
+    """Let frozen parameters that may be tokens themselves have a graph: object queries, latents, pooling queries.
+
+    The shadow reads aliases of them, which share their memory. Layers of torch hold weights, and no tokens.
+    """
+    own = [x for x in model.modules() if isinstance(x, nn.Embedding) or not type(x).__module__.startswith("torch.nn")]
+    frozen = [
+        (module._parameters, name, x)
+        for module in own
+        for name, x in module._parameters.items()
+        if x is not None and not x.requires_grad and x.is_floating_point()
+    ]
+    try:
+        for parameters, name, x in frozen:
+            parameters[name] = x.detach().requires_grad_()  # pyright: ignore[reportArgumentType]
+        yield
+    finally:
+        for parameters, name, x in frozen:
+            parameters[name] = x
 
 
 def rooted(inputs: Inputs) -> Inputs:

@@ -129,7 +129,10 @@ def boxes_figure(
         axes = panel(figure, left, 2.5 * MARGIN, 3.0, side)
         place_of = (0.0, float(wide), float(high), 0.0)
         axes.imshow(picture, extent=place_of)
-        axes.imshow(one.heatmap((high, wide))[index].cpu().numpy(), extent=place_of, cmap="inferno", alpha=0.55)
+        heat = one.heatmap((high, wide))[index].cpu()
+        most = float(heat.abs().max()) or 1.0
+        signs = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if one.signed else {"cmap": "inferno"}
+        axes.imshow(heat.numpy(), extent=place_of, alpha=0.55, **signs)
         corner = ((x - width / 2) * wide, (y - height / 2) * high)
         axes.add_patch(Rectangle(corner, width * wide, height * high, fill=False, edgecolor="#00e5ff", linewidth=1.5))
         axes.set_xlim(0, wide)
