@@ -131,8 +131,9 @@ def boxes_figure(
         axes.imshow(picture, extent=place_of)
         heat = one.heatmap((high, wide))[index].cpu()
         most = float(heat.abs().max()) or 1.0
-        signs = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if one.signed else {"cmap": "inferno"}
-        axes.imshow(heat.numpy(), extent=place_of, alpha=0.55, **signs)
+        colours = "RdBu_r" if one.signed else "inferno"
+        low, high_end = (-most, most) if one.signed else (None, None)
+        axes.imshow(heat.numpy(), extent=place_of, alpha=0.55, cmap=colours, vmin=low, vmax=high_end)
         corner = ((x - width / 2) * wide, (y - height / 2) * high)
         axes.add_patch(Rectangle(corner, width * wide, height * high, fill=False, edgecolor="#00e5ff", linewidth=1.5))
         axes.set_xlim(0, wide)
