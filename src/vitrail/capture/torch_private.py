@@ -48,6 +48,7 @@ _transform_level: Callable[[], int | None] = _private(
     "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
 )
 NEEDED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks"}
+_guards: Any = _private("_guards", "run compiled functions as they were written")
 SAVED_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
 """Under which names the graph holds what fused attention kept for its backward pass; it may be under none."""
 
@@ -67,16 +68,11 @@ def uncompiled() -> AbstractContextManager[None]:
     if dynamo is None:
         return nullcontext()
     as_written = getattr(dynamo, "_use_eager_on_nested_compile", None)
-    return _inside_a_kernel() if as_written is None else as_written()
-
-
-def _inside_a_kernel() -> AbstractContextManager[None]:
-    """The same for torch before 2.15: compiled functions run as written where a kernel of a fake tensor is at work.
-
-    Compiled functions ask the tracing context of their own thread for this, before they look at anything else.
-    """
-    guards = _private("_guards", "run compiled functions as they were written")
-    return guards.tracing(guards.TracingContext(SimpleNamespace(in_kernel_invocation=True, shape_env=None)))
+    if as_written is not None:
+        return as_written()
+    # Before torch 2.15, compiled functions run as written where a kernel of a fake tensor is at work: they ask the
+    # tracing context of their own thread for this, before they look at anything else.
+    return _guards.tracing(_guards.TracingContext(SimpleNamespace(in_kernel_invocation=True, shape_env=None)))
 
 
 def writes_to(x: Tensor) -> int:
