@@ -35,9 +35,7 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), without_functions():
         for x, plain in weights.tensors:
-            for part in (x,) if plain else _plain_parts(x):
-                step = max(1, part.numel() // SAMPLES)
-                size = min(SAMPLES, -(-part.numel() // step))
+            for part, (size, step) in [(x, plain)] if plain else [(part, _spaced(part)) for part in _plain_parts(x)]:
                 some = part.as_strided((size,), (step,)) if part.is_contiguous() else part.reshape(-1)[::step][:size]
                 samples.setdefault((part.device, part.dtype), []).append(some)
         # One copy from a device, not one for each tensor.
@@ -50,6 +48,12 @@ def hashed(header: bytes, samples: Sequence[Tensor]) -> str:
     for some in samples:
         digest.update(some.cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _spaced(x: Tensor) -> tuple[int, int]:
+    """How many values of a tensor are sampled, and how far apart they are."""
+    step = max(1, x.numel() // SAMPLES)
+    return min(SAMPLES, -(-x.numel() // step)), step
 
 
 def _plain_parts(x: Tensor) -> list[Tensor]:
@@ -69,9 +73,12 @@ def _plain_parts(x: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The tensors of a model's state and which are plain; names, shapes and dtypes as bytes; how many lack values."""
+    """The tensors of a model's state; their names, shapes and dtypes as bytes; how many lack values.
 
-    tensors: list[tuple[Tensor, bool]]
+    With each tensor that is plain comes how many of its values are sampled, and how far apart these are.
+    """
+
+    tensors: list[tuple[Tensor, tuple[int, int] | None]]
     header: bytes
     lacking: int
 
@@ -83,7 +90,7 @@ def _weights_of(model: nn.Module) -> _Weights:
         state = _state(model)
         header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
         parts = [(x, _plain_parts(x)) for _, x in state]
-        tensors = [(x, len(found) == 1 and found[0] is x) for x, found in parts]
+        tensors = [(x, _spaced(x) if len(found) == 1 and found[0] is x else None) for x, found in parts]
         known["state"] = _Weights(tensors, header, sum(not found for _, found in parts))
     return known["state"]
 
