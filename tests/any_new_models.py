@@ -37,19 +37,6 @@ LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_he
 FULL = {"layer_types": ["full_attention", "full_attention"]}
 
 
-def noisy(entry: Entry) -> Entry:
-    """The same model with noise on all weights: some begin with zeros where the answer is read."""
-
-    def build(**more: Any) -> nn.Module:
-        model = entry.build(**more)
-        with torch.no_grad():
-            for x in model.parameters():
-                x.add_(torch.randn_like(x), alpha=0.1)
-        return model
-
-    return replace(entry, build=build)
-
-
 def compared(entry: Entry) -> Entry:
     """An encoder without a head, explained by how alike its encodings and another vector are."""
     others = torch.randn(4, 32, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
@@ -395,7 +382,7 @@ ENCODERS = {
         n_head=4,
         d_inner=48,
     ),
-    "neomme": noisy(encoder("NeoMMEForMaskedLM", refused="mix tokens", position=3, **BERT)),
+    "neomme": encoder("NeoMMEForMaskedLM", refused="mix tokens", position=3, **BERT),
 }
 
 VISION = {
@@ -480,20 +467,18 @@ VISION = {
         masked_unit_attention=[True, False],
         mlp_ratio=2.0,
     ),
-    "depth_anything": noisy(
-        asked(
-            vision(
-                "DepthAnythingForDepthEstimation",
-                attentions=False,
-                patch_size=8,
-                backbone_config=dinov2_backbone(),
-                reassemble_hidden_size=32,
-                fusion_hidden_size=8,
-                neck_hidden_sizes=[8, 8, 8, 8],
-                head_hidden_size=4,
-            ),
-            lambda depth, i: depth[:, i:].mean(dim=(1, 2)),
-        )
+    "depth_anything": asked(
+        vision(
+            "DepthAnythingForDepthEstimation",
+            attentions=False,
+            patch_size=8,
+            backbone_config=dinov2_backbone(),
+            reassemble_hidden_size=32,
+            fusion_hidden_size=8,
+            neck_hidden_sizes=[8, 8, 8, 8],
+            head_hidden_size=4,
+        ),
+        lambda depth, i: depth[:, i:].mean(dim=(1, 2)),
     ),
     "dpt_segments": asked(
         vision(
@@ -576,8 +561,8 @@ TIMM = {
     "swin": timm_vit(
         "swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=8, depths=(2, 1), num_heads=(2, 2)
     ),
-    "swinv2_cr": noisy(
-        timm_vit("swinv2_cr_tiny_224", img_size=32, window_size=4, embed_dim=8, depths=(2, 1), num_heads=(2, 2))
+    "swinv2_cr": timm_vit(
+        "swinv2_cr_tiny_224", img_size=32, window_size=4, embed_dim=8, depths=(2, 1), num_heads=(2, 2)
     ),
     "twins_svt": timm_vit(
         "twins_svt_small",
@@ -609,9 +594,7 @@ TIMM = {
         "edgenext_xx_small", refused="feed more than one", size=64, depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)
     ),
     "fastvit": timm_vit("fastvit_sa12", size=64, layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 32)),
-    "hiera": noisy(
-        timm_vit("hiera_tiny_224", size=64, img_size=(64, 64), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1))
-    ),
+    "hiera": timm_vit("hiera_tiny_224", size=64, img_size=(64, 64), embed_dim=8, num_heads=1, stages=(1, 1, 1, 1)),
     "tiny_vit": timm_vit(
         "tiny_vit_5m_224",
         refused="feed more than one",
@@ -626,7 +609,7 @@ TIMM = {
     "vit_dpwee": timm_vit("vit_dpwee_patch16_reg1_gap_256", refused="in no block", **SMALL),
     "vit_pe_spatial": timm_vit("vit_pe_spatial_tiny_patch16_512", **SMALL),
     "vit_pe_lang": timm_vit("vit_pe_lang_large_patch14_448", **SMALL),
-    "vit_7b_dinov3": noisy(timm_vit("vit_7b_patch16_dinov3", **SMALL)),
+    "vit_7b_dinov3": timm_vit("vit_7b_patch16_dinov3", **SMALL),
     "vit_siglip2": timm_vit("vit_base_patch16_siglip_gap_256", **SMALL),
     "deit3_large": timm_vit("deit3_large_patch16_384", **SMALL),
 }

@@ -15,6 +15,8 @@ import vitrail
 from vitrail.errors import VitrailError
 
 METHODS = ("auto", "gae", "tokentm", "attcat", "integrated_gradients", "gradtoken", "attn_lrp")
+NOISE = 0.02
+"""What is added to all weights, in standard deviations."""
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 REASONS = {
     r"is defined on one stream": "defined on one stream of tokens",
@@ -54,11 +56,14 @@ REASONS = {
 
 
 def prepared(entry: Entry):
-    """The model in float64, unless its precision is the point, and inputs for it."""
+    """The model in float64 with noise on its weights, unless its precision is the point, and inputs for it."""
     torch.manual_seed(0)
     model = entry.build().eval()
     if entry.group != "adapted and quantised":
         model = model.double()
+        with torch.no_grad():  # biases, scales and some heads begin at zero, which hides what they do
+            for x in model.parameters():
+                x.add_(torch.randn_like(x), alpha=NOISE)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
     def cast(x):

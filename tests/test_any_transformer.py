@@ -1,7 +1,7 @@
 """Unmodified models without any anatomy: what is found in them gives the maps that plain matrices give.
 
-The table is in `any_models` and `any_more_models`. A tenth of it runs by default, the rest with `make models`
-(`-m table`). `docs/models.md` has one row for each model that was run; `python tests/any_outcomes.py` writes it again.
+The table is in `any_models`, `any_more_models` and `any_new_models`. A tenth runs by default, the rest with `make
+models` (`-m table`). `docs/models.md` has one row for each model; `python tests/any_outcomes.py` writes it again.
 """
 
 import copy
@@ -11,7 +11,7 @@ import pytest
 import torch
 from any_models import Entry, Own, Parallel, blocks
 from any_new_models import TABLE
-from any_outcomes import documented, explained, outcomes, prepared
+from any_outcomes import METHODS, documented, explained, outcomes, prepared
 from torch.testing import assert_close
 
 import vitrail
@@ -60,33 +60,92 @@ def test_gae_is_what_plain_matrices_give_on_the_maps_a_model_returns(name):
         assert_close(found, expected[:, expected.shape[1] - found.shape[1] :], atol=1e-6, rtol=1e-6)
 
 
+def attcat_by_matrices(entry, model, inputs, choose) -> torch.Tensor:
+    """Qiang et al., Eq. 10 to 12, on the maps a model returns and the states that enter its blocks."""
+    eager = entry.build(attn_implementation="eager").double().eval()
+    eager.load_state_dict(model.state_dict())
+    out = eager(**inputs, output_attentions=True, output_hidden_states=True)
+    states = out.hidden_states[: len(out.attentions)]
+    gradients = torch.autograd.grad(choose(out.logits).sum(), states)
+    found = zip(out.attentions, states, gradients, strict=True)
+    return sum(a.mean(dim=(1, 2)) * (h * gradient).sum(dim=-1) for a, h, gradient in found).detach()
+
+
+def gradients_integrated_by_hand(model, inputs, choose, steps: int) -> torch.Tensor:
+    """Sundararajan et al., Eq. 3 at the middles of equal parts, on word embeddings or pixels that a model is given."""
+    given = dict(inputs)
+    if "input_ids" in given:
+        name, x = "inputs_embeds", model.get_input_embeddings()(given.pop("input_ids")).detach()
+    else:
+        name, x = given.popitem()
+    total = torch.zeros_like(x)
+    for i in range(steps):
+        leaf = ((i + 0.5) / steps * x).requires_grad_()
+        answer = model(**given, **{name: leaf.clone()}).logits
+        total += torch.autograd.grad(choose(answer).sum(), leaf)[0]
+    return (x * total / steps).sum(dim=-1 if name == "inputs_embeds" else 1).detach()
+
+
+def assert_alike(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal by the largest score; norms of Hugging Face compute in float32, whatever the weights are."""
+    scale = expected.abs().max()
+    assert_close(found / scale, expected / scale, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", tenth([n for n in documented() if TABLE[n].attentions and TABLE[n].refused is None]))
+def test_attcat_and_integrated_gradients_are_what_plain_torch_gives(name):
+    entry = TABLE[name]
+    model, inputs = prepared(entry)
+    target, choose = entry.target(1)
+    if documented()[name]["attcat"] == "ok":
+        expected = attcat_by_matrices(entry, model, inputs, choose)
+        found = vitrail.explain(model, inputs, "attcat", target, states="input").scores
+        assert_alike(found, expected[:, expected.shape[1] - found.shape[1] :])
+    if entry.shown in ("text", "image"):
+        level = {"text": "inputs_embeds", "image": "pixels"}[entry.shown]
+        one = vitrail.explain(model, inputs, "integrated_gradients", target, steps=3, level=level)
+        found = one.scores if one.pixels is None else one.pixels
+        assert_alike(found, gradients_integrated_by_hand(model, inputs, choose, steps=3))
+
+
 @pytest.mark.parametrize("name", tenth(list(documented())))
 def test_every_method_does_what_the_page_says(name):
     assert outcomes(TABLE[name]) == documented()[name]
 
 
-@pytest.mark.parametrize("name", tenth(WORKING))
-def test_a_batch_gives_what_its_samples_give_and_classes_differ(name):
-    entry = TABLE[name]
-    model, inputs = prepared(entry)
-    whole = explained(entry, model, inputs, "gae")
-    for i in range(2):
-        assert_close(explained(entry, model, taken(inputs, i), "gae"), whole[i : i + 1], **close(model))
-    if entry.single:
-        return
-    other = explained(entry, model, inputs, "gae", index=2)
-    assert float((whole - other).abs().max()) > 1e-13  # layer scale begins at 1e-5, so classes differ by little
+def applying(name: str, request: pytest.FixtureRequest) -> list[str]:
+    """The methods that explain a model: all of them where the whole table is run, else gae and one by turn."""
+    found = [method for method in METHODS if documented()[name][method] == "ok"]
+    if request.node.get_closest_marker("table") is not None:
+        return found
+    return list(dict.fromkeys(["gae", found[list(documented()).index(name) % len(found)]]))
 
 
-@pytest.mark.parametrize("name", tenth([n for n in WORKING if TABLE[n].shown == "text" and "adapted" not in n]))
-def test_padding_changes_nothing(name):
+@pytest.mark.parametrize("name", tenth([name for name in documented() if TABLE[name].refused is None]))
+def test_a_batch_gives_what_its_samples_give_and_classes_differ(name, request):
     entry = TABLE[name]
     model, inputs = prepared(entry)
-    whole = explained(entry, model, inputs, "gae")
+    for method in applying(name, request):
+        whole = explained(entry, model, inputs, method)
+        for i in range(2):
+            assert_close(explained(entry, model, taken(inputs, i), method), whole[i : i + 1], **close(model))
+        if not entry.single:
+            other = explained(entry, model, inputs, method, index=2)
+            assert float((whole - other).abs().max()) > 1e-13, method  # layer scale begins at 1e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    tenth([n for n in documented() if TABLE[n].refused is None and TABLE[n].shown == "text" and "adapted" not in n]),
+)
+def test_padding_changes_nothing(name, request):
+    entry = TABLE[name]
+    model, inputs = prepared(entry)
     padded = {key: torch.nn.functional.pad(x, (0, 3)) for key, x in inputs.items()}
-    found = explained(entry, model, padded, "gae")
-    assert_close(found[:, :-3], whole, atol=1e-6, rtol=1e-6)
-    assert_close(found[:, -3:], torch.zeros_like(found[:, -3:]))
+    for method in applying(name, request):
+        whole, found = explained(entry, model, inputs, method), explained(entry, model, padded, method)
+        assert_close(found[:, :-3], whole, atol=1e-6, rtol=1e-6)
+        assert_close(found[:, -3:], torch.zeros_like(found[:, -3:]))
 
 
 @pytest.mark.parametrize("name", tenth(REFUSED))

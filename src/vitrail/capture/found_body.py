@@ -15,6 +15,7 @@ from vitrail.capture.shadow import autograd
 from vitrail.capture.stream_passes import generates
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import Anatomy, Block, Body
+from vitrail.models.anatomy.huggingface import begins_with_mark
 from vitrail.models.anatomy.parts import ENCODINGS
 from vitrail.models.inputs import Inputs
 
@@ -37,7 +38,8 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
         _alike[model] = found
     # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
     causal = found.causal or (_one_token(found) and generates(model))
-    first = int(found.reads_first and not causal and inputs.ids is not None)
+    marked = found.reads_first or begins_with_mark(model)
+    first = int(marked and not causal and inputs.ids is not None)
     anatomy = Anatomy(name=f"measured {found.model}", causal=causal, readout="auto", prefix=first)
     pool = None if found.pool is None else model.get_submodule(found.pool)
     idle = tuple(model.get_submodule(name) for name in found.without)

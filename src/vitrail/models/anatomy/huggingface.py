@@ -1,7 +1,8 @@
 """Hugging Face families, found by `config.model_type`; paths start at the base model.
 
-An entry tells what a pass does not show: which tokens are marks and no words, what tells tokens their places, what a
-head reads where tokens share the answer. Decoders need none: all of it is found.
+An entry tells what a pass does not show: what tells tokens their places, so that some can be left out (`tis`); what a
+head reads where a class token and patches share the answer (DINOv2); how pictures and texts are compared (CLIP). Models
+of text need none: all but which tokens are marks is found, and that is in `MARKED`.
 """
 
 from dataclasses import replace
@@ -32,15 +33,6 @@ _DINO = replace(
     ffn_scale="layer_scale2.lambda1",
     readout="cls_mean",
 )
-_BERT = Anatomy(
-    blocks="encoder.layer",
-    output="attention.output.dense",
-    value_bias="attention.self.value.bias",
-    ffn_input="intermediate",
-    ffn_output="output.dense",
-    prefix=1,
-    readout="cls",
-)
 _CLIP = Anatomy(
     blocks="vision_model.encoder.layers",
     output="self_attn.out_proj",
@@ -67,39 +59,13 @@ FAMILIES: dict[str, Anatomy] = {
         ffn_scale="lambda_2",
         relative="shared_position_bias|relative_position_bias",
     ),
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "electra": _BERT,
-    "mpnet": replace(_BERT, output="attention.attn.o", value_bias="attention.attn.v.bias"),
-    "distilbert": Anatomy(
-        blocks="transformer.layer",
-        output="attention.out_lin",
-        value_bias="attention.v_lin.bias",
-        ffn_input="ffn",
-        ffn_output="ffn",
-        prefix=1,
-        readout="cls",
-    ),
-    "modernbert": Anatomy(
-        blocks="layers",
-        output="attn.Wo",
-        value_bias="attn.Wqkv.bias",
-        attention_norm="attn_norm",
-        ffn_norm="mlp_norm",
-        ffn_input="mlp",
-        ffn_output="mlp",
-        prefix=1,
-        readout="cls",
-    ),
 }
 
-OWN_HEADS = ("ForSequenceClassification", "ForImageClassification")
+MARKED = frozenset({"bert", "roberta", "xlm-roberta", "electra", "mpnet", "distilbert", "modernbert"})
+"""Families whose texts begin with a mark and no word, also where a head reads other tokens than the first."""
+OWN_HEADS = ("ForImageClassification",)
 """Endings of class names whose readout is the family's own."""
 HEADS: dict[str, str] = {
-    "ForQuestionAnswering": "position",
-    "ForTokenClassification": "position",
-    "ForMaskedLM": "position",
     "ForImageClassificationWithTeacher": "first_two",
     "CLIPModel": "cls",
     "CLIPForImageClassification": "mean",
@@ -120,11 +86,16 @@ def anatomy_of(model: nn.Module) -> Anatomy | None:
             root=path,
             prefix=family.prefix + getattr(config, "num_register_tokens", 0),
             readout=readout,
-            span=type(model.get_submodule(head)).__name__.endswith("ForQuestionAnswering"),
             head=head,
             name=f"Hugging Face {config.model_type}",
         )
     return None
+
+
+def begins_with_mark(model: nn.Module) -> bool:
+    """Whether the texts of a model are known to begin with a mark."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return any(getattr(config, "model_type", "") in MARKED for config in configs)
 
 
 def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]:
@@ -147,6 +118,4 @@ def _readout(head: nn.Module, family: Anatomy) -> str | int:
         return "auto"
     if getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False):
         return "mean"
-    if getattr(config, "classifier_pooling", "cls") == "mean":
-        return "mean_all"
     return family.readout
