@@ -127,7 +127,8 @@ def test_a_generation_names_messages_documents_and_tool_results(language_model):
         {"role": "user", "content": "which key opens the door ?"},
     ]
     documents = ["the red key opens the door . the blue key opens a box .", "the box holds gold ."]
-    found = vitrail.generate(model, tokenizer, messages, documents=documents, answer="red key . it opens .")
+    answer = "red key . it opens ."
+    found = vitrail.generate(model, tokenizer, messages, documents=documents, answer=answer, method="gae")
     sources = [one.source for one in found.context]
     assert list(dict.fromkeys(s for s in sources if s != "template")) == [
         "system 1", "tool 2", "document 1", "document 2", "user 3"

@@ -214,8 +214,7 @@ def _default(
 ) -> Request:
     """The best method with these options, and what stands in where it does not apply."""
     if isinstance(target, Target) and target.name in DEFAULT_OF:
-        walk = partial(_or_gradients, (DEFAULT_OF[target.name], given), preset, inputs, target)
-        return replace(walk(), on_streams=_on_streams(walk, given, preset, inputs, target))
+        return _default_of_answers(given, preset, inputs, target)
     best, second = PREFERRED
     known = {name: preset in {"recommended", *METHODS[name].presets} for name in PREFERRED}
     if known[second] and not known[best]:
@@ -225,6 +224,20 @@ def _default(
     otherwise = None if alone else partial(_or_gradients, (second, given), preset, inputs, target)
     streams = _on_streams(otherwise, given, preset, inputs, target)
     return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise, on_streams=streams)
+
+
+def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target) -> Request:
+    """The best method for answers, and the walk that stands in; passages are named to those that know them."""
+    best, second = DEFAULT_OF[target.name]
+    rest = {name: value for name, value in given.items() if name != "sources"}
+    walk = partial(_or_gradients, (second, rest), preset, inputs, target)
+    streams = _on_streams(walk, rest, preset, inputs, target)
+    if preset not in {"recommended", *METHODS[best].presets} or (
+        rest and not rest.keys() <= METHODS[best].options.keys()
+    ):
+        return replace(walk(), on_streams=streams)
+    known = read_request((best, given), preset, inputs, target)
+    return replace(known, otherwise=None if rest else walk, on_streams=streams)
 
 
 def _on_streams(
@@ -625,7 +638,7 @@ def _on_one_stream(
                 found = _rerun(model, body, [requests[i] for i in group], plan, settings)
                 spent = time.perf_counter() - begun
                 made |= {i: _with_seconds(one, spent) for i, one in zip(group, found, strict=True)}
-            except (RuleError, OptionError) as error:  # what has no rule, or no word embeddings, is met on the way
+            except (RuleError, OptionError, MethodError) as error:  # what has no rule, or no word embeddings
                 for i in group:
                     requests[i] = instead(requests[i], error)
     order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))

@@ -13,7 +13,8 @@ SOURCES = [(1, 3), (3, 6)]
 START = 7
 
 
-def explained(model, mask=None, **options):
+def explained(model, mask=None, share=0.0, **options):
+    options = {"share": share, **options}
     given = {"input_ids": IDS} if mask is None else {"input_ids": IDS, "attention_mask": mask}
     return vitrail.explain(model, given, "soft_ablation", targets.continuation(START), **options).scores
 
@@ -68,11 +69,33 @@ def test_padding_on_either_side_changes_nothing():
         assert_close(found, torch.nn.functional.pad(alone, where), atol=1e-6, rtol=1e-5)
 
 
+def test_passages_have_their_derivative_and_a_share_of_a_walk_which_divides_them():
+    model = golden2("llm_llama", "sdpa").model
+    plain, found = (explained(model, presence=0.25, sources=SOURCES, share=share) for share in (0.0, 0.5))
+    each = lambda x: torch.stack([x[:, a:b].sum(dim=1) for a, b in SOURCES], dim=1)  # noqa: E731
+    walked = (each(found) - each(plain)) / each(plain).abs().sum(dim=1, keepdim=True)
+    assert_close(walked.sum(dim=1), torch.full((2,), 0.5, dtype=walked.dtype))
+    assert bool((walked >= 0).all())
+    signs = torch.stack([found[:, a:b].sign().unique(dim=1).squeeze(1) for a, b in SOURCES], dim=1)
+    assert bool((signs == each(found).sign()).all())  # the tokens of a passage agree
+    assert bool((found[:, [0, 6, 7, 8, 9]] == 0).all())
+
+
+def test_it_is_the_default_for_answers_and_gae_stands_in():
+    model = golden2("llm_llama", "sdpa").model
+    found = vitrail.explain(model, {"input_ids": IDS}, target=targets.continuation(START))
+    assert found.method == "soft_ablation"
+    assert_close(found.scores, explained(model, share=0.5))
+    walked = vitrail.explain(model, {"input_ids": IDS}, target=targets.continuation(START), readout="gradient")
+    assert walked.method == "gae"
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"presence": 0.0}, "above 0 and at most 1"),
         ({"presence": 1.5}, "above 0 and at most 1"),
+        ({"share": -1.0}, "at least 0"),
         ({"sources": [3]}, "pairs of columns"),
         ({"sources": [(8, 9)]}, "at least one is needed"),
         ({"target": None}, "targets.continuation"),

@@ -18,8 +18,8 @@ LAST_RESORT = "integrated_gradients"
 """What the default is where attention cannot be followed."""
 DEFAULT_ON_STREAMS = "attn_lrp"
 """What the default is on several streams of tokens: it found planted tokens most often, see docs/streams.md."""
-DEFAULT_OF = {"continuation": "gae"}
-"""The default where the target is of a kind for which `consensus` does not run on long texts."""
+DEFAULT_OF = {"continuation": ("soft_ablation", "gae")}
+"""The default where the target is of a kind for which `consensus` does not run on long texts, and what stands in."""
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}
@@ -216,6 +216,7 @@ METHODS: dict[str, Method] = {
 
 __all__ = [
     "DEFAULT_METHOD",
+    "DEFAULT_OF",
     "DEFAULT_ON_STREAMS",
     "LAST_RESORT",
     "METHODS",

@@ -57,28 +57,33 @@ class Ablated:
         rows = torch.full((len(keep),), self.sample, device=keep.device)
         part = self.runner.part
         if part.rows is not None and not sequences_of(self.runner.inputs).decoder:
-            return self.runner.answer(inputs, lambda logits: self._continued(logits, keep))
+            return self._continued(inputs, keep)
         if part.position is None:
             return self.runner.answer(inputs, lambda logits: part.read(logits, rows))
         place = keep[:, : int(part.position[self.sample]) + 1].sum(dim=1) - 1
         target = part.target.take(rows)
         return self.runner.answer(inputs, lambda logits: target(logits[torch.arange(len(keep)), place]))
 
-    def _continued(self, logits: Float[Tensor, "m s v"], keep: Keep) -> Float[Tensor, " m"]:
+    def _continued(self, inputs: Inputs, keep: Keep) -> Float[Tensor, " m"]:
         """The scalar of the answer, whose columns have moved to the left."""
-        rows = self.runner.part.rows
-        assert rows is not None
-        columns = (rows[self.sample] > 0).roll(1).nonzero()[:, 0]
-        places = keep.cumsum(dim=1)[:, columns] - 1
-        if bool((places < 1).any()):
-            raise InputError("no token is left before the answer, so nothing predicts it. Keep part of the context.")
-        samples = torch.arange(len(keep), device=keep.device)[:, None].expand_as(places)
-        ids = self.runner.inputs.ids
+        weights, ids, target = self.runner.part.rows, self.runner.inputs.ids, self.runner.part.target
+        assert weights is not None
         assert ids is not None
-        wanted = ids[self.sample, columns].expand_as(places)
-        found = logits[samples, places - 1].flatten(0, 1)
-        scalar = self.runner.part.target.scalar
-        return summed(found, wanted.flatten(), samples.flatten(), len(keep), scalar)
+        columns = (weights[self.sample] > 0).roll(1).nonzero()[:, 0]
+        before = keep.cumsum(dim=1)[:, columns] - 2
+        if bool((before < 0).any()):
+            raise InputError("no token is left before the answer, so nothing predicts it. Keep part of the context.")
+        samples = torch.arange(len(keep), device=keep.device)[:, None].expand_as(before)
+        wanted = ids[self.sample, columns].expand_as(before)
+        rows = before.unique()
+
+        def read(logits: Float[Tensor, "m s v"]) -> Float[Tensor, " m"]:
+            # A model whose head is not known gives the logits of all rows.
+            at = torch.searchsorted(rows, before) if logits.shape[1] == len(rows) else before
+            found = logits[samples, at].flatten(0, 1)
+            return summed(found, wanted.flatten(), samples.flatten(), len(keep), target.scalar)
+
+        return self.runner.answer(inputs, read, rows=rows)
 
 
 def ablated(runner: Runner, sample: int) -> Ablated:

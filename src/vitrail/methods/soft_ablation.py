@@ -9,10 +9,13 @@ Random ablations keep each passage with some probability, and a linear model of 
 of the derivative of the multilinear extension inside the cube of presences (Owen, "Multilinear Extensions of Games",
 Management Science 18, 1972). The same derivative at the corner where everything is present, as in attribution patching,
 is small where several passages say the same, or where the model is sure.
+
+`share` adds `gae` on the same pass, which finds the words inside a passage and the passage itself where all that a row
+reads is turned down alike, so that little changes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,9 +27,10 @@ from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import InputError, MethodError, OptionError, TargetError
 from vitrail.methods.ablation import Ablated, ablated, check_spans, sources_of
+from vitrail.methods.gae import aggregate
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Result, Walk, pull, score_gradient
+from vitrail.relevance import Result, Walk, positive, pull, score_gradient
 from vitrail.relevance.backends import backend_of
 from vitrail.relevance.fused import Operands
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -77,6 +81,15 @@ def read_from_outside(layer: Layer, passages: Passages) -> Float[Tensor, "b t"]:
     return pull(known, rows, score_gradient).sum(dim=1)
 
 
+def derivatives(passages: Passages, presence: float) -> Walk:
+    """The walk over a pass with less attention that sums the derivatives with respect to the tokens' presence."""
+    return Walk(
+        start=lambda last: torch.zeros_like(last.readout),
+        step=lambda total, layer: total + read_from_outside(layer, passages),
+        finish=lambda total, first: Result(total / total.new_ones(()).where(~passages.gated, presence)),
+    )
+
+
 def passages_of(runner: Runner, given: Sequence | None) -> Passages:
     """The passages of every sample: spans that are given, sentences where the text is known, else single tokens."""
     valid = runner.run.patches(runner.run.valid)
@@ -100,11 +113,13 @@ def _sources(of: Ablated, given: Sequence | None) -> list[Bool[Tensor, " t"]]:
     return sources_of(of, given, least=1)
 
 
-def check(given: object, presence: float):  # noqa: ANN201
+def check(given: object, presence: float, share: float) -> Callable[[nn.Module, Body, Inputs], None]:
     """A check that the options fit together, and that the model reads a text."""
     check_spans(given)
     if not 0 < presence <= 1:
         raise OptionError(f"presence={presence}, but it is above 0 and at most 1.")
+    if not 0 <= share < math.inf:
+        raise OptionError(f"share={share}, but it is a number of at least 0.")
 
     def look(model: nn.Module, body: Body, inputs: Inputs) -> None:
         if inputs.ids is None:
@@ -113,11 +128,33 @@ def check(given: object, presence: float):  # noqa: ANN201
     return look
 
 
-def build(*, presence: float = 0.1, sources: list | tuple | None = None) -> RerunMethod:
-    """How the answer changes with the presence of each token, where attention to all passages is turned down.
+def shared_out(
+    derivative: Float[Tensor, "b t"], relevance: Float[Tensor, "b t"], passages: Passages, share: float
+) -> Float[Tensor, "b t"]:
+    """The scores of passages, divided among their tokens as the relevance is.
+
+    A passage has its derivative plus its part of the relevance, whose sum is `share` of the derivatives' sizes. The
+    derivatives of single tokens are less to be trusted: a word that is copied is read through its neighbours.
+    """
+    inside = passages.of != NONE
+    place = torch.where(inside, passages.of, passages.of.amax() + 1)
+    summed = lambda x: x.new_zeros(len(x), int(place.amax()) + 1).scatter_add(1, place, x * inside)  # noqa: E731
+    tiny = torch.finfo(derivative.dtype).tiny
+    of_passage, walked, count = summed(derivative), summed(relevance), summed(torch.ones_like(derivative))
+    size = of_passage.abs().sum(dim=1, keepdim=True) / walked.sum(dim=1, keepdim=True).clamp(min=tiny)
+    total = of_passage + share * size * walked
+    each = torch.where(walked > tiny, total / walked.clamp(min=tiny), 0.0).gather(1, place) * relevance
+    even = torch.where(walked > tiny, 0.0, total / count.clamp(min=1)).gather(1, place)
+    return (each + even) * inside
+
+
+def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple | None = None) -> RerunMethod:
+    """How the answer changes with the presence of each passage, where attention to all of them is turned down.
 
     Args:
         presence: how much of the attention to each passage is left; 1 is the model as it is.
+        share: how much `gae` on the same pass adds to the passages' derivatives, as a part of their sum; it also
+            divides a passage's score among its tokens. 0 gives the derivatives of the tokens alone.
         sources: spans `(start, stop)` of columns instead of the sentences of the context.
     """
 
@@ -126,13 +163,16 @@ def build(*, presence: float = 0.1, sources: list | tuple | None = None) -> Reru
             raise TargetError("soft_ablation explains an answer: name it with targets.continuation(start, stop).")
         passages = passages_of(runner, sources)
         override = Override(bias=lambda shape, dtype: passages.bias(presence, shape, dtype))
-        walk = Walk(
-            start=lambda last: torch.zeros_like(last.readout),
-            step=lambda total, layer: total + read_from_outside(layer, passages),
-            finish=lambda total, first: Result(total / total.new_ones(()).where(~passages.gated, presence)),
-        )
+        walks = [derivatives(passages, presence), *([aggregate(positive)] if share else [])]
         with runner.again(NEEDS, PassOptions(override=override), lean=True) as (run, part):
-            (walked,) = walk_layers([walk], run.layers(part, Wanted.of(NEEDS), again=False))
-        return walked.result
+            layers = run.layers(part, Wanted.of(NEEDS), again=False, shared=len(walks) > 1)
+            derivative, *more = (walked.result for walked in walk_layers(walks, layers))
+        if not more:
+            return derivative
+        (relevance,) = more
+        assert derivative.scores is not None
+        assert relevance.scores is not None
+        own = 0.0 if relevance.own is None else relevance.own
+        return Result(shared_out(derivative.scores, relevance.scores - own, passages, share))
 
-    return RerunMethod(explain, NO_GRAPH, check=check(sources, presence))
+    return RerunMethod(explain, NO_GRAPH, check=check(sources, presence, share))

@@ -1,13 +1,14 @@
 """A model with one input and one scalar, for methods that run it more than once or change its backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from vitrail.capture.continuations import keeping
 from vitrail.capture.forward import forward
 from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
@@ -134,17 +135,28 @@ class Runner:
         return self.answer(inputs, lambda logits: self.part.read(logits, rows), edit)
 
     def answer(
-        self, inputs: Inputs, read: Callable[[Tensor], Tensor], edit: Callable[[Tensor], Tensor] | None = None
+        self,
+        inputs: Inputs,
+        read: Callable[[Tensor], Tensor],
+        edit: Callable[[Tensor], Tensor] | None = None,
+        *,
+        rows: Int[Tensor, " r"] | None = None,
     ) -> Float[Tensor, " m"]:
-        """What is read off the logits of a plain pass without gradients; `edit` as for `score`."""
+        """What is read off the logits of a plain pass without gradients.
+
+        Args:
+            edit: as for `score`.
+            rows: the only rows whose logits are read, in order; None for all.
+        """
 
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
             return None if edit is None else replaced_stream(args, kwargs, edit)
 
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
-        with autograd(gradients=False), hooks(handles):
+        kept = nullcontext(inputs) if rows is None else keeping(self.model, inputs, rows)
+        with autograd(gradients=False), hooks(handles), kept as given:
             output = read_output(
-                run_model(self.model, inputs), span=self.body.anatomy.span, encodings=self.body.encodings
+                run_model(self.model, given), span=self.body.anatomy.span, encodings=self.body.encodings
             )
         return read(output.wide)
 

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, OutputError
-from vitrail.methods import METHODS
+from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS
 from vitrail.methods.spec import parse_spec
 from vitrail.models.inputs import position_limit
-from vitrail.models.texts import sentences
+from vitrail.models.texts import Span, sentences
 from vitrail.plots.answers import answer_figure, answer_html
 from vitrail.storage import encode
 from vitrail.tools.answers import Answer, is_whole
@@ -258,9 +258,11 @@ def generate(  # noqa: PLR0913  (the public signature)
     thought = _reasoned(decoded(tokenizer, ids), reasoning) if hops or reasoning is not None else 0
     through = {"hops": hops, "reasoning": (begin, begin + thought)} if hops else {}
     common = {"tokenizer": tokenizer, "unit": unit, "scalar": scalar, "sink": sink, "memory": memory}
+    passages = [(one.start, one.stop) for one in read.passages if one.source != TEMPLATE]
+    passages += [(begin + a, begin + b) for a, b in sentences(decoded(tokenizer, ids)[:thought])]
     found = {}
     for label, name, own in named:
-        given = {**common, **through, **_sources(name, read), **(options or {}), **own}
+        given = {**common, **through, **_sources(name, passages), **(options or {}), **own}
         one = answer_of(model, inputs, begin + thought, method=name, **given)
         found[label or one.method] = one
     return _joined(tokenizer, read, ids, found, thought)
@@ -295,11 +297,10 @@ def _check_values(answer: object, options: object, count: object, generation: ob
         raise OptionError(f"reasoning={reasoning!r}, but it is the text that ends the reasoning, such as '</think>'.")
 
 
-def _sources(method: str | None, read: Prompt) -> dict[str, Any]:
-    """The passages of the prompt, for methods that remove whole passages; the chat template is none."""
-    if method not in METHODS or "sources" not in METHODS[method].options:
-        return {}
-    return {"sources": [(one.start, one.stop) for one in read.passages if one.source != TEMPLATE]}
+def _sources(method: str | None, passages: Sequence[Span]) -> dict[str, Any]:
+    """The passages of prompt and reasoning, for methods that score whole passages; the chat template is none."""
+    name = DEFAULT_OF["continuation"][0] if method in (None, DEFAULT_METHOD) else method
+    return {"sources": list(passages)} if name in METHODS and "sources" in METHODS[name].options else {}
 
 
 def _reasoned(pieces: Sequence[str], end: str | None) -> int:
