@@ -30,7 +30,7 @@ DEFAULT = "consensus (the default)"
 METHODS = ("gae", "absolute_gradient", "complete_gradient", "tokentm", "attcat", "gradtoken")
 WHOLE = ("attn_lrp", "conservative_lrp", "partial_lrp", "le_grad", "transformer_attribution", "lrp")
 """Methods that make passes of their own, by rules or one block at a time."""
-PREPARED = ("gae", "tokentm", "attn_lrp", "conservative_lrp", "partial_lrp")
+PREPARED = ("gae", "tokentm", "attn_lrp", "conservative_lrp", "partial_lrp", "transformer_attribution", "lrp")
 """Methods that are also measured as a CUDA graph, beside the default."""
 LONGEST = 3.0
 """Seconds after which nothing is repeated a fourth time."""
@@ -247,7 +247,7 @@ def compare(
     """
     found: dict[str, dict[str, float] | None] = {}
     runs = tasks(CASES[name], "cuda", torch.bfloat16)
-    for what in [task for task in runs if not chosen or task in {"floor", *chosen}]:
+    for what in ["floor", *(task for task in chosen or runs if task in runs and task != "floor")]:
         measured = measure(runs.pop(what), 1 if what == PRACTICE else repeats)  # a recording keeps its memory: drop it
         found[what] = None if measured is None else vars(measured)
         keep(found)
@@ -279,6 +279,24 @@ def table(results: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def by_case(results: dict[str, dict], key: str) -> str:
+    """A table with one column a case: ratios to the floor, milliseconds or GiB in brackets.
+
+    Args:
+        key: `seconds` or `bytes`.
+    """
+    scale = {"seconds": 1e3, "bytes": 2**-30}[key]
+    lines = [f"| | {' | '.join(results)} |", "|---|" + "---:|" * len(results)]
+    for what in dict.fromkeys(what for found in results.values() for what in found):
+        cells = []
+        for found in results.values():
+            one, base = found.get(what), found["floor"][key]
+            known = "failed" if what in found else ""
+            cells.append(known if one is None else f"{one[key] / base:.2f} ({one[key] * scale:.1f})")
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _line(name: str, what: str, one: dict | None, base: dict, limits: tuple[float, float] | None) -> str:
     if one is None:
         return f"| {name} | {what} | failed | | | | | |"
@@ -297,7 +315,7 @@ def plot(results: dict[str, dict], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = (DEFAULT, f"{DEFAULT}, prepared", "gae", "gae, prepared", "attn_lrp", PRACTICE)
+    shown = (f"{DEFAULT}, prepared", DEFAULT, "gae, prepared", "gae", "attn_lrp, prepared", PRACTICE)
     figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
     for place, what in enumerate(shown):
         ratios = [
@@ -321,7 +339,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep the raw numbers here")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--plot", type=Path, help="draw the bars here")
+    parser.add_argument("--read", type=Path, help="measure nothing, and show what --json kept: one object a line")
     given = parser.parse_args()
+    if given.read:
+        kept = [json.loads(line) for line in given.read.read_text().splitlines() if line.strip()]
+        show({case: found for one in kept for case, found in one.items()}, given)
+        return
     if not torch.cuda.is_available():
         parser.exit(2, "this machine has no CUDA device; for the CPU: python benchmarks/explain.py\n")
     results: dict[str, dict] = {}
@@ -338,9 +361,15 @@ def main() -> None:
         else:
             keep(name, fresh(name, given.repeats, given.method))
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, {time.strftime('%d %B %Y')}\n")
-    print(table(results))
+    show(results, given)
+
+
+def show(results: dict[str, dict], given: argparse.Namespace) -> None:
+    """Print the tables, and write and draw them if asked for."""
+    text = "\n\n".join([table(results), by_case(results, "seconds"), by_case(results, "bytes")])
+    print(text)
     if given.markdown:
-        given.markdown.write_text(table(results) + "\n")
+        given.markdown.write_text(text + "\n")
     if given.plot:
         plot(results, given.plot)
 

@@ -201,7 +201,7 @@ def test_a_cuda_graph_gives_what_explain_gives(name, dtype):
             else inputs.to("cuda", dtype)
         )
 
-    for method in METHODS:
+    for method in (*METHODS, "conservative_lrp", "partial_lrp", "le_grad"):
         prepared = vitrail.prepare(model, there(MODELS[name].inputs()), method)
         assert prepared.reason is None
         new = there(inputs_of(name, 3))
