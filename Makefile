@@ -20,14 +20,15 @@ demo: install
 browser: install
 	@$(BIN)/python tests/browser_of_this_machine.py
 
-# Format, lint, types and all tests; pytest's summary is the last line.
+# Format, lint, types (beside the tests, shown where they are wrong) and all tests; pytest's summary is the last line.
 test check: install browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	@nice $(BIN)/pyright --pythonpath $(BIN)/python > $(VENV)/types.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal; tests=$$?; \
+	wait $$types || { cat $(VENV)/types.log; exit 1; }; exit $$tests
 
-# The tests without the slow ones, a browser or a GPU: 77 seconds on two cores, a third of it imports.
+# The tests without the slow ones, a browser or a GPU.
 quick: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not browser and not gpu and not table"
 

@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from pathlib import Path
@@ -35,11 +36,34 @@ FAST = ("bench/test_protocols.py", "bench/test_store.py", "bench/test_boxes.py",
 """Files in those folders that are quick."""
 
 
+HERE = Path(__file__).parent
+
+
+def is_slow(path):
+    name = path.relative_to(HERE).as_posix()
+    return name.startswith(SLOW) and name not in FAST
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files whose tests are all slow are not even imported where slow tests are left out."""
+    if collection_path.suffix == ".py" and "not slow" in config.option.markexpr and is_slow(collection_path):
+        return True
+    return None
+
+
+def pytest_collection_finish():
+    """Leave what was imported out of later searches for garbage: each would pass millions of objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or libraries tell of leaks when Python ends
+
+
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
     for item in items:
-        name = item.path.relative_to(here).as_posix()
-        if name.startswith(SLOW) and name not in FAST:
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
         if "browser" in item.path.stem:
             item.add_marker(pytest.mark.browser)

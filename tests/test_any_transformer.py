@@ -1,7 +1,7 @@
 """Unmodified models without any anatomy: what is found in them gives the maps that plain matrices give.
 
-The table is in `any_models`, `any_more_models` and `any_new_models`. A tenth runs by default, the rest with `make
-models` (`-m table`). `docs/models.md` has one row for each model; `python tests/any_outcomes.py` writes it again.
+The table is in `any_models`, `any_more_models` and `any_new_models`. A tenth runs by default (by
+every method a twentieth), the rest with `make models` (`-m table`). `docs/models.md` has one row for each model; `python tests/any_outcomes.py` writes it again.
 """
 
 import copy
@@ -27,9 +27,9 @@ HEAVY = {"timm/sequencer"}
 """Models that take ten seconds each."""
 
 
-def tenth(names: list[str]) -> list:
+def tenth(names: list[str], *, step: int = 10) -> list:
     """Every tenth by default; the others, and those that are heavy, carry the mark `table`."""
-    by_default = {name for name in names[::10] if name not in HEAVY}
+    by_default = {name for name in names[::step] if name not in HEAVY}
     return [name if name in by_default else pytest.param(name, marks=pytest.mark.table) for name in names]
 
 
@@ -108,7 +108,7 @@ def test_attcat_and_integrated_gradients_are_what_plain_torch_gives(name):
         assert_alike(found, gradients_integrated_by_hand(model, inputs, choose, steps=3))
 
 
-@pytest.mark.parametrize("name", tenth(list(documented())))
+@pytest.mark.parametrize("name", tenth(list(documented()), step=20))
 def test_every_method_does_what_the_page_says(name):
     assert outcomes(TABLE[name]) == documented()[name]
 

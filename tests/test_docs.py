@@ -34,6 +34,8 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
 def test_the_commands_of_the_readme_run_in_an_empty_folder_as_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [one.close() for one in sockets])
+    monkeypatch.setattr("vitrail.apps.demo.ON_PICTURES", ("gae",))  # tests/test_demo.py runs it with all its methods
+    monkeypatch.setattr("vitrail.apps.demo.ON_SENTENCES", ("consensus", "gae"))
     lines = [line for block in COMMANDS.findall((ROOT / "README.md").read_text()) for line in block.splitlines()]
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("vitrail ")]
     assert len(commands) >= 9

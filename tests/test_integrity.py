@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
@@ -70,6 +71,11 @@ def split(bases: tuple[str, ...]) -> list[tuple[str, str]]:
     for base in bases:
         found = {**dict.fromkeys(methods_of(base), base), **found}
     return [(base, method) for method, base in found.items()]
+
+
+def half(name: str) -> list[tuple[str, str]]:
+    """Every second method that applies to a case, and the others in the next case."""
+    return split(CASES[name].bases)[list(CASES).index(name) % 2 :: 2]
 
 
 def explained(model: nn.Module, base: str, inputs: dict, method: str, target=1) -> Tensor | str:
@@ -161,7 +167,7 @@ def trained(model: nn.Module, inputs: dict, optimiser: torch.optim.Optimizer) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_method_leaves_the_model_as_it_was_and_explains_it_like_a_plain_one(name):
+def test_methods_leave_the_model_as_it_was_and_explain_it_like_a_plain_one(name):
     if name.startswith("adapted"):
         pytest.importorskip("peft")
     case, problems = CASES[name], []
@@ -169,7 +175,7 @@ def test_every_method_leaves_the_model_as_it_was_and_explains_it_like_a_plain_on
     first = case.bases[0]
     optimiser = torch.optim.SGD(models[first].parameters(), lr=0.1)
     logits = logits_of(models[first], case.inputs(first))
-    for base, method in split(case.bases):
+    for base, method in half(name):
         model, inputs = models[base], case.inputs(base)
         before = Snapshot(model, inputs)
         with case.around(), case.only():
@@ -191,8 +197,9 @@ def test_every_method_leaves_the_model_as_it_was_and_explains_it_like_a_plain_on
 
 
 def test_every_method_meets_the_cases():
-    met = {method for case in CASES.values() for _, method in split(case.bases)}
-    assert met == set(vitrail.METHODS) - WITH_SOURCES
+    met = Counter(method for name in CASES for _, method in half(name))
+    assert set(met) == set(vitrail.METHODS) - WITH_SOURCES
+    assert min(met.values()) >= 3
 
 
 def test_methods_of_one_call_do_not_disturb_each_other():

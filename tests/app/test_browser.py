@@ -588,7 +588,7 @@ def test_the_layout_does_not_shift_and_little_is_asked(visit, ready):
 
 @pytest.mark.slow
 def test_random_clicks_on_a_random_network_always_show_one_state(visit):
-    """200 clicks, every request late by up to 0.6 s: the answer and the maps belong together at all times."""
+    """120 clicks, every request late by up to 0.6 s: the answer and the maps belong together at all times."""
     page = settled(visit(IMAGE))
     rng = random.Random(7)
 
@@ -613,7 +613,7 @@ def test_random_clicks_on_a_random_network_always_show_one_state(visit):
         "#pin",
         "#unpin",
     )
-    for number in range(200):
+    for number in range(120):
         found = [one for part in buttons for one in page.query_selector_all(part)]
         rng.choice(found).evaluate("(one) => one.click()")
         if number % 4 == 0:
