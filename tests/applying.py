@@ -11,8 +11,9 @@ from vitrail.targets import as_target
 
 WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("recommended", {}, "image")), Walk)]
 """Methods that read one recording, which all of them share."""
-WITH_SOURCES = {"context_cite", "sentence_drop"}
-"""Methods that remove sentences, of which the token ids of tiny models have none: tests of their own give spans."""
+WITH_SOURCES = {"context_cite", "sentence_drop", "soft_ablation"}
+"""Methods that remove sentences, of which the token ids of tiny models have none, or explain an answer: tests of their
+own give spans and answers."""
 CHEAP = {
     "vit_cx": {"threshold": 0.7},
     "tis": {"clusters": 6},
@@ -31,7 +32,7 @@ def applying(model, inputs, anatomy=None) -> list[str]:
     """Every method that does not refuse them before the model runs."""
     read = read_inputs(inputs)
     body = find_body(model, anatomy, read)
-    return [name for name in vitrail.METHODS if _applies(name, model, read, body)]
+    return [name for name in vitrail.METHODS if name not in WITH_SOURCES and _applies(name, model, read, body)]
 
 
 def _applies(name, model, inputs, body) -> bool:
