@@ -1,7 +1,8 @@
 """Unmodified models without any anatomy: what is found in them gives the maps that plain matrices give.
 
-The table is in `any_models`, `any_more_models` and `any_new_models`. A tenth runs by default (by
-every method a twentieth), the rest with `make models` (`-m table`). `docs/models.md` has one row for each model; `python tests/any_outcomes.py` writes it again.
+The table is in `any_models`, `any_more_models` and `any_new_models`. A tenth runs by default (a twentieth by every
+method), the rest with `make models` (`-m table`). `docs/models.md` has one row for each model;
+`python tests/any_outcomes.py` writes it again.
 """
 
 import copy

@@ -227,7 +227,7 @@ class _Propagate(TorchFunctionMode):
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """The result of an operation by its rule, known to depend on what is explained."""
         block = self.capture.block
-        function = _Kept(func)
+        function = _KeepingResult(func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
             kind = "residual" if self._skips(*active) else "sum"
@@ -438,7 +438,7 @@ def _says_how(kwargs: dict[str, Any]) -> bool:
     return not kwargs.get("inplace") and not any(isinstance(x, (Tensor, tuple, list, dict)) for x in kwargs.values())
 
 
-class _Kept:
+class _KeepingResult:
     """A function that keeps its last result until it is closed: a rule may keep the operation, and so the function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
