@@ -114,9 +114,11 @@ def documented() -> dict[str, dict[str, str]]:
 HEAD = """# Models
 
 Vitrail finds the blocks of a model in one pass, so a model needs no entry in a table. This page lists tiny models of
-today's libraries, built from their own configurations and explained without an `Anatomy`. It is written by
-`python tests/any_outcomes.py` (with names: these rows alone); `tests/test_any_transformer.py` holds each cell, and
-compares `gae` with plain matrices on the attention maps that a model returns, in float64 to 1e-6.
+today's libraries, built from their own configurations with noise on their weights and explained without an `Anatomy`.
+It is written by `python tests/any_outcomes.py` (with names: these rows alone). `tests/test_any_transformer.py` holds
+each cell. Where a model returns its attention maps, `gae` and `attcat` are compared with plain matrices on them, and
+`integrated_gradients` with a plain loop over the model, in float64; all methods are compared between batches and
+single samples, with and without padding, and between classes.
 
 A cell says `ok`, or why the method is refused. `auto` is the default method.
 """

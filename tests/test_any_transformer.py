@@ -275,6 +275,60 @@ def test_sums_in_the_loop_of_a_model_give_what_sums_in_blocks_give():
         vitrail.explain(outside, ids, "attn_lrp", 1, level="embedding_output")
 
 
+class PooledTokens(torch.nn.Module):
+    """Four tokens become one by their maximum, between two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = torch.nn.Linear(3, 24), Pair(Attend(), torch.nn.Linear(24, 24)), Attend()
+        self.head = torch.nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.embed(x)).unflatten(1, (-1, 4)).max(dim=2).values
+        return self.head((x + self.second(x)).mean(dim=1))
+
+
+def test_a_maximum_over_tokens_reads_all_of_them_whatever_was_measured_first():
+    torch.manual_seed(0)
+    model, series = PooledTokens().double(), torch.randn(2, 16, 3, dtype=torch.float64)
+    vitrail.explain(model, series[:1], "gae", 1)
+    later = vitrail.explain(model, series[1:], "gae", 1).scores
+    assert_close(later, vitrail.explain(copy.deepcopy(model), series[1:], "gae", 1).scores)
+    assert float(later.min()) > 0
+
+
+class SideBySide(torch.nn.Module):
+    """Two attentions that read the same tokens, and a merge that makes the model one of several stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.one, self.two, self.last = torch.nn.Linear(3, 24), Attend(), Attend(), Attend()
+        self.head = torch.nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        x = (x + self.one(x) + self.two(x)).unflatten(1, (-1, 2)).mean(dim=2)
+        return self.head((x + self.last(x)).mean(dim=1))
+
+
+def test_attention_side_by_side_is_refused_in_stages_too():
+    torch.manual_seed(0)
+    model, series = SideBySide().double(), torch.randn(2, 8, 3, dtype=torch.float64)
+    with pytest.raises(VitrailError, match="side by side"):
+        vitrail.explain(model, series, "gae", 1)
+
+
+def test_a_dense_answer_is_explained_by_the_scalar_that_is_named():
+    entry = TABLE["vision/dpt_segments"]
+    model, inputs = prepared(entry)
+    with pytest.raises(VitrailError, match=r"logits of shape \(2, 5, 64, 64\).*lambda logits: logits\[:, 0, 0, 0\]"):
+        vitrail.explain(model, inputs, "gae", 1)
+    leaf = inputs["pixel_values"].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf).logits[:, 2, 5, 7].sum(), leaf)
+    found = vitrail.explain(model, inputs, "input_x_gradient", lambda logits: logits[:, 2, 5, 7], level="pixels").pixels
+    assert_alike(found, (leaf * gradient).sum(dim=1).detach())
+
+
 def test_the_table_has_a_hundred_and_ten_classes_and_the_groups_that_were_promised():
     least = {"decoders": 25, "encoders": 20, "timm": 30, "audio": 5, "video": 3, "tabular and own": 8,
              "adapted and quantised": 8}  # fmt: skip
