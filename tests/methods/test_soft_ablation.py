@@ -1,5 +1,7 @@
 """soft_ablation: derivatives of an answer's log-probability with respect to the presence of each token."""
 
+import copy
+
 import pytest
 import torch
 from golden2_sets import golden2
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
+from vitrail.capture.seams.intercept import InterceptAttention, Override
 
 IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33], [7, 7, 11, 4, 28, 19, 35, 2, 14, 6]])
 SOURCES = [(1, 3), (3, 6)]
@@ -45,6 +48,27 @@ def test_scores_are_the_derivatives_with_respect_to_presence(kernel, presence):
     assert_close(explained(model, presence=presence, sources=SOURCES, backend="chunked", chunk_rows=3), found)
     if kernel == "sdpa":
         assert_close(explained(model, presence=presence, sources=SOURCES, memory="low"), found)
+
+
+def test_kernels_sum_what_whole_maps_do():
+    model = copy.deepcopy(golden2("llm_llama", "sdpa").model).float()
+    dense, fused = (explained(model, sources=SOURCES, share=0.5, backend=backend) for backend in ("dense", "fused"))
+    assert_close(fused, dense, atol=1e-5, rtol=1e-4)
+
+
+def test_shared_heads_are_repeated_since_no_fused_kernel_takes_them_with_a_mask():
+    query, (key, value) = torch.rand(1, 4, 5, 8), torch.rand(2, 1, 2, 5, 8)
+    bias = torch.rand(1, 1, 5, 5)
+    calls = []
+    mode = InterceptAttention(calls.append, Override(bias=lambda shape, dtype: bias), lambda: 0)
+    with mode:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    (call,) = calls
+    assert call.key.shape == query.shape
+    keys, values = (x.repeat_interleave(2, dim=1) for x in (key, value))
+    scores = query @ keys.transpose(-1, -2) / 8**0.5 + bias
+    hidden = ~torch.ones(5, 5, dtype=torch.bool).tril()
+    assert_close(out, scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ values)
 
 
 def test_without_text_every_token_is_a_source_and_the_first_keeps_its_attention():

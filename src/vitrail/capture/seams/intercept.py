@@ -290,8 +290,11 @@ class InterceptAttention(TorchFunctionMode):
             known = biased(call, self.override.bias(shape, query.dtype))
             self.masks.append((call.mask, call.causal, shape, known))
         names = ("dropout_p", "is_causal", "scale", "enable_gqa")
-        given = {**dict(zip(names, args[4:], strict=False)), **kwargs}
-        return args[:3], {**given, "attn_mask": known, "is_causal": False}
+        given = {**dict(zip(names, args[4:], strict=False)), **kwargs, "attn_mask": known, "is_causal": False}
+        groups = query.shape[-3] // key.shape[-3]
+        if given.pop("enable_gqa", False) and groups > 1:  # with a mask, only whole maps would do it
+            return (query, *(x.repeat_interleave(groups, dim=-3) for x in args[1:3])), given
+        return args[:3], given
 
     def _safe_softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         """A softmax over keys whose rows of nothing but minus infinity are zero, and so is their gradient."""
