@@ -11,22 +11,13 @@ from vitrail import targets
 CASES, CLASSES = 200, 5
 
 
-def unmixed(model, name):
-    """The model whose attention layers of this name add nothing: then a token there is known by itself alone."""
-    for path, module in model.named_modules():
-        if name in path and path.endswith(("self_attn.out_proj", "SelfAttention.o")):
-            for x in module.parameters():
-                torch.nn.init.zeros_(x).requires_grad_(False)  # noqa: FBT003
-    return model
-
-
-def trained(model, batches, steps):
+def trained(model, batches, steps, *, smoothing=0.0):
     torch.manual_seed(0)
     model.train()
     optimizer = torch.optim.Adam([x for x in model.parameters() if x.requires_grad], lr=4e-3)
     for _ in range(steps):
         inputs, _, answer = batches(64)
-        loss = F.cross_entropy(model(**inputs).logits[:, -1], answer)
+        loss = F.cross_entropy(model(**inputs).logits[:, -1], answer, label_smoothing=smoothing)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -49,6 +40,7 @@ def shares_found(model, batches, stream):
     for method in ("gae", "auto"):
         scores = vitrail.explain(model, inputs, method, targets.next_token(answer)).streams[stream].shown
         found[method] = float((scores.argmax(dim=1) == place)[right].float().mean())
+        assert found[method] >= 0.95, (method, found)
     found["chance"] = float((torch.rand_like(scores).argmax(dim=1) == place)[right].float().mean())
     return found
 
@@ -96,15 +88,22 @@ def pictures(count):
 
 @pytest.mark.slow
 def test_a_vision_language_model_names_the_patch():
+    """The tower mixes tokens. Smoothed labels keep its answers from being certain; else gae fails, see docs/streams.md."""
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = transformers.LlavaConfig(
         vision_config={"model_type": "clip_vision_model", **small, "image_size": 8, "patch_size": 4},
-        text_config={"model_type": "llama", **small, "vocab_size": 30, "num_key_value_heads": 2},
+        text_config={
+            "model_type": "llama",
+            **small,
+            "num_hidden_layers": 2,
+            "vocab_size": 30,
+            "num_key_value_heads": 2,
+        },
         image_token_index=29,
         vision_feature_layer=-1,
     )
-    model = trained(unmixed(transformers.LlavaForConditionalGeneration(config), "vision"), pictures, steps=300)
+    model = trained(transformers.LlavaForConditionalGeneration(config), pictures, steps=300, smoothing=0.1)
     found = shares_found(model, pictures, "image")
     assert min(found["gae"], found["auto"]) >= 0.95
     assert abs(found["chance"] - 1 / 4) < 0.1
