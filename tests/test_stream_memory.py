@@ -1,11 +1,16 @@
-"""Streams are measured once for each form of input, and again where something changed that decides them."""
+"""Streams are measured once for each form of input, and again where something changed; what is in memory at once."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
-from stream_models import IMAGE_TOKEN, TABLE, prepared
+import transformers
+from stream_models import IMAGE_TOKEN, SEQ2SEQ, TABLE, prepared
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import vitrail
 from vitrail import targets
@@ -87,3 +92,54 @@ def test_weights_that_were_written_to_are_measured_again_and_a_refusal_is_kept(u
     for _ in range(2):
         assert "feed more than one row" in vitrail.explain(model, inputs, target=3).provenance["default"]
         unmeasured()
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors made inside that are alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.now, self.most = {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            storage = x.untyped_storage() if isinstance(x, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self.live and storage.nbytes():
+                self.live[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.free, storage._cdata)
+        return out
+
+    def free(self, key):
+        self.now -= self.live.pop(key, 0)
+
+
+def peak(run):
+    gc.collect()
+    with Peak() as found:
+        run()
+    return found.most
+
+
+LONG, HEADS = 768, 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "answer"), [(LONG, 6), (6, LONG)])
+def test_no_map_is_kept_after_its_layer(source, answer):
+    """A few maps of one layer are alive at once; those of all six long layers would be six maps more."""
+    torch.manual_seed(0)
+    heads = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
+    sizes = {**SEQ2SEQ, **heads, "encoder_layers": 6, "decoder_layers": 6, "max_position_embeddings": LONG}
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
+    inputs = {"input_ids": torch.randint(4, 30, (1, source)), "decoder_input_ids": torch.randint(4, 30, (1, answer))}
+    one_map, weight = LONG * LONG * HEADS * 4, model.model.shared.weight
+
+    def plain():
+        torch.autograd.grad(model(**inputs, use_cache=False).logits[:, -1, 7].sum(), weight)
+
+    floor = peak(plain)
+    for method, maps in (("gae", 4), ("attn_lrp", 1)):
+        assert peak(lambda m=method: vitrail.explain(model, inputs, m, targets.next_token(7))) < floor + maps * one_map

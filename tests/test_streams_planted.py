@@ -88,7 +88,7 @@ def pictures(count):
 
 @pytest.mark.slow
 def test_a_vision_language_model_names_the_patch():
-    """The tower mixes tokens. Smoothed labels keep its answers from being certain; else gae fails, see docs/streams.md."""
+    """The tower mixes tokens. Smoothed labels keep answers from being certain: else gae fails, see docs/streams.md."""
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = transformers.LlavaConfig(
