@@ -203,6 +203,16 @@ def _ready(build: Callable[[str], nn.Module], attention: str, device: str, dtype
         return build(attention).eval().requires_grad_(requires_grad=False).to(dtype)
 
 
+EMPTY: list[int] = []
+"""Bytes of the device that are in use before a model is made."""
+
+
+def in_use() -> int:
+    """Bytes of the device that are in use, by whomever."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
 @dataclass(frozen=True)
 class Measured:
     """Seconds by the clock, and the peak of memory in bytes."""
@@ -228,8 +238,8 @@ def measure(run: Callable[[], object], repeats: int) -> Measured | None:
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
         peak = torch.cuda.max_memory_allocated()
-        torch.cuda.empty_cache()  # what stays reserved is in use: a recording keeps memory that is not allocated
-        return Measured(statistics.median(seconds), max(peak, torch.cuda.memory_reserved()))
+        torch.cuda.empty_cache()  # what stays in use is needed: a recording keeps memory that is not allocated
+        return Measured(statistics.median(seconds), max(peak, in_use() - EMPTY[0]))
     except Exception as error:
         print(f"failed: {type(error).__name__}: {str(error).splitlines()[0][:300]}", flush=True)
         return None
@@ -246,6 +256,9 @@ def compare(
         keep: is given what was found after every row, so that a run that is cut short leaves something.
     """
     found: dict[str, dict[str, float] | None] = {}
+    some = torch.ones(64, 64, dtype=torch.bfloat16, device="cuda")
+    torch.mm(some, some)  # libraries take memory of their own when they are first used
+    EMPTY[:] = [in_use()]
     runs = tasks(CASES[name], "cuda", torch.bfloat16)
     for what in ["floor", *(task for task in chosen or runs if task in runs and task != "floor")]:
         measured = measure(runs.pop(what), 1 if what == PRACTICE else repeats)  # a recording keeps its memory: drop it

@@ -2,6 +2,7 @@ import pytest
 import torch
 from plain_vit import plain_vit, watched
 from tiny_models import MODELS, tiny
+from torch import nn
 from torch.testing import assert_close
 
 import vitrail
@@ -144,3 +145,23 @@ def test_options_that_cannot_be_are_refused():
             vitrail.explain(model, images, "le_grad", **options)
     with pytest.raises(AnatomyError, match="needs the blocks"):
         vitrail.explain(model, images, "le_grad", anatomy=vitrail.Anatomy(prefix=1, readout="cls"))
+
+
+class Beside(nn.Module):
+    """A model whose head also reads the pictures themselves."""
+
+    def __init__(self, vit):
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, pixel_values):
+        return self.vit(pixel_values=pixel_values).logits * pixel_values.mean(dim=(1, 2, 3))[:, None].exp()
+
+
+def test_a_head_that_reads_more_of_the_batch_is_given_all_of_it():
+    model, pictures = Beside(tiny("hf_vit")), torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    together = vitrail.explain(model, pictures, "le_grad", 1).scores
+    for number, picture in enumerate(pictures):
+        assert_close(together[number], vitrail.explain(model, picture[None], "le_grad", 1).scores[0])
+    plain = vitrail.explain(model.vit, pictures, "le_grad", 1).scores
+    assert float((together - plain).abs().max()) > 1e-6
