@@ -106,9 +106,11 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
     preset = given.pop("preset", preset)
     if name == DEFAULT_METHOD:
         return _default(given, preset, inputs, target)
+    if name not in METHODS:
+        raise _unknown(name)
     # Others than plain options may be large, or change.
     known = _resolved if all(type(x) in PLAIN_OPTIONS for x in given.values()) else _resolved.__wrapped__
-    found = known(name, preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
+    found = known(METHODS[name], preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
     plan = found.entry.build(**found.options) if found.walk is None else found.walk
     return Request(
         entry=found.entry,
@@ -144,11 +146,8 @@ class Resolved:
 
 
 @lru_cache(maxsize=256)
-def _resolved(name: str, preset: str, kind: str, given: tuple[tuple[str, type, Any], ...]) -> Resolved:
+def _resolved(entry: Method, preset: str, kind: str, given: tuple[tuple[str, type, Any], ...]) -> Resolved:
     """A method with all its options, checked, for one kind of input."""
-    if name not in METHODS:
-        raise _unknown(name)
-    entry = METHODS[name]
     options = entry.resolve(preset, {option: value for option, _, value in given}, kind)
     if kind not in entry.inputs:
         raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
@@ -531,14 +530,14 @@ def _answer(
             "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
             "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
         )
-    started, read, chosen = time.perf_counter(), _read(model, given.inputs), as_target(target)
+    started, read, chosen = time.perf_counter(), read_inputs(given.inputs), as_target(target)
+    read = _by_text(model, read) if read.shared else read
     requests = [read_request(spec, preset, read, chosen) for spec in methods]
     return _on_shadow(model, given, read, requests, settings, anatomy, started)
 
 
-def _read(model: object, inputs: object) -> Inputs:
-    """The inputs; of a model that writes text, or of what holds one, each text is a sample with all its pictures."""
-    read = read_inputs(inputs)
+def _by_text(model: object, read: Inputs) -> Inputs:
+    """Pictures with texts; of a model that writes text, or of what holds one, each text is a sample with all of its."""
     held = (model, *(getattr(model, name, None) for name in ("model", "module")))
     return led_by_text(read) if any(generates(one) for one in held) else read
 
@@ -554,7 +553,8 @@ def explain_each(
     **options: Any,  # noqa: ANN401
 ) -> Comparison:
     """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
-    started, read = time.perf_counter(), _read(model, inputs)
+    started, read = time.perf_counter(), read_inputs(inputs)
+    read = _by_text(model, read) if read.shared else read
     requests = [read_request((method, options), preset, read, as_target(target)) for target in targets]
     # The same plan for all: what it needs of a forward pass is then done once.
     requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
