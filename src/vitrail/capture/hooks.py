@@ -374,7 +374,7 @@ def _state_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
     handles = []
     for module, side, names in places:
         if module is not None and (kept := tuple(name for name in names if name in capture.keep)):
-            keep = _Kept(capture, capture.blocks[index], kept, turns.get(kept[0]))
+            keep = _StateHooks(capture, capture.blocks[index], kept, turns.get(kept[0]))
             if side == "in":
                 handles.append(module.register_forward_pre_hook(keep.going_in, with_kwargs=True))
             else:
@@ -383,7 +383,7 @@ def _state_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
 
 
 @dataclass(eq=False)
-class _Kept:
+class _StateHooks:
     """Keeps what goes into a module or comes out of it while its block runs; several blocks may share the module.
 
     Args:
