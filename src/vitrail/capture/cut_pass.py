@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
-from vitrail.capture.refusals import no_graph, why_no_gradient
+from vitrail.capture.refusals import check_model, no_graph, why_no_gradient
 from vitrail.capture.row_maps import EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
@@ -56,6 +56,7 @@ def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, 
     Args:
         sums: keep what is added to the residual streams, too.
     """
+    check_model(model)
     half = any(p.dtype is torch.float16 for p in model.parameters())
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
