@@ -27,10 +27,10 @@ PACKAGES = ("vitrail", "torch", "transformers", "timm")
 
 
 @cache
-def versions() -> dict[str, str]:
-    """The versions of the libraries a result depends on."""
+def versions(further: tuple[str, ...] = ()) -> dict[str, str]:
+    """The versions of the libraries a result depends on, and of further ones."""
     found = {}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *further):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

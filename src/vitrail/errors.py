@@ -21,6 +21,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 
+def one_line(error: BaseException | str) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class VitrailError(Exception):
     """The root of every deliberate error; its message says what to do next."""
 

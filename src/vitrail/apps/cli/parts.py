@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import typer
 
 from vitrail import targets
 from vitrail.api import compare
-from vitrail.apps.cli.options import STDOUT, Source, read_text
-from vitrail.apps.cli.screen import busy, note, out, show_line, show_table
+from vitrail.apps.cli.options import Source, read_text
+from vitrail.apps.cli.screen import busy, out, show_line, show_table
 from vitrail.apps.cli.session import ExplainedTarget, Work
-from vitrail.apps.cli.show import PAGE_STYLE, PATCHES, WRITERS, strongest
+from vitrail.apps.cli.show import PAGE_STYLE, PATCHES, WRITERS, present_rows, strongest
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, OutputError, TargetError
+from vitrail.errors import InputError, TargetError
 from vitrail.models.loading import Loaded, Sample, find_class
 from vitrail.models.loading.images import open_image
 from vitrail.models.loading.writing import answer_ids, answer_text, answer_words
@@ -26,7 +25,7 @@ from vitrail.plots import terminal
 from vitrail.plots.page import attribution_block, document, render
 from vitrail.plots.streams import boxes_figure, named_tokens, streams_sheet
 from vitrail.plots.tokens import pieces
-from vitrail.storage import save_figure, to_json, write_bytes
+from vitrail.storage import save_figure, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,16 +53,16 @@ def explain_boxes(loaded: Loaded, source: Source, wanted: Sequence[str], plan: W
     sample = loaded.image(open_image(Path(source.given)), squash=source.squash)
     found = objects(loaded, sample, wanted)
     rows = [_row(loaded, sample, one, plan) for one in found]
-    if output == STDOUT:
-        for row in rows:
-            for attribution in row.attributions:
-                typer.echo(to_json(attribution))
-        return
-    lines = [(row.title, f"{one.probability:.3f}", _strongest(row)) for one, row in zip(found, rows, strict=True)]
-    show_table(("object", "probability", "strongest patch (row, column)"), lines, "found")
-    if output is not None:
-        for path in _save_boxes(output, found, rows, sample):
-            note(f"wrote {path}")
+
+    def show() -> None:
+        lines = [(row.title, f"{one.probability:.3f}", _strongest(row)) for one, row in zip(found, rows, strict=True)]
+        show_table(("object", "probability", "strongest patch (row, column)"), lines, "found")
+
+    def save(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
+        save_figure(figure(found, rows, sample), path)
+        return [path]
+
+    present_rows(sample, rows, output, show, WRITERS | dict.fromkeys(FIGURES, save))
 
 
 def objects(loaded: Loaded, sample: Sample, wanted: Sequence[str]) -> list[Found]:
@@ -111,34 +110,19 @@ def figure(found: Sequence[Found], rows: Sequence[ExplainedTarget], sample: Samp
     return boxes_figure(panels, sample.picture)
 
 
-def _save_boxes(path: Path, found: Sequence[Found], rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
-    """The files written."""
-    try:
-        if path.suffix.lower() in FIGURES:
-            save_figure(figure(found, rows, sample), path)
-            return [path]
-        return WRITERS[path.suffix.lower()](path, rows, sample)
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
-
-
 def explain_writing(loaded: Loaded, source: Source, wanted: Sequence[str], plan: Work, output: Path | None) -> None:
     """Let the model write, explain what it wrote, and show or save that."""
     with busy("writing"):
         sample = written(source, loaded)
     rows = explained(loaded, sample, wanted, plan)
-    if output == STDOUT:
+
+    def show() -> None:
+        show_line(("answer ", "bold"), answer_text(loaded, sample))
         for row in rows:
             for attribution in row.attributions:
-                typer.echo(to_json(attribution))
-        return
-    show_line(("answer ", "bold"), answer_text(loaded, sample))
-    for row in rows:
-        for attribution in row.attributions:
-            _show(row.title, attribution)
-    if output is not None:
-        for path in _save_writing(output, rows, sample):
-            note(f"wrote {path}")
+                _show(row.title, attribution)
+
+    present_rows(sample, rows, output, show, WRITERS | dict.fromkeys(FIGURES, _save_sheet) | {".html": _save_page})
 
 
 def written(source: Source, loaded: Loaded) -> Sample:
@@ -203,26 +187,15 @@ def _show(title: str, attribution: Attribution) -> None:
             show_table(("method", "target", "token", "score"), lines)
 
 
-def _save_writing(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
-    """The files written: a sheet of all streams, a page with one part for each word, or the numbers."""
-    try:
-        if path.suffix.lower() in FIGURES:
-            save_figure(sheet(rows, sample), path)
-            return [path]
-        if path.suffix.lower() == ".html":
-            return [write_bytes(path, page(rows, sample).encode())]
-        return WRITERS[path.suffix.lower()](path, rows, sample)
-    except OSError as error:
-        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
-
-
-def sheet(rows: list[ExplainedTarget], sample: Sample) -> "Figure":
-    """Every stream of every row."""
+def _save_sheet(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
+    """Every stream of every row in one figure."""
     named = [(f"{row.title} · {one.label}", one) for row in rows for one in row.attributions]
-    return streams_sheet(named, sample.picture, sound=sample.sound)
+    save_figure(streams_sheet(named, sample.picture, sound=sample.sound), path)
+    return [path]
 
 
-def page(rows: list[ExplainedTarget], sample: Sample) -> str:
+def _save_page(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     """One part for each row, with links from the words to them."""
     parts = [(row.title, [attribution_block(one, sample.picture, index=0) for one in row.attributions]) for row in rows]
-    return document(rows[0].title, render("apps/cli/maps.html", parts=parts, links=True), style=PAGE_STYLE)
+    body = render("apps/cli/maps.html", parts=parts, links=True)
+    return [write_bytes(path, document(rows[0].title, body, style=PAGE_STYLE).encode())]

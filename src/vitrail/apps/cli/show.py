@@ -1,7 +1,7 @@
 """Explanations on the terminal, in a pipe and in files."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,23 +87,40 @@ def strongest(attribution: Attribution) -> list[tuple[int, int, float]]:
 
 
 def present(loaded: Loaded, sample: Sample, rows: list[ExplainedTarget], output: Path | None) -> None:
-    """The answer and the explanation: JSON alone if the output is stdout, else the screen and, if named, a file."""
+    """The answer and the explanation of one sample."""
+
+    def show() -> None:
+        show_answer(loaded, sample)
+        show_rows(rows, patches=output is None)
+
+    present_rows(sample, rows, output, show, WRITERS)
+
+
+def present_rows(
+    sample: Sample,
+    rows: list[ExplainedTarget],
+    output: Path | None,
+    show: Callable[[], None],
+    writers: Mapping[str, "Writer"],
+) -> None:
+    """JSON alone if the output is stdout, else the screen and, if named, a file."""
     if output == STDOUT:
         for row in rows:
             for attribution in row.attributions:
                 typer.echo(to_json(attribution))
         return
-    show_answer(loaded, sample)
-    show_rows(rows, patches=output is None)
+    show()
     if output is not None:
-        for path in write(output, rows, sample):
+        for path in write(output, rows, sample, writers):
             note(f"wrote {path}")
 
 
-def write(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
+def write(
+    path: Path, rows: list[ExplainedTarget], sample: Sample, writers: "Mapping[str, Writer] | None" = None
+) -> list[Path]:
     """The files written: one, or one for each method and target where a file holds one attribution."""
     try:
-        return WRITERS[path.suffix.lower()](path, rows, sample)
+        return (writers or WRITERS)[path.suffix.lower()](path, rows, sample)
     except OutputError:
         raise
     except OSError as error:
@@ -148,7 +165,8 @@ def _stem(path: Path, row: ExplainedTarget, attribution: Attribution, *, several
     return "-".join(re.sub(r"[^\w.=]+", "_", part).strip("_") for part in parts)
 
 
-WRITERS: dict[str, Callable[[Path, list[ExplainedTarget], Sample], list[Path]]] = {
+Writer = Callable[[Path, list[ExplainedTarget], Sample], list[Path]]
+WRITERS: dict[str, Writer] = {
     ".png": _figure,
     ".pdf": _figure,
     ".html": _page,

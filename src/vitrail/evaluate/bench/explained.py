@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitrail import targets
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, VitrailError
+from vitrail.errors import InputError, VitrailError, one_line
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.contexts import Contexts, explained_contexts
 from vitrail.evaluate.bench.opened import RunSettings
@@ -227,8 +227,3 @@ def _shown(batch: Batch, attribution: Attribution, classes: Classes) -> Shown:
 def trial_id(trial: Trial) -> str:
     """What tells two methods of a plan apart."""
     return f"{trial.name}{sorted(trial.options.items())}"
-
-
-def one_line(error: Mapping[str, Any] | BaseException) -> str:
-    """The message without line breaks."""
-    return " ".join(str(error).split())

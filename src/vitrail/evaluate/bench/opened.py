@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property, lru_cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -311,13 +310,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def library_versions() -> dict[str, str]:
     """The versions of all libraries that a stored number depends on."""
-    found = dict(versions())
-    for package in FURTHER_PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return versions(FURTHER_PACKAGES)
 
 
 def model_identity(loaded: Loaded) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, suggest
+from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, one_line, suggest
 from vitrail.evaluate.bench.contexts import Contexts
-from vitrail.evaluate.bench.explained import Classes, Explanations, Shown, one_line
+from vitrail.evaluate.bench.explained import Classes, Explanations, Shown
 from vitrail.evaluate.bench.measure import Measure
 from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators

@@ -19,14 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, one_line
 
 PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def require_file(path: Path, what: str) -> Path:

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitrail.errors import InputError, MissingExtraError
+from vitrail.errors import InputError, MissingExtraError, one_line
 from vitrail.evaluate.data.examples import IGNORE, Mask
-from vitrail.evaluate.data.files import Member, one_line
+from vitrail.evaluate.data.files import Member
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,8 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import InputError, MissingExtraError
-from vitrail.evaluate.data.files import one_line
+from vitrail.errors import InputError, MissingExtraError, one_line
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, one_line
 from vitrail.evaluate.data.examples import Dataset, Span, TextExample, require_unique
-from vitrail.evaluate.data.files import one_line, read_text, require_file, require_folder
+from vitrail.evaluate.data.files import read_text, require_file, require_folder
 from vitrail.evaluate.data.rows import Source, TableRows, open_rows
 
 UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.api import DEFAULT_METHOD, MethodSpec, compare
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
-from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path
+from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
 from vitrail.evaluate.bench.opened import Opened, affine
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
 from vitrail.models.inputs import read_inputs
@@ -293,11 +293,6 @@ def _alike(labels: Sequence[str], found: Sequence[Attribution]) -> Float[np.ndar
     valid = found[0].valid
     maps = {label: made.scores.detach().cpu() for label, made in zip(labels, found, strict=True)}
     return agreement(maps, valid=None if valid is None else valid.cpu()).matrix
-
-
-def one_line(error: BaseException) -> str:
-    """The message without line breaks."""
-    return " ".join(str(error).split())
 
 
 def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
