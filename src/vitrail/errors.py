@@ -34,6 +34,10 @@ class VitrailError(Exception):
         return str(self.args[0]) if self.args else ""
 
 
+class VitrailWarning(UserWarning):
+    """A result that is right but may not be what was meant."""
+
+
 class AnatomyError(VitrailError, LookupError):
     """The parts of a model could not be named."""
 

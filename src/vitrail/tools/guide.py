@@ -20,7 +20,7 @@ from vitrail.api import explain
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import PredictedLogits, predict
 from vitrail.capture.shadow import shadow
-from vitrail.errors import InputError, OptionError, VitrailError
+from vitrail.errors import InputError, OptionError, VitrailError, VitrailWarning
 from vitrail.evaluate.stitch import SHIPPED, Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
@@ -114,7 +114,7 @@ def warn_of(guides: Sequence[Guide], targets: Sequence[int | None], named: Calla
                     f"{RECOGNISED}. Choose a picture it is sure of."
                 )
     for message in sorted(said):
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, VitrailWarning, stacklevel=4)
 
 
 DEFAULT_METHOD = "complete_gradient"

@@ -21,7 +21,7 @@ from rich.text import Text
 
 import vitrail
 from vitrail.apps.cli import INTERRUPTED
-from vitrail.errors import OptionError, VitrailError
+from vitrail.errors import OptionError, VitrailError, VitrailWarning
 
 P = ParamSpec("P")
 OWN = str(Path(vitrail.__file__).parent)
@@ -161,7 +161,7 @@ def _short_warnings() -> Iterator[None]:
     """Our own warnings in one line each, those of other libraries not at all."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: object, **more: object) -> None:
-        if filename.startswith(OWN):
+        if filename.startswith(OWN) or issubclass(category, VitrailWarning):
             note(f"warning: {message}")
 
     with warnings.catch_warnings():
