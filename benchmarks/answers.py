@@ -32,6 +32,8 @@ OURS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "tokentm": ("tokentm", {}),
     "tokentm, memory=low": ("tokentm", {"memory": "low"}),
     "attn_lrp": ("attn_lrp", {}),
+    "soft_ablation": ("soft_ablation", {}),
+    "soft_ablation, memory=low": ("soft_ablation", {"memory": "low"}),
     "ifr": ("ifr", {}),
     "flashtrace": ("flashtrace", {}),
 }

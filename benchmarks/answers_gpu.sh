@@ -7,7 +7,7 @@
 set -e
 LM=${1:?a folder with a language model}
 OUT=${2:-answers.db}
-METHODS="--method gae --method tokentm --method attn_lrp --method ifr --method flashtrace --method context_cite --method sentence_drop"
+METHODS="--method soft_ablation --method gae --method tokentm --method attn_lrp --method ifr --method flashtrace --method context_cite --method sentence_drop"
 run() { vitrail bench run -m "$LM" --device cuda --batch 8 -o "$OUT" "$@"; }
 # Which passages an answer of one sentence rests on: log-probability and log-odds, on the same held-out ablations.
 run -d people --protocol answers --protocol "answers(scalar=log_odds)" $METHODS

@@ -35,6 +35,8 @@ METHODS: dict[str, Scores] = {
     "tokentm, log-odds": by_method("tokentm", scalar="log_odds"),
     "input_x_gradient": by_method("input_x_gradient"),
     "attcat": by_method("attcat"),
+    "soft_ablation": by_method("soft_ablation"),
+    "soft_ablation(presence=0.1)": by_method("soft_ablation", presence=0.1),
     "ifr": by_method("ifr"),
     "flashtrace": by_method("flashtrace"),
     "rollout": by_method("rollout"),

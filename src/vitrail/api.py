@@ -231,12 +231,16 @@ def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, t
     rest = {name: value for name, value in given.items() if name != "sources"}
     walk = partial(_or_gradients, (second, rest), preset, inputs, target)
     streams = _on_streams(walk, rest, preset, inputs, target)
-    if preset not in {"recommended", *METHODS[best].presets} or (
-        rest and not rest.keys() <= METHODS[best].options.keys()
-    ):
+    named = preset in {"recommended", *METHODS[best].presets} and rest.keys() <= METHODS[best].options.keys()
+    if not named or inputs.shown.shape[1] > LONGEST_ANSWER:
         return replace(walk(), on_streams=streams)
     known = read_request((best, given), preset, inputs, target)
     return replace(known, otherwise=None if rest else walk, on_streams=streams)
+
+
+LONGEST_ANSWER = 4096
+"""Tokens up to which `soft_ablation` is the default for answers: it adds a number for each pair of tokens to the scores
+of attention, and longer texts are explained by the walk, which was measured on them (docs/answers.md)."""
 
 
 def _on_streams(
