@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from stream_models import TABLE, WORDS, ids, prepared
 from torch import nn
 from torch.testing import assert_close
@@ -113,9 +114,13 @@ def ruled_attention(q, k, v, causal):
 
 
 def ruled_norm(norm, x):
+    return ruled_layer_norm(x, norm.weight, norm.bias, norm.eps)
+
+
+def ruled_layer_norm(x, weight, bias, eps):
     centred = x - x.mean(dim=-1, keepdim=True)
-    deviation = (x.var(dim=-1, correction=0, keepdim=True) + norm.eps).sqrt().detach()
-    return centred / deviation * norm.weight + norm.bias
+    deviation = (x.var(dim=-1, correction=0, keepdim=True) + eps).sqrt().detach()
+    return centred / deviation * weight + bias
 
 
 def ruled_gelu(x):
@@ -133,6 +138,62 @@ def test_attn_lrp_follows_its_rules_through_cross_attention():
     found = vitrail.explain(model, inputs, "attn_lrp", targets.logit(3, position=4))
     assert_close(found.streams["encoder"].scores, expected[0].sum(dim=-1))
     assert_close(found.streams["decoder"].scores, expected[1].sum(dim=-1))
+
+
+def ruled_product(product):
+    """A product of two tensors shares evenly; a constant takes no share."""
+    return lambda a, b: product(half(a), half(b)) if a.requires_grad and b.requires_grad else product(a, b)
+
+
+def test_attn_lrp_follows_its_rules_through_two_towers_and_an_attention_pool(monkeypatch):
+    model, inputs = prepared(TABLE["siglip"], batch=1)
+    found = vitrail.explain(model, inputs, "attn_lrp", 1)
+    model.requires_grad_(requires_grad=False)
+    pixels, words = inputs["pixel_values"].clone().requires_grad_(), []
+    table, length = model.text_model.embeddings.token_embedding, torch.Tensor.norm
+
+    def rooted(module, args, out):
+        words.append(out.detach().requires_grad_())
+        return words[0]
+
+    table.register_forward_hook(rooted)
+    expected = model(**inputs).logits_per_image[0, 1]
+    for module in model.modules():
+        if isinstance(module, transformers.activations.GELUTanh):
+            module.register_forward_hook(lambda m, given, out: given[0] * (out / given[0]).detach())
+    with monkeypatch.context() as rules:
+        rules.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **_: ruled_attention(q, k, v, causal=False))
+        rules.setattr(F, "layer_norm", lambda x, shape, weight, bias, eps: ruled_layer_norm(x, weight, bias, eps))
+        rules.setattr(torch.Tensor, "norm", lambda x, *a, **k: length(x, *a, **k).detach())
+        rules.setattr(torch, "bmm", ruled_product(torch.bmm))
+        rules.setattr(torch, "matmul", ruled_product(torch.matmul))
+        words.clear()
+        logit = model(**{**inputs, "pixel_values": pixels}).logits_per_image[0, 1]
+    assert_close(logit.detach(), expected.detach())
+    by_pixel, by_word = torch.autograd.grad(logit, (pixels, words[0]))
+    patches = (pixels.detach() * by_pixel)[0].sum(dim=0).view(4, 6, 4, 6).sum(dim=(1, 3)).flatten()
+    near = {"atol": 1e-8, "rtol": 1e-6}
+    assert_close(found.streams["image"].scores[0], patches, **near)
+    assert_close(found.streams["text"].scores[0], (words[0].detach() * by_word).sum(dim=-1)[1], **near)
+
+
+def test_packed_patches_are_compared_with_any_number_of_texts(tmp_path):
+    """Two pictures and three texts; a picture of 3 x 4 patches and four places of padding."""
+    model, inputs = prepared(TABLE["siglip2"])
+    texts = {"input_ids": ids(3, 6, 11), "attention_mask": torch.ones(3, 6, dtype=torch.long)}
+    both = vitrail.explain(model, {**inputs, **texts}, "gae", [2, 0])
+    small = {"pixel_attention_mask": torch.tensor([[1] * 12 + [0] * 4]), "spatial_shapes": torch.tensor([[3, 4]])}
+    for method in ("gae", "attn_lrp"):
+        for i, label in enumerate((2, 0)):
+            one = {name: x[i : i + 1] for name, x in inputs.items()}
+            found = vitrail.explain(model, {**one, **texts}, method, label)
+            assert {name: x.grid for name, x in found.streams.items()} == {"image": (4, 4), "text": None}
+            if method == "gae":
+                assert_close(found.scores, both.scores[i : i + 1])
+        found = vitrail.explain(model, {**one, **texts, **small}, method, 1)
+        assert found.grid == (3, 4)
+        assert bool((found.scores != 0).all())
+    assert found.save(tmp_path / "found.png").stat().st_size > 1000
 
 
 def test_the_default_takes_gradients_where_attention_cannot_be_followed():

@@ -220,8 +220,8 @@ def _one(
         pixels = values if assumed or request.level is not None or request.entry.name not in BY_PATCH else None
         return Attribution(summed, kind="image", grid=grid, size=size, pixels=pixels, provenance=known, **common)
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
-    if picture is not None and picture.grid is not None and picture.grid[0] * picture.grid[1] == scores.shape[1]:
-        return Attribution(scores, kind="image", grid=picture.grid, provenance=known, **common)
+    if picture is not None and picture.grid is not None and (patches := picture.tokens.shape[1]) <= scores.shape[1]:
+        return Attribution(scores[:, :patches], kind="image", grid=picture.grid, provenance=known, **common)
     tokens, valid = _labels(request.inputs, given, scores, rows)
     return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
 

@@ -222,6 +222,7 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStr
         if fed is None or bool((fed < 0).any()) or len(fed.unique()) != fed.numel():
             continue
         grid = _shape(given.kwargs.get("spatial_shapes"), fed.shape[1])
+        fed = fed if grid is None else fed[:, : grid[0] * grid[1]]  # what follows is padding
         kind = "text" if grid is None else "image"
         label = SEEN.get(name, "text")
         found.append(ShownStream(label, kind, fed.cpu() + sequence.first, index, grid=grid, given=name))
@@ -233,7 +234,7 @@ SEEN = {"visual_embeds": "image", "image_patches": "image", "pixel_values": "ima
 
 def _shape(shapes: object, tokens: int) -> tuple[int, int] | None:
     """Rows and columns of patches, if all samples have the same."""
-    if not isinstance(shapes, Tensor) or not bool((shapes == shapes[0]).all()) or int(shapes[0].prod()) != tokens:
+    if not isinstance(shapes, Tensor) or not bool((shapes == shapes[0]).all()) or int(shapes[0].prod()) > tokens:
         return None
     return int(shapes[0, 0]), int(shapes[0, 1])
 

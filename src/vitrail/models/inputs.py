@@ -181,10 +181,12 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         )
     for name, x in tensors.items():
         _check_values(name, x)
-    if main == "pixel_values" and "input_ids" in tensors and tensors[main].ndim != 4:  # packed patches, tiles
+    # Patches in a row with the form of each picture, which are compared with texts; else packed patches or tiles.
+    rows = "spatial_shapes" in tensors and tensors[main].ndim == 3
+    if main == "pixel_values" and "input_ids" in tensors and tensors[main].ndim != 4 and not rows:
         main = "input_ids"
     x = tensors[main]
-    kind, signal = _kind(main, x), _is_signal(main, x)
+    kind, signal = "image" if rows and main == "pixel_values" else _kind(main, x), _is_signal(main, x)
     shared = TEXTS & tensors.keys() if kind == "image" and "input_ids" in tensors else frozenset()
     mask = tensors.get("attention_mask")
     for name, one in tensors.items():
@@ -201,7 +203,7 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
         kwargs={n: v for n, v in inputs.items() if n not in skip},
         kind=kind,
         batch=x.shape[0],
-        size=(x.shape[2], x.shape[3]) if kind == "image" else None,
+        size=(x.shape[2], x.shape[3]) if kind == "image" and x.ndim == 4 else None,
         ids=x if kind == "text" and x.ndim == 2 and not signal else None,
         # The mask of a signal speaks of samples, not of tokens: the model makes its own of it.
         attention_mask=mask if mask is not None and mask.ndim == 2 and not shared and not signal else None,

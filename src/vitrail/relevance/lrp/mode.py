@@ -169,7 +169,10 @@ class _Propagate(TorchFunctionMode):
                 return WRITTEN_OUT[func](*args, **kwargs)
         active = self.active_among(args, kwargs)
         if not active:
-            return self._constant(func(*args, **kwargs))
+            out = self._constant(func(*args, **kwargs))
+            if kind_of(func, args, active, None) == "write":  # what constants are written into is one as well
+                self._constant(args[0])
+            return out
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}
             self._outdate(args[0])
