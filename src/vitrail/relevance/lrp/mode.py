@@ -170,7 +170,7 @@ class _Propagate(TorchFunctionMode):
         active = self.active_among(args, kwargs)
         if not active:
             out = self._constant(func(*args, **kwargs))
-            if kind_of(func, args, active, None) == "write":  # what constants are written into is one as well
+            if KINDS.get(func) == "write":  # what constants are written into is one as well
                 self._constant(args[0])
             return out
         if kwargs.get("inplace"):
