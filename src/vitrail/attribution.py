@@ -66,12 +66,17 @@ class SeenPictures:
         return SeenPictures, ()
 
 
-def class_titles(target: Target, names: Sequence[str], samples: int) -> list[str] | None:
-    """What is explained of each sample in the names of the classes; None where they are not known."""
+def class_titles(target: Target, names: Sequence[str] | Mapping[int, str], samples: int) -> list[str] | None:
+    """What is explained of each sample in the names of the classes; None where they are not known.
+
+    A configuration of transformers calls a class `LABEL_3` that has no name.
+    """
     if target.first is None or target.position is not None:
         return None
     columns = [_each(classes, samples) for classes in (target.first, target.second) if classes is not None]
-    if any(not 0 <= index < len(names) for column in columns for index in column):
+    held = names if isinstance(names, Mapping) else range(len(names))
+    used = {index for column in columns for index in column}
+    if any(index not in held or names[index] == f"LABEL_{index}" for index in used):
         return None
     return [" rather than ".join(str(names[i]).split(",")[0] for i in pair) for pair in zip(*columns, strict=True)]
 

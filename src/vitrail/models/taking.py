@@ -56,7 +56,7 @@ class Prepared:
 
     inputs: Any
     pictures: tuple[Any, ...] | None = None
-    class_names: tuple[str, ...] | None = None
+    class_names: Sequence[str] | Mapping[int, str] | None = None
     multi_label: bool = False
 
 
@@ -64,7 +64,9 @@ def prepared(model: object, inputs: object) -> Prepared:
     """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
     holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
     config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
-    names, multi = _class_names(holder, config), getattr(config, "problem_type", "") == "multi_label_classification"
+    named = getattr(holder, "class_names", None), getattr(config, "id2label", None)
+    names = next((found for found in named if isinstance(found, (tuple, Mapping))), None)
+    multi = getattr(config, "problem_type", "") == "multi_label_classification"
     if isinstance(inputs, (Tensor, Mapping)):
         if isinstance(inputs, Tensor) and inputs.ndim == 3:
             _check_batch_axis(holder, inputs)
@@ -167,18 +169,6 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
         f"an array of pixels holds 8-bit numbers, or real numbers from 0 to 1, but this one is {array.dtype} from "
         f"{array.min():g} to {array.max():g}."
     )
-
-
-def _class_names(holder: object, config: object) -> tuple[str, ...] | None:
-    """The names of the classes, where the model, what holds it or its configuration says them."""
-    named = getattr(holder, "class_names", None)
-    if isinstance(named, tuple):
-        return named
-    found = getattr(config, "id2label", None)
-    if not isinstance(found, Mapping) or not all(i in found for i in range(len(found))):
-        return None
-    names = tuple(str(found[i]) for i in range(len(found)))
-    return None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
 def _what_input(inputs: object) -> str:
