@@ -335,7 +335,8 @@ def plot(results: dict[str, dict], path: Path) -> None:
             found[what]["seconds"] / found["floor"]["seconds"] if found.get(what) else 0.0 for found in results.values()
         ]
         bars = axes.bar([i + 0.15 * place for i in range(len(results))], ratios, width=0.14, label=what)
-        axes.bar_label(bars, [f"{x:.2f}" if x else "failed" for x in ratios], fontsize=6)
+        known = ["failed" if what in found else "" for found in results.values()]  # else it was not measured
+        axes.bar_label(bars, [f"{x:.2f}" if x else why for x, why in zip(ratios, known, strict=True)], fontsize=6)
     axes.axhline(1, color="grey", linewidth=0.8, linestyle=":", zorder=0)
     axes.set_xticks([i + 0.3 for i in range(len(results))], [name.replace(", ", "\n") for name in results], fontsize=7)
     axes.set_ylabel("time / forward + backward")
