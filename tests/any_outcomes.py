@@ -47,6 +47,7 @@ REASONS = {
     r"no place where the gradient could end": "ids are changed before they are looked up",
     r"torch.no_grad inside": "attention runs under torch.no_grad",
     r"weights of the model were changed": "the model changes its own weights",
+    r"its own backward pass says": "the model's own backward pass refuses",
     r"writes into a tensor": "a tensor is overwritten in place",
     r"gradient of the target is (NaN|not finite)": "the gradient is not finite",
     r"8-bit kernels have no gradient|quantized": "8-bit kernels have no gradient",

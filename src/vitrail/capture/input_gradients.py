@@ -49,14 +49,7 @@ class AtInputs:
                 "the model looks its words up in no nn.Embedding that was asked for the ids as they were given, so "
                 "there is no place where the gradient could end: it pads or hashes them itself."
             )
-        try:
-            found = torch.autograd.grad(scalar.sum(), places, retain_graph=True, allow_unused=True)
-        except RuntimeError as error:
-            if "use_reentrant" in str(error):
-                raise no_graph("a part of the model", REENTRANT) from error
-            if "modified by an inplace operation" in str(error):
-                raise no_graph("a part of the model", OVERWRITTEN) from error
-            raise
+        found = _arriving(scalar, places)
         if all(gradient is None for gradient in found):
             raise TargetError(UNMOVED)
         if not all(bool(gradient.isfinite().all()) for gradient in found if gradient is not None):
@@ -65,6 +58,20 @@ class AtInputs:
                 "by zero on the way, as a softmax does over a row that a mask hides all of."
             )
         return dict(zip(self.roots, found, strict=True))
+
+
+def _arriving(scalar: Tensor, places: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradient of a scalar at every place; an error of the model's own backward pass says what it is."""
+    try:
+        return torch.autograd.grad(scalar.sum(), places, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" in str(error):
+            raise no_graph("a part of the model", REENTRANT) from error
+        if "modified by an inplace operation" in str(error):
+            raise no_graph("a part of the model", OVERWRITTEN) from error
+        raise
+    except AssertionError as error:  # of an autograd function of the model's own
+        raise no_graph("a part of the model", f"its own backward pass says: {error}") from error
 
 
 class _SeesRegions(TorchFunctionMode):
