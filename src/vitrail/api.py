@@ -232,7 +232,7 @@ def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, t
     walk = partial(_or_gradients, (second, rest), preset, inputs, target)
     streams = _on_streams(walk, rest, preset, inputs, target)
     named = preset in {"recommended", *METHODS[best].presets} and rest.keys() <= METHODS[best].options.keys()
-    if not named or inputs.shown.shape[1] > LONGEST_ANSWER:
+    if not named or inputs.kind not in METHODS[best].inputs or inputs.shown.shape[1] > LONGEST_ANSWER:
         return replace(walk(), on_streams=streams)
     known = read_request((best, given), preset, inputs, target)
     return replace(known, otherwise=None if rest else walk, on_streams=streams)
