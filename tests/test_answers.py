@@ -1,5 +1,6 @@
 """vitrail.answer and vitrail.generate: tables of an answer's parts, passages, pages, and what cannot be explained."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -149,6 +150,15 @@ def test_a_generation_names_messages_documents_and_tool_results(language_model):
     marks = [column for one in found.context if one.source == "template" for column in range(one.start, one.stop)]
     assert all(row[column] == 0 for row in rows for column in marks)
     assert "the chat template" in found.to_html()
+
+
+def test_a_template_that_changes_every_message_leaves_the_template_alone_to_be_scored(language_model):
+    model, tokenizer = language_model
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = "{{ messages[0].content | replace('the', 'a') }}"
+    found = vitrail.generate(model, changed, [{"role": "user", "content": "the red key ."}], answer="red key .")
+    assert {one.source for one in found.context} == {"template"}
+    assert float(found.template_share()) == pytest.approx(1.0)
 
 
 def test_generation_is_the_models_own_and_leaves_no_trace(language_model):

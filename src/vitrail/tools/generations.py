@@ -298,7 +298,12 @@ def _check_values(answer: object, options: object, count: object, generation: ob
 
 
 def _sources(method: str | None, passages: Sequence[Span]) -> dict[str, Any]:
-    """The passages of prompt and reasoning, for methods that score whole passages; the chat template is none."""
+    """The passages of prompt and reasoning, for methods that score whole passages; the chat template is none.
+
+    Where the template changes all messages, there is no passage, and the default scores single tokens.
+    """
+    if method is None and not passages:
+        return {}
     name = DEFAULT_OF["continuation"][0] if method in (None, DEFAULT_METHOD) else method
     return {"sources": list(passages)} if name in METHODS and "sources" in METHODS[name].options else {}
 
