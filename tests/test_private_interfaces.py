@@ -81,6 +81,7 @@ def test_modules_that_torch_builds_otherwise_are_said(monkeypatch):
     assert torch.nn.Module()._parameters == {}
 
 
+@pytest.mark.slow
 def test_a_name_that_ray_has_lost_is_said(monkeypatch):
     ray_engine = pytest.importorskip("vitrail.evaluate.bench.engines_ray")
     monkeypatch.setattr(ray_engine, "PRIVATE", (*ray_engine.PRIVATE, (ray_engine.services, "gone")))

@@ -109,6 +109,8 @@ def cluster():
             address="local",
             num_cpus=2,
             num_gpus=2,
+            include_dashboard=False,
+            object_store_memory=engines_ray.OBJECTS,
             _node_ip_address="127.0.0.1",
             log_to_driver=False,
             logging_level="error",
