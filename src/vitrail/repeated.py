@@ -1,10 +1,13 @@
 """Explain what comes again and again by a recording, for programs that run on."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+
+import torch
 
 from vitrail import prepared
 from vitrail.api import compare, explain, read_request
@@ -15,6 +18,8 @@ from vitrail.prepared import MASK, Batch, first_class, settings_in, tensors_of
 from vitrail.relevance import Walk
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import AnyTarget, Target, as_target
+
+logger = logging.getLogger("vitrail")
 
 PAYS = 3
 """How often inputs of one form are explained in the ordinary way before a recording is made, which costs a dozen."""
@@ -40,7 +45,7 @@ class RepeatedExplainer:
         form = self._form(inputs, method, target, preset, options)
         with self._lock:
             self._seen[form] += form is not None
-            if form is not None and form not in self._made and self._seen[form] > PAYS:
+            if form is not None and form not in self._made and self._seen[form] > PAYS and has_room(inputs):
                 while len(self._made) >= MOST_RECORDINGS:
                     self._made.pop(next(iter(self._made)))
                 self._made[form] = prepared.prepare(self.model, inputs, method, "given", preset=preset, **options)
@@ -89,6 +94,16 @@ class RepeatedExplainer:
             return None
         shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in tensors_of(inputs).items() if name != MASK)
         return method, preset, repr(sorted(options.items())), shapes, tuple(settings_in(inputs).items())
+
+
+def has_room(inputs: Batch) -> bool:
+    """Whether half of the device's memory is free: recordings keep theirs, and others need some too."""
+    if device_of(inputs) != "cuda":
+        return True
+    free, total = torch.cuda.mem_get_info(next(iter(tensors_of(inputs).values())).device)
+    if 2 * free < total:
+        logger.info("nothing more is recorded: less than half of the memory of the device is free.")
+    return 2 * free >= total
 
 
 def device_of(inputs: Batch) -> str:
