@@ -22,12 +22,13 @@ from vitrail.targets import as_target
 def attending(name: str) -> list[str]:
     model = tiny(name)
     names = {id(module): path for path, module in model.named_modules()}
-    return [names.get(id(block.attending), "everywhere") for block in find_body(model, None).blocks]
+    blocks = find_body(model, None, read_inputs(MODELS[name].inputs())).blocks
+    return [names.get(id(block.attending), "everywhere") for block in blocks]
 
 
-def test_the_attending_part_is_the_child_with_the_output_projection() -> None:
-    assert attending("hf_bert")[0] == "bert.encoder.layer.0.attention"
+def test_the_attending_part_is_the_child_with_the_output_projection_or_what_was_seen_to_attend() -> None:
     assert attending("timm_vit")[1] == "blocks.1.attn"
+    assert attending("hf_bert")[0] == "bert.encoder.layer.0.attention.self"  # of no known family
 
 
 def test_a_block_of_ones_own_is_listened_to_everywhere() -> None:
@@ -107,7 +108,7 @@ def test_an_error_inside_attention_leaves_nobody_listening(monkeypatch: pytest.M
 def test_what_is_read_early_is_not_kept(name: str) -> None:
     model, inputs = tiny(name), read_inputs(MODELS[name].inputs())
     request = read_request("tokentm", "recommended", inputs, as_target(1))
-    body = find_body(model, None)
+    body = find_body(model, None, inputs)
     with forward(model, inputs, body, request.wanted, ComputeSettings(), lean=True) as run:
         kept = [set(captured.states) for captured in run.capture.blocks]
         noted = [len(captured.early) for captured in run.capture.blocks]
