@@ -101,10 +101,10 @@ def test_the_published_start_gives_way_in_shallow_models(given, published, depth
 @every_method
 @pytest.mark.parametrize("start_layer", [3, -4])
 def test_a_start_layer_that_was_given_must_exist_before_the_model_runs(method, start_layer):
-    model, runs = tiny("hf_bert"), []
+    model, runs = tiny("hf_vit"), []
     handle = model.register_forward_pre_hook(lambda *_: runs.append(1))
     with pytest.raises(OptionError, match=f"start_layer={start_layer}, but the model's layers are 0 to 2"):
-        vitrail.explain(model, MODELS["hf_bert"].inputs(), method, start_layer=start_layer)
+        vitrail.explain(model, MODELS["hf_vit"].inputs(), method, start_layer=start_layer)
     handle.remove()
     assert runs == []
 

@@ -29,7 +29,8 @@ def relevance_between_blocks(model, inputs, table):
         return propagating(table, model, capture)
 
     pass_options = PassOptions(level="embedding_output", within=within)
-    with forward(model, read_inputs(inputs), find_body(model, None), Wanted(), ComputeSettings(), pass_options) as run:
+    read = read_inputs(inputs)
+    with forward(model, read, find_body(model, None, read), Wanted(), ComputeSettings(), pass_options) as run:
         (part,) = run.parts([0, 2])
         streams = [captured.states["entering"] for captured in run.captured] + [run.captured[-1].states["leaving"]]
         found = torch.autograd.grad(part.scalar.sum(), streams)
