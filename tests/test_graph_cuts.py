@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import vitrail
+from vitrail import targets
 from vitrail.errors import OptionError, SeamError, TargetError, VitrailError
 from vitrail.methods import METHODS
 
@@ -52,6 +53,21 @@ class Blocks(nn.Module):
         return self.call(lambda y: [layer(z) for z in [y]][0], x)  # noqa: RUF015
 
 
+class Speaking(Blocks):
+    """A language model: each token sees those before it, and the next word is predicted after each."""
+
+    def __init__(self, call=plainly):
+        super().__init__(call)
+        self.head = nn.Linear(12, 20).double()
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        for layer in self.encoder.layers:
+            x = self.call(layer, x, later)
+        return self.head(x)
+
+
 NOT_REENTRANT = partial(checkpoint, use_reentrant=False)
 REENTRANT = partial(checkpoint, use_reentrant=True)
 
@@ -59,8 +75,10 @@ REENTRANT = partial(checkpoint, use_reentrant=True)
 @pytest.mark.parametrize("method", [*TEXT, "auto"])
 def test_checkpointed_blocks_are_explained_as_if_they_were_not(method):
     options = CHEAP.get(method, {})
-    found, expected = (vitrail.explain(Blocks(call), IDS, method, 1, **options) for call in (NOT_REENTRANT, plainly))
+    make, target = (Speaking, targets.continuation(3, 5)) if method == "soft_ablation" else (Blocks, 1)
+    found, expected = (vitrail.explain(make(call), IDS, method, target, **options) for call in (NOT_REENTRANT, plainly))
     assert torch.equal(found.scores, expected.scores)
+    assert bool(found.scores.any())
 
 
 @pytest.mark.parametrize("method", ["gae", "attn_lrp", "integrated_gradients", "feature_grad_cam"])
@@ -277,8 +295,8 @@ def test_an_input_that_is_not_read_has_zeros():
             return super().forward(torch.ones_like(pixel_values), input_ids)
 
     found = vitrail.explain(Deaf(), captioned(), "input_x_gradient", 1).streams
-    assert not bool(found["image"].scores.any())
-    assert bool(found["text"].scores.any())
+    assert not bool(found["encoder"].scores.any())
+    assert bool(found["decoder"].scores.any())
 
 
 @pytest.mark.parametrize("method", AT_INPUTS)
@@ -286,7 +304,8 @@ def test_streams_are_read_at_the_level_that_their_options_say(method):
     options = {"steps": 2} if method == "integrated_gradients" else {}
     found = vitrail.explain(Captioning(), captioned(), method, 1, **options)
     levels = {name: one.options["level"] for name, one in found.streams.items()}
-    assert levels == {"image": "pixels", "text": "inputs_embeds"}
+    assert levels == {"encoder": "pixels", "decoder": "inputs_embeds"}
+    assert levels.keys() == vitrail.explain(Captioning(), captioned(), "gae", 1).streams.keys()
     for level in levels.values():
         same = vitrail.explain(Captioning(), captioned(), method, 1, level=level, **options)
         assert all(torch.equal(same.streams[name].scores, found.streams[name].scores) for name in levels)

@@ -627,7 +627,7 @@ def words(batch=2, length=7):
 
 
 class Ensemble(nn.Module):
-    """Two models whose answers are added; a table knows the blocks of the first."""
+    """Two models whose answers are added."""
 
     def __init__(self):
         super().__init__()
@@ -654,13 +654,21 @@ class Compared(nn.Module):
 
 @pytest.mark.parametrize(
     ("make", "seen"),
-    [(Ensemble, "attention calls outside the blocks"), (Compared, "depends on the tokens of others")],
+    [
+        (Ensemble, "no later block reads what block 1 gives, but the answer reads both"),
+        (Compared, "depends on the tokens of others"),
+    ],
 )
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_model_beside_the_blocks_or_across_samples_is_refused(make, seen, frozen):
     model = make().requires_grad_(not frozen)
     with pytest.raises(SeamError, match=seen):
         vitrail.explain(model, words(), "gae", 1)
+
+
+def test_the_blocks_of_one_of_two_models_are_refused():
+    with pytest.raises(SeamError, match="attention calls outside the blocks"):
+        vitrail.explain(Ensemble(), words(), "gae", 1, anatomy=vitrail.Anatomy(blocks="first.model.layers"))
 
 
 @pytest.mark.parametrize("moved", [0, 1])

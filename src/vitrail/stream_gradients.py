@@ -216,14 +216,21 @@ def _one(
         patch = (size[0] // grid[0], size[1] // grid[1])
         known |= {"assumed": [*known.get("assumed", []), ASSUMED]} if assumed else {}
         summed = patch_sums(values, grid, patch)
-        # Rules are read per patch, as where there is one stream, unless pixels were asked for.
-        pixels = values if assumed or request.level is not None or request.entry.name not in BY_PATCH else None
+        pixels = None if _by_patch(request) and not assumed else values
         return Attribution(summed, kind="image", grid=grid, size=size, pixels=pixels, provenance=known, **common)
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
     if picture is not None and picture.grid is not None and (patches := picture.tokens.shape[1]) <= scores.shape[1]:
         return Attribution(scores[:, :patches], kind="image", grid=picture.grid, provenance=known, **common)
     tokens, valid = _labels(request.inputs, given, scores, rows)
     return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
+
+
+def _by_patch(request: "Request") -> bool:
+    """Whether sums over patches alone are given: by rules, as where there is one stream whose attention is followed.
+
+    Single pixels are given where the caller asks for them, and where they stand in for a level that cannot be read.
+    """
+    return request.entry.name in BY_PATCH and request.level is None and request.at_inputs is None
 
 
 def _grid(pixels: Tensor, picture: ShownStream | None) -> tuple[tuple[int, int], bool]:

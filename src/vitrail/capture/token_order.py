@@ -171,9 +171,7 @@ def check_sequence(
 def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread: bool) -> str | None:
     """Why what one block gives is not what later ones read; `unread`: whether the answer reads it past later blocks."""
     if found is None or not bool((found != NOWHERE).any()):
-        return (
-            f"no later block reads what block {index} gives, but the answer does. {AT_THE_INPUTS}" if unread else None
-        )
+        return _side_by_side(index) if unread else None
     if (refusal := compare_rows(found, "the tokens after it", index)) is not None:
         return refusal
     lost = found == NOWHERE
@@ -181,6 +179,14 @@ def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread
     if bool(lost.any()):
         return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens after it are replaced by others")
     return None
+
+
+def _side_by_side(index: int) -> str:
+    """Why blocks whose results meet in the answer alone, such as those of two models, are no sequence."""
+    return (
+        f"the blocks up to {index} and the later ones work side by side: no later block reads what block {index} "
+        f"gives, but the answer reads both. A walk through them one after the other would be wrong. {AT_THE_INPUTS}"
+    )
 
 
 def check_samples(answer: Tensor | None, tokens: Tensor, body: Body) -> str | None:
