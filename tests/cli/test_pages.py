@@ -55,7 +55,8 @@ def test_the_doctor_passes_a_sound_model(tmp_path):
     result = run("doctor", save_bert(tmp_path / "bert"))
     assert result.exit_code == 0
     assert "equal bit for bit" in result.stdout
-    assert "Hugging Face bert" in result.stdout
+    assert "bert.encoder.layer.1: self 7 x 7" in result.stdout
+    assert "family\tmeasured BertForSequenceClassification" in result.stdout
 
 
 def test_the_doctor_fails_with_exit_code_one(tmp_path, monkeypatch):

@@ -173,7 +173,7 @@ SENTENCES = (
     "the plot is not bad, but the endless dialogue is unbearably dull",
     "despite a clumsy start, this turns out to be a small miracle",
 )
-QUESTIONS = {"sentence-4": "Anna: ring. Boris: key. Clara: lamp. Boris:"}
+QUESTIONS = {"sentence-4": "Anna: ring. Boris: key. Clara: lamp. David: map. Clara:"}
 TEXTS = {**{f"sentence-{number + 1}": sentence for number, sentence in enumerate(SENTENCES)}, **QUESTIONS}
 MODELS = {name: "lookup" if name in QUESTIONS else "sentiment" for name in TEXTS}
 """The embedded model that each text was written for."""

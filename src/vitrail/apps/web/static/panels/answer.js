@@ -79,7 +79,8 @@ function Continuation({store}) {
   return html`<div><${Length} length=${length} onLength=${setLength} />
     ${found ? html`<${Words} units=${found.units} at=${at} onWord=${setWord} />
       <${Sources} prompt=${found.prompt} values=${table.values.subarray(at * width, (at + 1) * width)} look=${store.look} />
-      <ol class="cited" aria-live="polite">${cited.map((one) => html`<li key=${one.text}>${percent(one.share)} ${one.source}: ${one.text}</li>`)}</ol>
+      <ol class="cited" aria-live="polite">${cited.map((one) => html`<li key=${one.text}>${percent(one.share)} ${one.source}: ${one.text}</li>`)}
+        ${cited.length ? "" : html`<li class="none">No passage speaks for this word.</li>`}</ol>
       <p class="quiet">By ${found.method}. ${percent(found.earlier[at])} of it lies on words of the answer before this one; the first token of the text holds ${percent(found.sink[at])} of the scores on the text.</p>`
       : html`<${Waiting} state=${state} />`}</div>`;
 }
