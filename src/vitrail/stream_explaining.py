@@ -21,7 +21,7 @@ from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, measured
-from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
+from vitrail.errors import CutGraphError, MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy
 from vitrail.models.inputs import Inputs
@@ -68,7 +68,10 @@ def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
 def _measured(model: nn.Module, inputs: Inputs) -> bool:
     if known_anatomy(model) is not None:
         return _may_have(model, inputs) and _several(model, inputs)
-    found = discover(model, inputs)
+    try:
+        found = discover(model, inputs)
+    except CutGraphError:
+        return False  # the pass over one stream says so
     if _single(found):
         try:
             return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))

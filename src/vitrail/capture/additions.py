@@ -45,6 +45,22 @@ def is_plain(module: nn.Module) -> bool:
     return known and stored and "forward" not in vars(module)
 
 
+def width_of(module: nn.Module) -> int | None:
+    """How many channels a linear layer of any class reads: as it says, or by the shape of its own weight."""
+    width, weight = getattr(module, "in_features", None), module._parameters.get("weight")
+    if isinstance(width, int):
+        return width
+    return weight.shape[-1] if weight is not None and weight.ndim == 2 else None
+
+
+def is_affine(module: nn.Module, given: Tensor) -> bool:
+    """Whether a module gives minus twice as much, its value at zero aside, where it is given minus twice as much."""
+    rows = given.detach().flatten(0, -2)[:ROWS]
+    nothing = at_zero(module, rows.shape[-1], rows)
+    once, twice = (widen(_call_rows(module, factor * rows)) - nothing for factor in (1, -2))
+    return _alike(twice, -2 * once, given.dtype)
+
+
 def matrix(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
     """The weight `[out, in]` and the bias of an affine module.
 

@@ -84,7 +84,7 @@ def _value(
     if isinstance(seen.stack[-1].module, nn.MultiheadAttention):
         return seen.stack[-1], None
     value = seen.call.value
-    before = [x for x in inner if x.ends < seen.at and x.gave_node and len(x.given) == 1 and _may_project(x.module)]
+    before = [x for x in inner if x.ends < seen.at and x.gave_node and len(x.given) == 1 and _may_project(x)]
     met = reached([node_of(value)], {x.gave_node for x in before if x.gave_node})
     makers = [x for x in before if x.gave_node in met]
     if value is None or len(met) != 1 or not makers or makers[-1].gave is None:
@@ -95,8 +95,12 @@ def _value(
     return (None, None) if channels is None else (makers[-1], channels)
 
 
-def _may_project(module: nn.Module) -> bool:
-    return additions.is_plain(module) or isinstance(getattr(module, "in_features", None), int)
+def _may_project(x: Execution) -> bool:
+    """Whether a module is a linear layer: torch's own, one that says its width, or one whose numbers say that it is."""
+    if additions.is_plain(x.module) or isinstance(getattr(x.module, "in_features", None), int):
+        return True
+    width = None if additions.is_norm(x.module) else additions.width_of(x.module)
+    return width is not None and width == x.given[0].shape[-1] and additions.is_affine(x.module, x.given[0])
 
 
 def _channels(value: Tensor, gave: Tensor) -> tuple[int, ...] | range | None:

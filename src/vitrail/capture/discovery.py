@@ -33,7 +33,7 @@ from vitrail.capture.executions import (
 )
 from vitrail.capture.layers import call_shape
 from vitrail.capture.long_texts import LONGEST, part_of_text
-from vitrail.capture.refusals import check_model
+from vitrail.capture.refusals import check_model, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import Remembered, autograd, without_recomputation
 from vitrail.models.inputs import Inputs, check_fits
@@ -158,6 +158,7 @@ def _size(x: Tensor, inputs: Inputs) -> tuple[int, ...]:
 def discovered(model: nn.Module, seen: Executions) -> Discovery:
     """The attention calls and the blocks of a pass."""
     kinds = [_kind(call) for call in seen.calls]
+    _check_graph(seen, kinds)
     chosen = _blocks(model, seen, kinds)
     sites = [_site(*found, seen.batch) for found in zip(seen.calls, kinds, chosen, strict=True)]
     members: dict[Execution, list[int]] = {}
@@ -178,6 +179,15 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
     )
 
 
+def _check_graph(seen: Executions, kinds: list[str]) -> None:
+    """Refuse a pass in which nothing that attention reads depends on the inputs."""
+    read = (x for one in seen.calls for x in (one.call.key, one.call.value, one.call.weights))
+    if kinds and set(kinds) == {POOL} and not any(from_data(x) for x in read):
+        raise no_graph(
+            f"what the {len(kinds)} attention calls read", "kernels without one, as 8-bit kernels are, made it"
+        )
+
+
 def _answers_from(pool: Execution, seen: Executions) -> bool:
     """Whether the answer depends on what a pooling attention gives: some models compute it for nothing."""
     logits = [node_of(x) for x in tensors_in(getattr(seen.answer, "logits", seen.answer))]
@@ -188,7 +198,7 @@ def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:
     """Whether the answer depends on the first token that the last block gives, and on no other."""
     given = blocks[-1].gave if blocks else None
     logits = next((x for x in tensors_in(getattr(seen.answer, "logits", seen.answer)) if x.requires_grad), None)
-    if given is None or logits is None or not given.requires_grad:
+    if given is None or logits is None or not given.requires_grad or logits.is_meta:
         return False
     if given.ndim != 3 or logits.ndim != 2 or logits.shape[0] != seen.batch:
         return False

@@ -15,7 +15,7 @@ from vitrail.capture.shadow import autograd
 from vitrail.capture.stream_passes import generates
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import Anatomy, Block, Body
-from vitrail.models.anatomy.huggingface import begins_with_mark
+from vitrail.models.anatomy.huggingface import answers_with_span, begins_with_mark
 from vitrail.models.anatomy.parts import ENCODINGS
 from vitrail.models.inputs import Inputs
 
@@ -39,8 +39,10 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
     causal = found.causal or (_one_token(found) and generates(model))
     marked = found.reads_first or begins_with_mark(model)
-    first = int(marked and not causal and inputs.ids is not None)
-    anatomy = Anatomy(name=f"measured {found.model}", causal=causal, readout="auto", prefix=first)
+    first = int(marked and not causal and (inputs.ids is not None or inputs.main == "inputs_embeds"))
+    anatomy = Anatomy(
+        name=f"measured {found.model}", causal=causal, readout="auto", prefix=first, span=answers_with_span(model)
+    )
     pool = None if found.pool is None else model.get_submodule(found.pool)
     idle = tuple(model.get_submodule(name) for name in found.without)
     loose = None if sites else _why_loose(model, found)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.additions import Added, at_zero, is_plain
+from vitrail.capture.additions import Added, at_zero, is_plain, width_of
 from vitrail.capture.recording import Layer, Stream
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import SeamError
@@ -144,7 +144,7 @@ def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
     module, channels = block.value, block.value_channels
     if module is None or (is_plain(module) and channels is None):
         return block.value_bias
-    width = getattr(module, "in_features", None)
+    width = width_of(module)
     if is_plain(module):
         found = module._parameters.get("bias")
     else:

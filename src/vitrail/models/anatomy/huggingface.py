@@ -98,6 +98,11 @@ def begins_with_mark(model: nn.Module) -> bool:
     return any(getattr(config, "model_type", "") in MARKED for config in configs)
 
 
+def answers_with_span(model: nn.Module) -> bool:
+    """Whether a tuple that a model returns begins with the logits of where an answer starts and where it ends."""
+    return type(model).__name__.endswith("ForQuestionAnswering") and hasattr(model, "qa_outputs")
+
+
 def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]:
     """The outermost Hugging Face model around the base, and what it reads; a head of another kind is measured."""
     names = path.split(".") if path else []

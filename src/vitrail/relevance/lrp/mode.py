@@ -120,8 +120,10 @@ class _Propagate(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         """Run one function by its rule."""
-        if self.paused or func in QUERIES or self._before_all():
+        if self.paused or func in QUERIES:
             return func(*args, **(kwargs or {}))
+        if self._before_all():  # a bias of attention that all blocks share is made here
+            return self._constant(func(*args, **(kwargs or {})))
         if not self.stale and (func in self.plain or func in self.entrywise) and (not kwargs or _says_how(kwargs)):
             active = self._read_by(args)
             if active is not None and (func in self.plain or len(active) < 2 or self._adds_others(func, active)):
