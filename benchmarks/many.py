@@ -4,8 +4,9 @@
 
 The pictures are random and in memory, so that reading files is not measured: a batch is copied to the device,
 explained, and its rows are written to Parquet. On CUDA the model is ViT-B/16 in bfloat16, else a small one in float32.
-With `--workers`, the same by one and by several workers of Ray, each with one thread; what starts them is in two runs
-of different lengths, and not in their difference. With `--memory`, the size of the process on the way.
+With `--workers`, the same by one and by several workers of Ray, each with one thread, by the times at which part files
+were written, without the first quarter: starting Ray and its workers takes longer than the work.
+With `--memory`, the size of the process on the way.
 """
 
 import argparse
@@ -44,6 +45,15 @@ def rate(model: nn.Module, batches: list[Batch], method: str, **how: object) -> 
     return sum(len(one.names) for one in batches[len(short) :]) / (seconds[1] - seconds[0])
 
 
+def steady_rate(model: nn.Module, batches: list[Batch], method: str, **how: object) -> float:
+    """Pictures a second into a data set, from when a quarter of its part files was written to the last of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        timed(model, batches, method, f"{folder}/all", **how)
+        written = sorted(part.stat().st_mtime_ns for part in Path(folder).glob("all/part-*.parquet"))
+    first = len(written) // 4
+    return (len(written) - 1 - first) * len(batches[0].names) / (1e-9 * (written[-1] - written[first]))
+
+
 def alone(model: nn.Module, x: Tensor, method: str, count: int) -> float:
     """Pictures a second of the explanation alone."""
     explain = BatchExplainer(model, method, None, {})
@@ -80,6 +90,8 @@ def main() -> None:
     model = _ready(lambda attention: _vit(*shape, attention), "sdpa", device, dtype)
     x = torch.randn(given.batch, 3, size, size, dtype=dtype)
     count = given.pictures // given.batch
+    if given.workers and count < 8 * given.workers:
+        parser.error(f"--workers {given.workers} needs at least {8 * given.workers * given.batch} pictures")
     batches = [Batch([str(i) for i in range(given.batch)], partial(pictures, x)) for _ in range(count)]
     if given.memory:
         with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +99,7 @@ def main() -> None:
     elif given.workers:
         torch.set_num_threads(1)
         how = {"engine": "ray", "part_size": given.batch}
-        one, several = (rate(model, batches, given.method, workers=n, **how) for n in (1, given.workers))
+        one, several = (steady_rate(model, batches, given.method, workers=n, **how) for n in (1, given.workers))
         print(f"1 worker {one:.0f} pictures/s, {given.workers} workers {several:.0f}, {several / one:.2f} x")
     else:
         own, both = alone(model, x, given.method, count), rate(model, batches, given.method)

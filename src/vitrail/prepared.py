@@ -148,6 +148,7 @@ class PreparedExplainer:
         """Record the explanation, and check it against the ordinary one on the example and on other inputs."""
         module = taken(self.model)
         device = read_inputs(example).shown.device
+        _check_plain(example)
         self._static = _changed(_without_full_mask(example), lambda x: x.detach().clone())
         self._read = read_inputs(self._static)
         self._weights, self._state = _addresses(module), settings_of(module)
@@ -249,6 +250,9 @@ class PreparedExplainer:
         bare = _without_full_mask(inputs)
         if isinstance(bare, Tensor) or isinstance(self._static, Tensor):
             return bare
+        there, here = self._static.get(MASK), bare.get(MASK)
+        if there is not None and here is not None and (there.dtype, there.shape[1:]) != (here.dtype, here.shape[1:]):
+            return None  # copied into the recorded mask it would be rounded, or repeated
         if MASK in self._static and MASK not in bare:
             mask = self._static[MASK]
             return {**bare, MASK: torch.ones_like(mask[:count] if MASK in self._per_sample else mask)}
@@ -396,6 +400,22 @@ def tensors_of(inputs: Batch) -> dict[str, Tensor]:
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is told by what `repr` writes: not so tensors, arrays, and objects that may change."""
+    if isinstance(value, Mapping):
+        return all(is_plain(one) for pair in value.items() for one in pair)
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(one) for one in value)
+    return value is None or isinstance(value, (str, bytes, bool, int, float, torch.dtype, torch.device))
+
+
+def _check_plain(inputs: Batch) -> None:
+    """Refuse to record inputs that hold, beside tensors, what later inputs cannot be compared with."""
+    others = {} if isinstance(inputs, Tensor) else {n: x for n, x in inputs.items() if not isinstance(x, Tensor)}
+    if unknown := [name for name, x in others.items() if not is_plain(x)]:
+        raise GraphError(f"a graph would not see what changes inside of {', '.join(unknown)}")
 
 
 def settings_in(inputs: Batch) -> dict[str, str]:

@@ -1,6 +1,11 @@
-"""Explain what comes again and again by a recording, for programs that run on."""
+"""Explain what comes again and again by a recording, for programs that run on.
+
+Recording is off unless the environment says `VITRAIL_RECORD=1`: while a graph is recorded, CUDA refuses some calls of
+all other threads of the process, so that only programs that explain in one thread should ask for it.
+"""
 
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,7 +19,7 @@ from vitrail.api import compare, explain, read_request
 from vitrail.attribution import Attribution, Comparison
 from vitrail.errors import VitrailError
 from vitrail.models.inputs import read_inputs
-from vitrail.prepared import MASK, Batch, first_class, settings_in, tensors_of
+from vitrail.prepared import MASK, Batch, first_class, is_plain, settings_in, tensors_of
 from vitrail.relevance import Walk
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import AnyTarget, Target, as_target
@@ -25,17 +30,24 @@ PAYS = 3
 """How often inputs of one form are explained in the ordinary way before a recording is made, which costs a dozen."""
 MOST_RECORDINGS = 8
 """How many are kept for one model; each holds the memory of its passes."""
+SETTING = "VITRAIL_RECORD"
+"""The variable of the environment that switches recording on, by `1`."""
 
 
 class RepeatedExplainer:
     """Explains what comes one after the other, by a recording where inputs of one form come again and again.
 
-    For programs that run on, such as the page and the bench. Results are those of `explain`. Where nothing can be
-    recorded (no CUDA, a target that is no class, code that a graph cannot hold), they are made in the ordinary way.
+    For programs that run on, such as the page and the bench. Results are those of `explain`. Where nothing is recorded
+    (recording is off, no CUDA, a target that is no class, options that are no plain values, code that a graph cannot
+    hold), they are made in the ordinary way.
+
+    Args:
+        record: whether to record at all; None asks the environment (`VITRAIL_RECORD=1`).
     """
 
-    def __init__(self, model: object) -> None:
+    def __init__(self, model: object, *, record: bool | None = None) -> None:
         self.model = model
+        self.record = os.environ.get(SETTING) == "1" if record is None else record
         self._seen: Counter[Hashable] = Counter()
         self._made: dict[Hashable, prepared.PreparedExplainer] = {}
         self._lock = threading.Lock()
@@ -58,7 +70,8 @@ class RepeatedExplainer:
         self, inputs: Batch, specs: Sequence[tuple[str, Mapping[str, Any]]], target: AnyTarget, preset: str
     ) -> Comparison:
         """Several methods as by `compare`, errors kept; those that share a pass share it."""
-        alone = self._alone(inputs, specs, preset) if device_of(inputs) in prepared.RECORDERS else []
+        records = self.record and device_of(inputs) in prepared.RECORDERS
+        alone = self._alone(inputs, specs, preset) if records else []
         rest = [place for place in range(len(specs)) if place not in alone]
         made: dict[int, Attribution] = {}
         failed: dict[int, VitrailError] = {}
@@ -90,9 +103,13 @@ class RepeatedExplainer:
         chosen = as_target(target)
         if not isinstance(chosen, Target) or chosen.name != "logit" or chosen.first is None:
             return None
-        if chosen.position is not None or device_of(inputs) not in prepared.RECORDERS:
+        if not self.record or chosen.position is not None or device_of(inputs) not in prepared.RECORDERS:
             return None
-        shapes = tuple((name, tuple(x.shape), x.dtype) for name, x in tensors_of(inputs).items() if name != MASK)
+        if not is_plain(options):
+            return None
+        shapes = tuple(
+            (name, tuple(x.shape), x.dtype, x.device) for name, x in tensors_of(inputs).items() if name != MASK
+        )
         return method, preset, repr(sorted(options.items())), shapes, tuple(settings_in(inputs).items())
 
 
