@@ -161,6 +161,17 @@ def test_a_template_that_changes_every_message_leaves_the_template_alone_to_be_s
     assert float(found.template_share()) == pytest.approx(1.0)
 
 
+def test_a_prompt_of_one_passage_is_scored_token_by_token(language_model):
+    model, tokenizer = language_model
+    found = vitrail.generate(model, tokenizer, "the red key opens", answer="a door", unit="answer")
+    given = tokenizer("the red key opens a door", return_tensors="pt")
+    expected = vitrail.explain(model, given, target=targets.continuation(4))
+    single = [(place, place + 1) for place in range(4)]
+    by_token = vitrail.explain(model, given, "soft_ablation", targets.continuation(4), sources=single)
+    for one in (expected.scores, found.tables["soft_ablation"]):
+        assert_close(one, by_token.scores)
+
+
 def test_generation_is_the_models_own_and_leaves_no_trace(language_model):
     model, tokenizer = language_model
     prompt = "the red key opens the door . which key ?"
@@ -233,7 +244,8 @@ def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
         ({"prompt": [{"role": "user", "content": " "}]}, "prompt is empty"),
         ({"prompt": "the key \ud800"}, "prompt is no text: at letter 8 .* half of a letter"),
         ({"prompt": "the key", "answer": "\ud800"}, "answer is no text"),
-        ({"prompt": "the key", "answer": ""}, "answer is empty"),
+        ({"prompt": "the key", "answer": ""}, "answer is empty.*has a chat template: give the prompt as"),
+        ({"prompt": [{"role": "user", "content": "the key"}], "answer": ""}, "answer is empty.*has no token.$"),
         ({"prompt": "the key", "answer": "red " * 60}, "2 . 60 tokens, but .* has 48 positions"),
         ({"prompt": "the key", "max_new_tokens": 60}, "60 may be generated, but .* has 48 positions"),
         ({"prompt": "the key", "generation": {"do_sample": True}}, "add a seed"),

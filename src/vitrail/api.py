@@ -262,13 +262,14 @@ def _on_streams(
 
 def on_streams(request: Request) -> Request:
     """The request, or what the default is on several streams."""
-    return request if request.on_streams is None else _told(request.on_streams(), ON_STREAMS)
-
-
-ON_STREAMS = (
-    f"{PREFERRED[0]} is defined on one stream of tokens. On several, {DEFAULT_ON_STREAMS} found planted tokens most "
-    "often (docs/streams.md)."
-)
+    if request.on_streams is None:
+        return request
+    best = DEFAULT_OF.get(getattr(request.target, "name", ""), PREFERRED)[0]
+    return _told(
+        request.on_streams(),
+        f"{best} is defined on one stream of tokens. On several, {DEFAULT_ON_STREAMS} found planted tokens most often "
+        "(docs/streams.md).",
+    )
 
 
 def _or_gradients(
@@ -385,7 +386,7 @@ def _made_by(
         "residual": None if residual is None else residual.tolist(),
         "default": request.reason,
         "assumed": list(run.assumed) or None,
-        "recomputed_blocks": run.recomputed or None,
+        "recomputed_blocks": max(run.recomputed, first.recomputed) or None,
         "virtual_tokens": run.virtual or None,  # what they got is not among the scores
         "parts": list(first.parts) or None,
         "disagreement": torch.stack(differences).mean(dim=0).tolist() if differences else None,

@@ -50,6 +50,49 @@ def test_scores_are_the_derivatives_with_respect_to_presence(kernel, presence):
         assert_close(explained(model, presence=presence, sources=SOURCES, memory="low"), found)
 
 
+def masks_of(model, presence, passage):
+    """The masks of all layers, with attention from outside to one passage turned down by an explicit number."""
+    places = torch.arange(IDS.shape[1])
+    inside = (places >= passage[0]) & (places < passage[1])
+    down = torch.zeros(len(places), len(places), dtype=torch.float64)
+    down[~inside[:, None] & inside] = presence.log()
+    least, causal = torch.finfo(torch.float64).min, places <= places[:, None]
+    whole = down.masked_fill(~causal, least)[None, None]
+    window = getattr(model.config, "sliding_window", None)
+    if model.config.model_type != "gemma2":
+        return whole
+    near = places > places[:, None] - window
+    return {"full_attention": whole, "sliding_attention": down.masked_fill(~(causal & near), least)[None, None]}
+
+
+@pytest.mark.parametrize("name", ["llm_llama", "llm_qwen3", "llm_gemma2", "llm_gpt2"])
+def test_a_passage_turned_down_a_little_changes_the_answer_as_its_score_says(name):
+    model, step, at = golden2(name, "eager").model, 1e-3, 0.5
+    found = explained(model, presence=at, sources=[SOURCES[1]])
+
+    def answers(presence):
+        with torch.no_grad():
+            mask = masks_of(model, torch.tensor(presence, dtype=torch.float64), SOURCES[1])
+            logs = model(input_ids=IDS, attention_mask=mask).logits[:, START - 1 : -1].log_softmax(dim=-1)
+        return logs.gather(2, IDS[:, START:, None]).sum(dim=(1, 2))
+
+    expected = (answers(at + step) - answers(at - step)) / (2 * step)
+    size = float(expected.abs().max())
+    assert size > 1e-2
+    # Eager attention has a softmax in float32, whose rounding is divided by the step.
+    assert_close(found.sum(dim=1), expected, atol=1e-3 * size, rtol=2e-3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_blocks_that_are_run_again_are_counted(share):
+    model, target = golden2("llm_llama", "sdpa").model, targets.continuation(START)
+    run = lambda memory: vitrail.explain(  # noqa: E731
+        model, {"input_ids": IDS}, "soft_ablation", target, share=share, memory=memory
+    )
+    assert run("low").provenance["recomputed_blocks"] == len(model.model.layers)
+    assert "recomputed_blocks" not in run("full").provenance
+
+
 def test_kernels_sum_what_whole_maps_do():
     model = copy.deepcopy(golden2("llm_llama", "sdpa").model).float()
     dense, fused = (explained(model, sources=SOURCES, share=0.5, backend=backend) for backend in ("dense", "fused"))
@@ -115,6 +158,14 @@ def test_it_is_the_default_for_answers_and_gae_stands_in(monkeypatch):
     monkeypatch.setattr(api, "LONGEST_ANSWER", IDS.shape[1] - 1)
     long = vitrail.explain(model, {"input_ids": IDS}, target=targets.continuation(START), sources=SOURCES)
     assert long.method == "gae"
+
+
+def test_on_two_streams_the_reason_names_the_default_of_answers():
+    model = golden2("encdec_t5", "eager").model
+    given = {"input_ids": IDS % 30 + 3, "decoder_input_ids": IDS[:, :5] % 30 + 3}
+    found = vitrail.explain(model, given, target=targets.continuation(3))
+    assert found.method == "attn_lrp"
+    assert found.provenance["default"].startswith("soft_ablation is defined on one stream")
 
 
 @pytest.mark.parametrize(

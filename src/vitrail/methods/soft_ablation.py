@@ -91,7 +91,7 @@ def derivatives(passages: Passages, presence: float) -> Walk:
 
 
 def passages_of(runner: Runner, given: Sequence | None) -> Passages:
-    """The passages of every sample: spans that are given, sentences where the text is known, else single tokens."""
+    """The passages of every sample: spans that are given, else sentences; single tokens where there are no two."""
     valid = runner.run.patches(runner.run.valid)
     of = torch.full(valid.shape, NONE, device=valid.device)
     for sample in range(len(valid)):
@@ -107,10 +107,11 @@ def _sources(of: Ablated, given: Sequence | None) -> list[Bool[Tensor, " t"]]:
     tokens, ids = of.runner.inputs.tokens, of.runner.inputs.ids
     assert ids is not None
     nameless = tokens is None or list(tokens[of.sample]) == list(map(str, ids[of.sample].tolist()))
-    if given is None and nameless:
+    found = [] if given is None and nameless else sources_of(of, given, least=1)
+    if given is None and len(found) < 2:
         places = of.context.nonzero()[:, 0].tolist()
         return [torch.arange(len(of.context), device=of.context.device) == place for place in places]
-    return sources_of(of, given, least=1)
+    return found
 
 
 def check(given: object, presence: float, share: float) -> Callable[[nn.Module, Body, Inputs], None]:
@@ -168,11 +169,12 @@ def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple |
             layers = run.layers(part, Wanted.of(NEEDS), again=False, shared=len(walks) > 1)
             derivative, *more = (walked.result for walked in walk_layers(walks, layers))
         if not more:
-            return derivative
+            return replace(derivative, recomputed=run.recomputed)
         (relevance,) = more
         assert derivative.scores is not None
         assert relevance.scores is not None
         own = 0.0 if relevance.own is None else relevance.own
-        return Result(shared_out(derivative.scores, relevance.scores - own, passages, share))
+        scores = shared_out(derivative.scores, relevance.scores - own, passages, share)
+        return Result(scores, recomputed=run.recomputed)
 
     return RerunMethod(explain, NO_GRAPH, check=check(sources, presence, share))

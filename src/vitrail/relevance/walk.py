@@ -20,7 +20,8 @@ class Result:
     `own` is what each token's score holds for being read itself, carried down by the skip connections. A method that
     works on pixels gives `pixels` alone; its scores are the sums over patches. `residual` is what the sum of all scores
     lacks of what it should be, for methods whose scores should add up. `parts` names what `layers` holds where that is
-    not one map per layer, and `disagreement` says how little those parts agree.
+    not one map per layer, and `disagreement` says how little those parts agree. `recomputed` counts the blocks that a
+    pass of the method's own ran again to save memory.
     """
 
     scores: Float[Tensor, "b t"] | None = None
@@ -31,6 +32,7 @@ class Result:
     residual: Float[Tensor, " b"] | None = None
     parts: tuple[str, ...] = ()
     disagreement: Float[Tensor, " b"] | None = None
+    recomputed: int = 0
 
 
 @dataclass(frozen=True)

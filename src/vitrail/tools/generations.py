@@ -246,7 +246,7 @@ def generate(  # noqa: PLR0913  (the public signature)
     read = read_prompt(tokenizer, prompt, documents)
     ids = _given(tokenizer, answer) if answer is not None else _generated(model, read, max_new_tokens, generation or {})
     if not ids:
-        raise InputError("the answer is empty: the model ended at once, or the text given has no token.")
+        raise InputError(_nothing_said(tokenizer, prompt))
     limit = position_limit(model)
     if limit is not None and len(read.ids) + len(ids) > limit:
         raise InputError(
@@ -266,6 +266,13 @@ def generate(  # noqa: PLR0913  (the public signature)
         one = answer_of(model, inputs, begin + thought, method=name, **given)
         found[label or one.method] = one
     return _joined(tokenizer, read, ids, found, thought)
+
+
+def _nothing_said(tokenizer: Any, prompt: object) -> str:  # noqa: ANN401
+    """Why there is no answer, and for a model of chats that a text is no message."""
+    plain = isinstance(prompt, str) and getattr(tokenizer, "chat_template", None) is not None
+    hint = " The tokenizer has a chat template: give the prompt as [{'role': 'user', 'content': ...}]." if plain else ""
+    return f"the answer is empty: the model ended at once, or the text given has no token.{hint}"
 
 
 Named = tuple[str | None, str | None, Mapping[str, Any]]
@@ -300,9 +307,10 @@ def _check_values(answer: object, options: object, count: object, generation: ob
 def _sources(method: str | None, passages: Sequence[Span]) -> dict[str, Any]:
     """The passages of prompt and reasoning, for methods that score whole passages; the chat template is none.
 
-    Where the template changes all messages, there is no passage, and the default scores single tokens.
+    A single passage can be compared to no other, and there is none where the template changes all messages: then the
+    default scores single tokens.
     """
-    if method is None and not passages:
+    if method is None and len(passages) < 2:
         return {}
     name = DEFAULT_OF["continuation"][0] if method in (None, DEFAULT_METHOD) else method
     return {"sources": list(passages)} if name in METHODS and "sources" in METHODS[name].options else {}
