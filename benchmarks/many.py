@@ -99,8 +99,10 @@ def main() -> None:
     elif given.workers:
         torch.set_num_threads(1)
         how = {"engine": "ray", "part_size": given.batch}
-        one, several = (steady_rate(model, batches, given.method, workers=n, **how) for n in (1, given.workers))
-        print(f"1 worker {one:.0f} pictures/s, {given.workers} workers {several:.0f}, {several / one:.2f} x")
+        one = steady_rate(model, batches, given.method, workers=1, **how)
+        print(f"1 worker {one:.0f} pictures/s", flush=True)
+        several = steady_rate(model, batches, given.method, workers=given.workers, **how)
+        print(f"{given.workers} workers {several:.0f} pictures/s, {several / one:.2f} x")
     else:
         own, both = alone(model, x, given.method, count), rate(model, batches, given.method)
         print(f"{given.method}: alone {own:.0f} pictures/s, into a data set {both:.0f}, {100 * both / own:.0f} %")

@@ -431,6 +431,17 @@ def test_masks_that_change_are_read_or_explained_in_the_ordinary_way(graph):
     assert replayed[-2:] == [False, False]
 
 
+def test_under_autocast_nothing_is_recorded_or_replayed(graph):
+    model, inputs = copy.deepcopy(tiny("hf_vit")).float(), converted(MODELS["hf_vit"].inputs(), torch.float32)
+    before = vitrail.prepare(model, inputs, "gae")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside, found = vitrail.prepare(model, inputs, "gae"), before(inputs)
+        assert_close(found.scores, vitrail.explain(model, inputs, "gae").scores)
+    assert "autocast" in inside.reason
+    assert "prepared" not in found.provenance
+    assert before(inputs).provenance["prepared"]
+
+
 def test_options_and_inputs_that_repr_does_not_tell_are_not_recorded(graph):
     explainer = repeated.RepeatedExplainer(tiny("hf_vit"), record=True)
     inputs = MODELS["hf_vit"].inputs()
@@ -443,7 +454,7 @@ def test_options_and_inputs_that_repr_does_not_tell_are_not_recorded(graph):
             preparing._check_plain({"pixel_values": torch.zeros(1), "extra": (unknown,)})
     known = [{}, {"a": 1}, {"a": True}, {"a": 1.0}, {"a": (1, "b")}, {"a": None}]
     assert len({explainer._form(inputs, "gae", 1, "recommended", one) for one in known}) == len(known)
-    forms = [explainer._form(change(inputs), "gae", 1, "recommended", {}) for change in (as_is, halved, doubled)]
+    forms = [explainer._form(change(inputs), "gae", 1, "recommended", {}) for change in (as_is, converted, doubled)]
     assert len(set(forms)) == 3
 
 
@@ -451,8 +462,8 @@ def as_is(inputs):
     return inputs
 
 
-def halved(inputs):
-    return preparing._changed(inputs, lambda x: x.to(torch.float16))
+def converted(inputs, dtype=torch.float16):
+    return preparing._changed(inputs, lambda x: x.to(dtype))
 
 
 def doubled(inputs):

@@ -149,6 +149,8 @@ class PreparedExplainer:
         module = taken(self.model)
         device = read_inputs(example).shown.device
         _check_plain(example)
+        if torch.is_autocast_enabled(device.type):
+            raise GraphError("autocast keeps converted weights outside of the graph")
         self._static = _changed(_without_full_mask(example), lambda x: x.detach().clone())
         self._read = read_inputs(self._static)
         self._weights, self._state = _addresses(module), settings_of(module)
@@ -194,7 +196,7 @@ class PreparedExplainer:
         if self._weights != _addresses(taken(self.model)):
             raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
         fitting = self._fitting(inputs, read.batch)
-        if fitting is None:
+        if fitting is None or torch.is_autocast_enabled(read.shown.device.type):
             return None
         self._fill(fitting, target, read.batch)
         assert self._replay is not None
