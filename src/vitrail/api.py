@@ -232,8 +232,11 @@ def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, t
     walk = partial(_or_gradients, (second, rest), preset, inputs, target)
     streams = _on_streams(walk, rest, preset, inputs, target)
     named = preset in {"recommended", *METHODS[best].presets} and rest.keys() <= METHODS[best].options.keys()
-    if not named or inputs.kind not in METHODS[best].inputs or inputs.shown.shape[1] > LONGEST_ANSWER:
+    if not named or inputs.kind not in METHODS[best].inputs:
         return replace(walk(), on_streams=streams)
+    if (tokens := inputs.shown.shape[1]) > LONGEST_ANSWER:
+        why = f"{best} is the default for answers in texts of at most {LONGEST_ANSWER} tokens; this one has {tokens}."
+        return replace(_told(walk(), why), on_streams=streams)
     known = read_request((best, given), preset, inputs, target)
     return replace(known, otherwise=None if rest else walk, on_streams=streams)
 

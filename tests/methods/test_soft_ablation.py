@@ -158,6 +158,7 @@ def test_it_is_the_default_for_answers_and_gae_stands_in(monkeypatch):
     monkeypatch.setattr(api, "LONGEST_ANSWER", IDS.shape[1] - 1)
     long = vitrail.explain(model, {"input_ids": IDS}, target=targets.continuation(START), sources=SOURCES)
     assert long.method == "gae"
+    assert "of at most 9 tokens; this one has 10" in long.provenance["default"]
 
 
 def test_on_two_streams_the_reason_names_the_default_of_answers():
