@@ -15,6 +15,7 @@ from vitrail.capture import recompute
 from vitrail.capture.recompute import Recomputed, blocks_to_drop
 from vitrail.errors import OptionError, SeamError
 
+transformers = pytest.importorskip("transformers")
 CAUSAL = ("hf_llama", "hf_gpt2")
 
 
@@ -226,3 +227,41 @@ def test_a_long_text_is_measured_by_a_part_of_it(monkeypatch):
     assert_close(found.scores, expected.scores)
     assert any("measured on 6 of the" in said for said in found.provenance["assumed"])
     assert not expected.provenance.get("assumed")
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "DistilBertForSequenceClassification", "LlamaForCausalLM"]
+)
+def test_modules_are_found_on_the_ends_of_a_text_as_on_all_of_it(name, monkeypatch):
+    from vitrail.capture import long_texts
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "pad_token_id": 0}
+    config = getattr(transformers, name.split("For")[0] + "Config")(**sizes, intermediate_size=40)
+    model = getattr(transformers, name)(config).double().eval()
+    inputs = {"input_ids": torch.randint(3, 60, (1, 80))}
+    lengths: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    short = vitrail.structure(model, inputs)
+    found = vitrail.explain(model, inputs, "tokentm", 1 if "Sequence" in name else targets.next_token(5)).scores
+    assert long_texts.ENDS in lengths
+    monkeypatch.setattr(long_texts, "BRIEF", 1000)
+    again = getattr(transformers, name)(config).double().eval()
+    again.load_state_dict(model.state_dict())
+    assert str(vitrail.structure(again, inputs)) == str(short)
+    expected = vitrail.explain(again, inputs, "tokentm", 1 if "Sequence" in name else targets.next_token(5)).scores
+    assert_close(found, expected)
+
+
+def test_a_model_that_orders_long_texts_otherwise_is_not_taken_for_what_it_does_with_short_ones():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40
+    )
+    model = transformers.BertForSequenceClassification(config).double().eval()
+    second = model.bert.encoder.layer[1]
+    second.register_forward_pre_hook(lambda _, args: (args[0].flip(1) if args[0].shape[1] > 40 else args[0], *args[1:]))
+    with pytest.raises(vitrail.VitrailError):
+        vitrail.explain(model, {"input_ids": torch.randint(3, 60, (1, 80))}, "gae", 1)

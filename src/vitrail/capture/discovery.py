@@ -13,7 +13,7 @@ Attention is self-attention if its queries and its keys come from a common input
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from vitrail.capture.executions import (
     tensors_in,
 )
 from vitrail.capture.layers import call_shape
-from vitrail.capture.long_texts import LONGEST, part_of_text
+from vitrail.capture.long_texts import LONGEST, ends_of_text, part_of_text
 from vitrail.capture.refusals import check_model, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import Remembered, autograd, without_recomputation
@@ -135,9 +135,34 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         check_fits(model, inputs)
         check_model(model)
         with autograd(gradients=True):  # whatever the caller's own setting
-            return without_recomputation(model, lambda: discovered(model, executions(model, inputs)))
+            return without_recomputation(model, lambda: _on_ends(model, inputs) or _on_all(model, inputs))
 
     return _known.get(model, _form(inputs), measure)
+
+
+def _on_all(model: nn.Module, inputs: Inputs) -> Discovery:
+    return discovered(model, executions(model, inputs))
+
+
+def _on_ends(model: nn.Module, inputs: Inputs) -> Discovery | None:
+    """What is found on the ends of a text, if it is one sequence of blocks that attend to every token of it.
+
+    Whether all tokens of the text go that way is measured when it is explained (`measure`).
+    """
+    ends = ends_of_text(model, inputs)
+    if ends is None:
+        return None
+    try:
+        found = _on_all(model, ends)
+    except Exception:  # such as a model of texts of one length
+        return None
+    few, all_tokens = ends.shown.shape[1], inputs.shown.shape[1]
+    own = all(x.kind == SELF and x.block is not None and x.queries == x.keys == few for x in found.calls)
+    if not found.calls or not own or any(site.shape[:1] != (few,) for site in found.blocks):
+        return None
+    calls = tuple(replace(call, queries=all_tokens, keys=all_tokens) for call in found.calls)
+    blocks = tuple(replace(site, shape=(all_tokens, *site.shape[1:])) for site in found.blocks)
+    return replace(found, calls=calls, blocks=blocks)
 
 
 def _form(inputs: Inputs) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
-"""Long causal texts, whose structure is measured on a part of them.
+"""Texts whose structure is measured on a part of them.
 
-All tokens at once would take more memory than the explanation: their logits, and the graph of every block.
+All tokens of a long one at once would take more memory than the explanation: their logits, and the graph of every
+block. The modules of a model are found on a few tokens, which takes less time.
 """
 
 from dataclasses import replace
@@ -18,6 +19,10 @@ from vitrail.models.inputs import Inputs
 
 LONGEST, PART = 512, 256
 """Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
+BRIEF, ENDS = 64, 32
+"""Tokens up to which modules are sought on a whole text, and on how many of a longer one."""
+BY_LENGTH = ("block_size", "attention_window", "local_attn_chunk_length", "lsh_attn_chunk_length")
+"""Settings of models that compute attention in another way where a text is short."""
 
 
 def part_of(inputs: Inputs, body: Body) -> Inputs | None:
@@ -27,13 +32,26 @@ def part_of(inputs: Inputs, body: Body) -> Inputs | None:
 
 def part_of_text(inputs: Inputs) -> Inputs | None:
     """Some tokens of a long text, none of them padding; None where it is short, or not all that the model is given."""
+    return _cut(inputs, slice(-PART, None), slice(None, PART), longest=LONGEST)
+
+
+def ends_of_text(model: nn.Module, inputs: Inputs) -> Inputs | None:
+    """The first tokens of a text and its last, none of them padding; None where all tokens are to be looked at."""
+    configs = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    if any(hasattr(config, name) for config in configs for name in BY_LENGTH):
+        return None
+    return _cut(inputs, [*range(ENDS - 1), -1], longest=BRIEF)
+
+
+def _cut(inputs: Inputs, *cuts: slice | list[int], longest: int) -> Inputs | None:
+    """The tokens of the first cut that holds no padding; None where there is none, or the text is short."""
     length = inputs.shown.shape[1] if inputs.ids is not None and inputs.shown.ndim == 2 else 0
     tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
-    if length <= LONGEST or any(x.ndim != 2 or x.shape[1] != length for x in tensors):
+    if length <= longest or any(x.ndim != 2 or x.shape[1] != length for x in tensors):
         return None
     mask = inputs.attention_mask
-    cut = slice(None, PART) if mask is not None and not bool(mask[:, -PART:].all()) else slice(-PART, None)
-    if mask is not None and not bool(mask[:, cut].all()):
+    cut = next((cut for cut in cuts if mask is None or bool(mask[:, cut].all())), None)
+    if cut is None:
         return None
 
     def part(x: Any) -> Any:  # noqa: ANN401
