@@ -347,7 +347,7 @@ def test_a_word_of_an_answer_shows_what_it_rests_on(visit, writer):
     words.first.hover()
     assert heading.inner_text() == first
     cited = page.locator(".cited li").all_inner_texts()
-    assert cited == ["100% text: the quick brown fox"] or cited == ["No passage speaks for this word."], cited
+    assert cited == ["100.0\u00a0% prompt: the quick brown fox"] or cited == ["No passage speaks for this word."], cited
     assert sideways(page) <= 0
     assert axe(page) == []
 
