@@ -1,9 +1,9 @@
-"""A metric of the bench as one object: how it is measured, which columns and curves it gives, and its words.
+"""A metric of the bench as one object, `Measure`: how it is measured, its columns, its curves and its description.
 
-`Measure.run` turns a batch and the maps of one method into plain numbers for each example. What is stored is what every
-later table needs of an example, not the metric itself: counts, or a point of a curve for every level. `Column` makes
-one number of a table of them and `Panel` one curve of a figure. A column is a function of means over examples, so a
-bootstrap needs only weighted means of each example's features, also where pixels are pooled over a data set.
+`Measure.run` turns a batch and the maps of one method into plain numbers for each example. These numbers are stored:
+counts, or one point of a curve for each level. The metric itself is computed later, from the stored numbers. `Column`
+computes one number of a table from them, `CurvePanel` one curve of a figure. A column is a function of means over
+examples, so a bootstrap needs only weighted means of the features, also where pixels are pooled over a data set.
 
 To add a metric, write its `Measure` in a file of its own or beside the others of its kind (`on_pictures`, `on_texts`,
 `on_answers`, `on_both`), and add one line to `MEASURE_PLACES` in `vitrail.evaluate`.
