@@ -27,8 +27,8 @@ from consensus_variants import INGREDIENTS, VARIANTS, Raw
 from vitrail.evaluate.bench.opened import Opened, RunSettings, open_data, open_model
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import DTYPES, DataSpec, ModelSpec
+from vitrail.methods import parse_spec
 from vitrail.methods.pixel_maps import grey
-from vitrail.methods.spec import parse_spec
 
 ROWS = {"all": slice(None), "even": slice(0, None, 2), "odd": slice(1, None, 2)}
 CHUNK = 8

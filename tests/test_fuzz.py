@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import vitrail
 from vitrail.attribution import Attribution
 from vitrail.evaluate import bench
-from vitrail.methods.spec import parse_spec
+from vitrail.methods import parse_spec
 from vitrail.models.loading import find_class
 
 FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

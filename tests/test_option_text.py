@@ -7,9 +7,8 @@ import pytest
 from vitrail.errors import MethodError, OptionError
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench.protocols import PROTOCOLS, find_protocol
-from vitrail.methods import METHODS, ByKind
+from vitrail.methods import METHODS, ByKind, parse_spec
 from vitrail.methods.option_text import parse_call, read_value
-from vitrail.methods.spec import parse_spec
 
 NUMBERS = [
     ("2", (str, int), 2),

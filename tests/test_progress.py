@@ -5,7 +5,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from vitrail.methods import progress
+from vitrail.methods import options
 
 
 class Screen(io.StringIO):
@@ -20,12 +20,12 @@ class Screen(io.StringIO):
 @pytest.fixture(autouse=True)
 def _no_delay(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(options, "DELAY", 0.0)
 
 
 def shown(*, show=True, terminal=True):
     with redirect_stderr(Screen(terminal=terminal)) as screen:
-        assert list(progress.watched([3, 1, 2], "masks", show=show)) == [3, 1, 2]
+        assert list(options.watched([3, 1, 2], "masks", show=show)) == [3, 1, 2]
     return screen.getvalue()
 
 
@@ -34,7 +34,7 @@ def test_a_long_run_shows_a_bar():
 
 
 def test_a_short_run_shows_nothing(monkeypatch):
-    monkeypatch.setattr(progress, "DELAY", 60.0)
+    monkeypatch.setattr(options, "DELAY", 60.0)
     assert shown() == ""
 
 
@@ -48,7 +48,7 @@ def test_a_file_gets_no_bar():
 
 def test_an_error_takes_the_bar_down():
     with redirect_stderr(Screen()) as screen:
-        steps = progress.watched([1, 2], "masks", show=True)
+        steps = options.watched([1, 2], "masks", show=True)
         next(steps)
         with pytest.raises(RuntimeError, match="mine"):
             steps.throw(RuntimeError("mine"))

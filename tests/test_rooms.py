@@ -127,8 +127,6 @@ OF_EXTRAS = {
     ("vitrail.models.loading.huggingface", "vitrail.models.loading.images"),
     ("vitrail.models.loading.writing", "vitrail.models.loading.images"),
     ("vitrail.relevance.fused", "vitrail.relevance.kernels"),  # Triton
-    ("vitrail.relevance.lengths", "vitrail.relevance.length_kernels"),  # Triton
-    ("vitrail.relevance.lrp.entrywise", "vitrail.relevance.lrp.rule_kernels"),  # Triton
     ("vitrail.models.loading.vision", "vitrail.models.loading.images"),  # Pillow
     ("vitrail.models.loading", "vitrail.models.zoo.photo"),  # transformers
     ("vitrail.models.taking", "vitrail.models.loading.images"),  # Pillow

@@ -6,7 +6,7 @@ from layers import B, H, T, layer, run, stack
 from torch.testing import assert_close
 
 from vitrail.errors import OptionError
-from vitrail.methods import attention_and_gradient, gae
+from vitrail.methods import gae
 
 
 def by_loops(layers, weigh):
@@ -34,13 +34,13 @@ def test_gae_is_the_additive_recursion_of_the_positive_part():
 def test_complete_keeps_signs_in_every_product():
     layers = stack()
     expected = by_loops(layers, lambda a, g: a * g)
-    assert_close(run(attention_and_gradient.build_complete(), layers).scores, expected)
+    assert_close(run(gae.build_complete(), layers).scores, expected)
 
 
 def test_absolute_takes_the_size_of_the_gradient():
     layers = stack()
     expected = by_loops(layers, lambda a, g: a * abs(g))
-    assert_close(run(attention_and_gradient.build_absolute(), layers).scores, expected)
+    assert_close(run(gae.build_absolute(), layers).scores, expected)
 
 
 def test_the_additive_recursion_is_the_product_of_identity_plus_attention():
@@ -58,8 +58,8 @@ def test_complete_of_one_layer_is_its_positive_part_minus_its_negative_part():
     own = one.readout
     positive = run(gae.build(), [one]).scores - own
     negative = run(gae.build(), [negated]).scores - own
-    assert_close(run(attention_and_gradient.build_complete(), [one]).scores - own, positive - negative)
-    assert_close(run(attention_and_gradient.build_absolute(), [one]).scores - own, positive + negative)
+    assert_close(run(gae.build_complete(), [one]).scores - own, positive - negative)
+    assert_close(run(gae.build_absolute(), [one]).scores - own, positive + negative)
 
 
 def test_layers_below_the_start_take_no_part():

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail.capture.pass_options import PassOptions
 from vitrail.errors import MethodError, OptionError, TargetError
-from vitrail.methods import abs_lrp, partial_lrp
+from vitrail.methods import abs_lrp, lrp
 
 FAMILY = ("lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attn_lrp", "abs_lrp")
 
@@ -31,7 +31,7 @@ def test_partial_lrp_is_the_positive_part_of_every_head():
             for q in range(relevance.shape[2]):
                 mean = sum(max(float(relevance[b, h, q, k]), 0.0) for h in range(heads)) / heads
                 expected[b, k] += one.readout[b, q] * mean
-    assert_close(partial_lrp.readout_of(relevance, one.readout), expected)
+    assert_close(lrp.readout_of(relevance, one.readout), expected)
 
 
 @pytest.mark.parametrize("name", ["hf_vit", "timm_vit_avg", "hf_bert", "hf_gpt2"])
@@ -40,7 +40,7 @@ def test_partial_lrp_needs_neither_rules_nor_a_graph_below_the_last_block(name, 
     found = [vitrail.explain(model, inputs, "partial_lrp", target).scores for target in (0, 1)]
     assert float(torch.stack(found).abs().max()) > 0  # only the positive part is shown, which may be zero for a class
     whole = lambda **given: PassOptions(**{**given, "last_block": False})  # noqa: E731
-    monkeypatch.setattr(partial_lrp, "PassOptions", whole)
+    monkeypatch.setattr(lrp, "PassOptions", whole)
     for target, scores in enumerate(found):
         assert_close(scores, vitrail.explain(model, inputs, "partial_lrp", target).scores)
 

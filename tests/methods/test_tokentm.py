@@ -8,7 +8,6 @@ from torch.testing import assert_close
 
 from vitrail.errors import OptionError
 from vitrail.methods import gae, tokentm
-from vitrail.relevance import lengths
 
 
 def by_loops(layers, *, bias=True):
@@ -57,7 +56,7 @@ def test_normalised_cosines_sum_to_one_and_stay_within_their_bounds():
     cosine = torch.rand(B, H, T, dtype=torch.float64) * 2 - 1
     cosine[0, 0] = torch.tensor([1, -1, -1, -1, -1])
     cosine[1, 1] = torch.tensor([-1, 1, 1, 1, 1])
-    found = lengths.normalised_cosine(cosine, torch.ones(B, T, dtype=torch.bool))
+    found = tokentm.normalised_cosine(cosine, torch.ones(B, T, dtype=torch.bool))
     low = math.exp(-1) / (math.exp(-1) + (T - 1) * math.e)
     high = math.e / (math.e + (T - 1) * math.exp(-1))
     assert_close(found.sum(dim=2), torch.ones(B, H, dtype=torch.float64))
@@ -69,14 +68,14 @@ def test_padding_takes_no_part_in_the_normalised_cosine():
     cosine = torch.rand(B, H, T, dtype=torch.float64)
     valid = torch.ones(B, T, dtype=torch.bool)
     valid[:, 3:] = False
-    found = lengths.normalised_cosine(cosine, valid)
+    found = tokentm.normalised_cosine(cosine, valid)
     assert_close(found[..., :3], cosine[..., :3].softmax(dim=2))
     assert_close(found[..., 3:], torch.zeros(B, H, 2, dtype=torch.float64))
 
 
 def test_a_token_that_keeps_its_vector_has_length_ratio_one():
     length = torch.rand(B, H, T, dtype=torch.float64) + 1
-    assert_close(lengths.length_ratio(length, length[:, 0])[:, 0], torch.ones(B, T, dtype=torch.float64))
+    assert_close(tokentm.length_ratio(length, length[:, 0])[:, 0], torch.ones(B, T, dtype=torch.float64))
 
 
 def test_shared_value_heads_use_the_output_slice_of_the_query_head():
@@ -91,7 +90,7 @@ def test_the_weights_of_every_block_are_kept():
     found = run(tokentm.build(), layers).layers
     for index, one in enumerate(layers):
         change = tokentm.attention_change(one, "entering", bias=True, scale=True)
-        weights = lengths.weighed(change, one.valid, use=(True, True))
+        weights = tokentm.weighed(change, one.valid, use=(True, True))
         assert_close(found[:, index], weights.mean(dim=1))
 
 

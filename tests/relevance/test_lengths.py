@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vitrail.relevance.lengths import (
+from vitrail.methods.tokentm import (
     Change,
     head_change,
     heads_by_kernel,

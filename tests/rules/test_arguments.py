@@ -10,9 +10,9 @@ from torch.testing import assert_close
 import vitrail
 from vitrail.capture.seams.call import positional
 from vitrail.errors import RuleError
+from vitrail.methods.abs_lrp import _ABSOLUTE
 from vitrail.methods.attn_lrp import ATTN
-from vitrail.relevance.lrp.absolute import _ABSOLUTE
-from vitrail.relevance.lrp.conservative import CONSERVATIVE
+from vitrail.methods.conservative_lrp import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 from vitrail.relevance.lrp.mode import RuleSet
 

@@ -13,8 +13,9 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import zoo
+from vitrail.methods import conservative_lrp
 from vitrail.methods.attn_lrp import ATTN
-from vitrail.relevance.lrp import Operation, entrywise
+from vitrail.relevance.lrp import Operation
 from vitrail.relevance.lrp.operation import Flow
 
 
@@ -29,7 +30,7 @@ def test_a_layer_norm_has_a_constant_deviation(mean_too):
     x, g = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True), torch.randn(2, 3, 5, dtype=torch.float64)
     weight, bias = torch.randn(2, 5, dtype=torch.float64)
     (expected,) = torch.autograd.grad(layer_norm_with(x, weight, bias, mean_too=mean_too), x, g)
-    assert_close(entrywise.norm_gradient(g, x.detach(), weight, 1e-5, [-1], centered=not mean_too), expected)
+    assert_close(conservative_lrp.norm_gradient(g, x.detach(), weight, 1e-5, [-1], centered=not mean_too), expected)
 
 
 KERNEL_DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -44,11 +45,13 @@ def test_kernels_of_entrywise_rules_give_what_torch_gives(dtype, shape):
     weight = torch.randn(shape[-1], device=device).to(dtype)
     wide = [y.double() for y in (g, value, x)]
     rounding = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
-    assert_close(entrywise.quotient_by_kernel(g, value, x).double(), entrywise.quotient(*wide), **rounding)
+    assert_close(
+        conservative_lrp.quotient_by_kernel(g, value, x).double(), conservative_lrp.quotient(*wide), **rounding
+    )
     for centered, used in ((True, weight), (False, None)):
-        found = entrywise.norm_by_kernel(g, x, used, 1e-5, centered=centered)
+        found = conservative_lrp.norm_by_kernel(g, x, used, 1e-5, centered=centered)
         exact = None if used is None else used.double()
-        expected = entrywise.norm_gradient(wide[0], wide[2], exact, 1e-5, [-1], centered=centered)
+        expected = conservative_lrp.norm_gradient(wide[0], wide[2], exact, 1e-5, [-1], centered=centered)
         scale = expected.abs().max().clamp(min=1)
         assert found.dtype is dtype
         assert_close(found.double() / scale, expected / scale, **rounding)

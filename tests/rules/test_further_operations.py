@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
-from vitrail.relevance.lrp.conservative import CONSERVATIVE
+from vitrail.methods.conservative_lrp import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING
 
 TABLES = pytest.mark.parametrize("table", [ATTN, CONSERVATIVE], ids=lambda table: table.name)

@@ -15,9 +15,9 @@ from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
+from vitrail.methods.conservative_lrp import CONSERVATIVE
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance.lrp import propagating
-from vitrail.relevance.lrp.conservative import CONSERVATIVE
 from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 
 ENCODERS = [

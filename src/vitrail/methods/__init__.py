@@ -4,7 +4,137 @@ A method is built by the function `module:function` of this package. It is impor
 the table can be read without importing torch.
 """
 
-from vitrail.methods.table import ByKind, Method, Preset
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import MethodError, OptionError, shortened, suggest
+from vitrail.methods.option_text import declared, load, module_doc, parse_call, read_options, types_of
+
+if TYPE_CHECKING:  # these import torch, and the table is read without it
+    from vitrail.models.inputs import Inputs
+    from vitrail.relevance import Walk
+    from vitrail.relevance.runner import RerunMethod
+
+PACKAGE = "vitrail.methods"
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """An option whose value differs between images and text."""
+
+    image: Any
+    text: Any
+
+
+Preset = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """One line of the table.
+
+    Args:
+        built_by: `module:function` inside `vitrail.methods`; see `build`.
+        presets: by name, the options in which a preset differs from the defaults of `build`. `recommended` is
+            `paper` unless it says otherwise; `official` is there only where the authors released code.
+        signed: whether scores below zero mean evidence against the target.
+        signed_by: option values that make an unsigned method signed.
+        prepare_by: `module:function` of what has to be done to the inputs before the model runs, if anything.
+        cost: how many forward and backward passes it takes, in words.
+        inputs: what it explains.
+        models: the only models it explains, in words; None where it is not bound to a kind of model.
+        kind: how it works: `recording` walks over recorded layers, `rules` overrides the backward pass, `rerun` runs
+            the model several times.
+    """
+
+    name: str
+    built_by: str
+    paper: str
+    presets: Mapping[str, Preset]
+    signed: bool = False
+    signed_by: Mapping[str, Any] = field(default_factory=dict)
+    class_specific: bool = True
+    cost: str = "1 forward + 1 backward"
+    prepare_by: str | None = None
+    inputs: tuple[str, ...] = ("image", "text")
+    models: str | None = None
+    kind: str = "recording"
+
+    @property
+    def build(self) -> "Callable[..., Walk | RerunMethod]":
+        """The function that takes the options as keywords and gives the walk or the procedure."""
+        return load(f"{PACKAGE}.{self.built_by}")
+
+    def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
+        """The inputs as the method runs the model on them."""
+        return inputs if self.prepare_by is None else load(f"{PACKAGE}.{self.prepare_by}")(inputs, options)
+
+    @property
+    def doc(self) -> str:
+        """The docstring of `build`: a summary, and an Args block with a line for each option."""
+        return declared(f"{PACKAGE}.{self.built_by}").doc
+
+    @property
+    def about(self) -> str:
+        """The docstring of the method's file: the paper, and which names stand for its symbols."""
+        return module_doc(f"{PACKAGE}.{self.built_by}")
+
+    @property
+    def summary(self) -> str:
+        """What it computes, in one line."""
+        return self.doc.splitlines()[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option with its default."""
+        return dict(declared(f"{PACKAGE}.{self.built_by}").defaults)
+
+    def kinds_of(self, option: str) -> tuple[type, ...]:
+        """The types an option takes."""
+        return types_of(f"{PACKAGE}.{self.built_by}")[option]
+
+    def preset(self, name: str) -> Preset:
+        """The options of a preset."""
+        presets = {"recommended": self.presets.get("paper", {}), **self.presets}
+        if name not in presets:
+            reason = " Its authors released no code." if name == "official" else ""
+            raise OptionError(f"{self.name} has no preset {name!r}.{reason} {suggest(name, presets)}")
+        return presets[name]
+
+    def resolve(self, preset: str, given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        """All options: the defaults, changed by the preset, changed by those given."""
+        for name, value in given.items():
+            if name not in self.options:
+                raise OptionError(f"{self.name} has no option {name!r}. {suggest(name, self.options)}")
+            kinds = self.kinds_of(name)
+            if not _fits(value, kinds):
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise OptionError(f"{self.name}'s option {name} takes {wanted}, not {value!r}.")
+        chosen = {**self.options, **self.preset(preset), **given}
+        return {name: getattr(x, kind) if isinstance(x, ByKind) else x for name, x in chosen.items()}
+
+    def label(self, preset: str, options: Mapping[str, Any], kind: str) -> str:
+        """The method with what differs from the recommended options, or with its preset where that says it shorter."""
+        usual = self.resolve("recommended", {}, kind)
+        apart = {n: v for n, v in options.items() if usual.get(n, v) != v}
+        if preset in self.presets:
+            own = self.resolve(preset, {}, kind)
+            within = {"preset": preset, **{n: v for n, v in options.items() if own.get(n, v) != v}}
+            apart = within if len(within) < len(apart) else apart
+        return f"{self.name}({', '.join(f'{n}={v}' for n, v in apart.items())})" if apart else self.name
+
+    def is_signed(self, options: Mapping[str, Any]) -> bool:
+        """Whether scores below zero mean evidence against the target, with these options."""
+        return self.signed or any(options.get(name) == value for name, value in self.signed_by.items())
+
+
+def _fits(value: object, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of the types; a whole number is a real one, but yes and no are no numbers."""
+    if isinstance(value, (bool, int, float, str)):
+        return type(value) in kinds or (type(value) is int and float in kinds)
+    return isinstance(value, kinds)
+
 
 DEFAULT_METHOD = "auto"
 """Stands for the first of `PREFERRED` that applies. `explain` and `compare` take it; it is no entry of `METHODS`."""
@@ -63,11 +193,11 @@ METHODS: dict[str, Method] = {
             {"recommended": _SAME, "paper": _BI_MODAL, "official": _BI_MODAL},
         ),
         Method(
-            "complete_gradient", "attention_and_gradient:build_complete", "Cui, Fan & Chen, arXiv:2605.11392",
+            "complete_gradient", "gae:build_complete", "Cui, Fan & Chen, arXiv:2605.11392",
             {"paper": _SAME}, signed=True,
         ),
         Method(
-            "absolute_gradient", "attention_and_gradient:build_absolute", "Cui, Fan & Chen, arXiv:2605.11392",
+            "absolute_gradient", "gae:build_absolute", "Cui, Fan & Chen, arXiv:2605.11392",
             {"paper": _SAME},
         ),
         Method(
@@ -100,7 +230,7 @@ METHODS: dict[str, Method] = {
             {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules",
         ),
         Method(
-            "partial_lrp", "partial_lrp:build", "Voita et al., ACL 2019, arXiv:1905.09418",
+            "partial_lrp", "lrp:build_partial", "Voita et al., ACL 2019, arXiv:1905.09418",
             {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, kind="rules",
         ),
         Method(
@@ -194,11 +324,11 @@ METHODS: dict[str, Method] = {
             models="causal language models",
         ),
         Method(
-            "leave_one_out", "leave_one_out:build", "a reference: one token removed at a time",
+            "leave_one_out", "ablation:build_leave_one_out", "a reference: one token removed at a time",
             {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each token",
         ),
         Method(
-            "sentence_drop", "leave_one_out:build_sentences", "a reference: one sentence removed at a time",
+            "sentence_drop", "ablation:build_sentence_drop", "a reference: one sentence removed at a time",
             {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each sentence",
         ),
         Method(
@@ -214,15 +344,24 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
-__all__ = [
-    "DEFAULT_METHOD",
-    "DEFAULT_OF",
-    "DEFAULT_ON_STREAMS",
-    "LAST_RESORT",
-    "METHODS",
-    "PREFERRED",
-    "READABLE",
-    "ByKind",
-    "Method",
-    "Preset",
-]
+Spec = tuple[str, dict[str, Any]]
+"""A method as a user writes it, `gradtoken(scheme=none, depth=2)`: its name and its options."""
+
+
+def parse_spec(text: str, *, auto: bool = False) -> Spec:
+    """The method and its options, each of the option's type.
+
+    Args:
+        auto: whether `auto` may be named, which stands for the best method that applies and takes its options.
+    """
+    name, texts = parse_call(text, "a method")
+    if name == DEFAULT_METHOD and not auto:
+        raise MethodError(f"{DEFAULT_METHOD} is for vitrail explain, compare and report: name a method here.")
+    if name not in METHODS and name != DEFAULT_METHOD:
+        raise MethodError(f"unknown method {shortened(name)}. {suggest(name, METHODS)}")
+    entry = METHODS[PREFERRED[0] if name == DEFAULT_METHOD else name]
+
+    def kinds(option: str) -> Sequence[type]:
+        return (str,) if option == "preset" else entry.kinds_of(option)
+
+    return name, read_options(texts, kinds, [*entry.options, "preset"], name)

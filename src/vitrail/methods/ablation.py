@@ -1,7 +1,8 @@
-"""Language models run again on a text from which tokens are removed.
+"""Language models run again on a text from which tokens are removed; what the answer loses without one of them.
 
 Removed tokens are cut out, and the text is filled up on the right. A causal model does not see what stands on the
-right, so the answer has the same columns and positions as in a text that never held those tokens.
+right, so the answer has the same columns and positions as in a text that never held those tokens. Leave one out, by
+tokens or by sentences, is the slow reference that fast methods are compared with: one forward pass for each of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 from vitrail.capture.continuations import sequences_of, summed
 from vitrail.errors import InputError, OptionError
-from vitrail.methods.options import special_tokens
+from vitrail.methods.options import check_count, special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.texts import Span, pieces_of, sentences
-from vitrail.relevance.runner import Runner
+from vitrail.relevance import Result
+from vitrail.relevance.runner import RerunMethod, Runner
 
 Keep = Bool[Tensor, "m t"]
 COUNTS = {1: "one is", 2: "two are"}
@@ -171,3 +173,57 @@ def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs
             )
 
     return check
+
+
+def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
+    """`s(all) - s(without the source)` for each source."""
+    keep = torch.stack([of.real, *(of.real & ~source for source in sources)])
+    found = of.scores(keep, batch=batch)
+    return found[0] - found[1:]
+
+
+def spread(values: Tensor, sources: list[Tensor]) -> Tensor:
+    """One score for each token: a source's value in equal shares, so that the scores of a source add up to it."""
+    return torch.stack([value * source / source.sum() for value, source in zip(values, sources, strict=True)]).sum(0)
+
+
+def build_leave_one_out(*, batch: int = 8) -> RerunMethod:
+    """The fall of the target when one token is removed, token by token.
+
+    Args:
+        batch: how many ablations run at a time.
+    """
+    check_count("batch", batch)
+
+    def explain(runner: Runner) -> Result:
+        found = []
+        for sample in range(runner.inputs.batch):
+            of = ablated(runner, sample)
+            places = of.context.nonzero()[:, 0]
+            if len(places) == int(of.real.sum()):  # something has to be left to read
+                places = places[:-1]
+            sources = [torch.arange(len(of.real), device=places.device) == place for place in places]
+            found.append(spread(losses(of, sources, batch=batch), sources))
+        return Result(runner.run.among_tokens(torch.stack(found)))
+
+    return RerunMethod(explain)
+
+
+def build_sentence_drop(*, sources: list | tuple | None = None, batch: int = 8) -> RerunMethod:
+    """The fall of the target when one sentence is removed, shared equally by its tokens.
+
+    Args:
+        sources: spans `(start, stop)` of columns to remove instead of the sentences of the context.
+        batch: how many ablations run at a time.
+    """
+    check_count("batch", batch)
+
+    def explain(runner: Runner) -> Result:
+        found = []
+        for sample in range(runner.inputs.batch):
+            of = ablated(runner, sample)
+            chosen = sources_of(of, sources)
+            found.append(spread(losses(of, chosen, batch=batch), chosen))
+        return Result(runner.run.among_tokens(torch.stack(found)))
+
+    return RerunMethod(explain, check=check_sources("sentence_drop", sources))

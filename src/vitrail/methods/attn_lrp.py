@@ -18,9 +18,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vitrail.methods.conservative_lrp import gradient_times_input
+from vitrail.methods.conservative_lrp import (
+    GRADIENT,
+    NORMS,
+    attention,
+    gradient_times_input,
+    identity_gradient,
+    router_constant,
+)
 from vitrail.relevance.lrp import Operation, RuleSet
-from vitrail.relevance.lrp.conservative import GRADIENT, NORMS, attention, identity_gradient, router_constant
 from vitrail.relevance.runner import RerunMethod
 
 SHARES = (0.25, 0.25, 0.5)

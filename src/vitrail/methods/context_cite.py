@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.errors import MissingExtraError
-from vitrail.methods.ablation import Ablated, ablated, check_sources, sources_of
-from vitrail.methods.leave_one_out import spread
+from vitrail.methods.ablation import Ablated, ablated, check_sources, sources_of, spread
 from vitrail.methods.options import check_count
 from vitrail.relevance import Result
 from vitrail.relevance.runner import RerunMethod, Runner

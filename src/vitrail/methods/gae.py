@@ -5,6 +5,10 @@ Encoder-Decoder Transformers", ICCV 2021, arXiv:2103.15679.
 Paper -> code: A -> probs, grad A -> probs_grad, the readout's row of R -> relevance. Where a decoder reads an encoder,
 the walk adds `r_k <- r_k + r_q E_h[w]` at every cross-attention; the paper's own form with its normalisation (Eqs. 8 to
 11) is `cross="normalised"`, see `relevance.streams.bi_modal`.
+
+Complete and absolute gradient correction: Cui, Fan and Chen, arXiv:2605.11392, Eqs. 4 to 6. The positive correction,
+Eq. 4, is `gae`. The complete one keeps signs in every product, never clamped in between, so its map is signed: what
+speaks for the target and what speaks against it.
 """
 
 from collections.abc import Callable
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.methods.options import check_choice, check_start_layer
-from vitrail.relevance import Result, Walk, positive, pull
+from vitrail.relevance import Result, Walk, complete, magnitude, positive, pull
 from vitrail.relevance.dense import Weigh
 from vitrail.relevance.streams import bi_modal
 from vitrail.relevance.walk import STARTS
@@ -61,3 +65,21 @@ def build(*, start_layer: int = 0, readout: str = "equal", cross: str = "walk") 
     """
     walk = aggregate(positive, start_layer=start_layer, readout=readout)
     return replace(walk, whole=check_choice("cross", cross, CROSS))
+
+
+def build_complete(*, readout: str = "equal") -> Walk:
+    """Eq. 5: E_h(G * A), signs kept everywhere.
+
+    Args:
+        readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
+    """
+    return aggregate(complete, readout=readout)
+
+
+def build_absolute(*, readout: str = "equal") -> Walk:
+    """Eq. 6: E_h(|G| * A).
+
+    Args:
+        readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
+    """
+    return aggregate(magnitude, readout=readout)

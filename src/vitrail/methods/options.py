@@ -1,12 +1,14 @@
-"""What several methods share: reading options, checking models and inputs, and the level where a gradient ends."""
+"""What several methods share: checks of options, models and inputs, the level where a gradient ends, progress bars."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from vitrail.capture.pass_options import LEVELS
 from vitrail.capture.recording import Layer
@@ -157,3 +159,18 @@ def mask_special_tokens(inputs: Inputs, options: Mapping[str, Any]) -> Inputs:
         raise InputError("one of the texts has no token but special ones, so masking them leaves nothing to attend to.")
     masked = base * (~special).to(base.dtype)
     return replace(inputs, attention_mask=base, kwargs={**inputs.kwargs, "attention_mask": masked})
+
+
+DELAY = 3.0
+"""Seconds before the progress bar appears."""
+
+
+def watched(steps: Sequence[T], words: str, *, show: bool) -> Iterator[T]:
+    """The steps as they are, with a progress bar if they take long; none where there is no terminal.
+
+    Args:
+        words: the text before the bar.
+        show: whether there may be a bar at all.
+    """
+    hidden = not show or not sys.stderr.isatty()
+    yield from tqdm(steps, desc=words, delay=DELAY, leave=False, disable=hidden, file=sys.stderr)

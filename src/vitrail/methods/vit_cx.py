@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods.grad_cam import normalise
-from vitrail.methods.options import check_count
-from vitrail.methods.progress import watched
+from vitrail.methods.options import check_count, watched
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result

@@ -58,7 +58,7 @@ SHORTEST_LONG = 2048
 
 
 @cache
-def _kernels() -> Any:  # noqa: ANN401
+def triton_kernels() -> Any:  # noqa: ANN401
     """The kernels, imported when first used: Triton is not on every machine."""
     from vitrail.relevance import kernels
 
@@ -66,13 +66,14 @@ def _kernels() -> Any:  # noqa: ANN401
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed."""
     return find_spec("triton") is not None
 
 
 def refusal(*, device: str, dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:
     """Why a layer cannot be computed here, or None if it can."""
-    if not _has_triton():
+    if not has_triton():
         return "Triton is not installed"
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the kernels run on CUDA, not on {device}"
@@ -159,7 +160,7 @@ class Operands:
         tiling = self._tiling_of_rows()
         out = torch.empty(self.batch, self.heads, self.queries, device=self.query.device)
         grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
-        _kernels().logsumexp[grid](
+        triton_kernels().logsumexp[grid](
             self.query, self.key, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
             *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width, MASK=self.kind,
             CAUSAL=self.layer.causal, PRECISION=self.precision, BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys,
@@ -178,7 +179,7 @@ class Operands:
         lse = self.logsumexp if kernel not in ("gradient", "positive_gradient") else rows
         delta = self._delta() if kernel == "score_gradient" else rows
         grid = (_blocks(self.keys, tiling.keys) * self.batch * self.heads,)
-        _kernels().pull[grid](
+        triton_kernels().pull[grid](
             self.query, self.key, self.value, self.upstream, lse, delta, rows, self.mask, out,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], *self.upstream.stride()[:3],
             *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,
@@ -191,7 +192,7 @@ class Operands:
         """Fill `out[b, h, q, c]` with the maps applied to columns."""
         tiling, lse = self._tiling_of_rows(), self.logsumexp
         grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
-        _kernels().push[grid](
+        triton_kernels().push[grid](
             self.query, self.key, columns, lse, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
             *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,
             columns.shape[2], MASK=self.kind, CAUSAL=self.layer.causal, PRECISION=self.precision,

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, OutputError
-from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS
-from vitrail.methods.spec import parse_spec
+from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, parse_spec
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span, sentences
 from vitrail.plots.answers import answer_figure, answer_html

@@ -10,7 +10,7 @@ from vitrail.apps.cli.guide import METHOD
 from vitrail.apps.cli.options import check_apart, check_page, check_presets
 from vitrail.apps.cli.screen import counted, note, reported, show_line, show_table
 from vitrail.errors import InputError
-from vitrail.methods.spec import parse_spec
+from vitrail.methods import parse_spec
 
 if TYPE_CHECKING:
     from vitrail.tools.audit import Audit

@@ -23,8 +23,7 @@ from vitrail.apps.cli.options import (
 )
 from vitrail.apps.cli.screen import counted, note, reported
 from vitrail.errors import InputError, OptionError, OutputError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD
-from vitrail.methods.spec import Spec, parse_spec
+from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
 
 if TYPE_CHECKING:
     from vitrail.apps.cli.session import Work

@@ -11,8 +11,7 @@ from vitrail.apps.cli import options
 from vitrail.apps.cli.options import Source, check_apart, check_file, check_presets, check_source
 from vitrail.apps.cli.screen import busy, note, reported
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, suggest
-from vitrail.methods import METHODS
-from vitrail.methods.spec import Spec, parse_spec
+from vitrail.methods import METHODS, Spec, parse_spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

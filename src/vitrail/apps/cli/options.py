@@ -15,8 +15,7 @@ import typer
 
 import vitrail
 from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
-from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED
-from vitrail.methods.spec import Spec
+from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
 from vitrail.models.texts import check_text, is_blank
 
 ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")

@@ -9,8 +9,7 @@ from vitrail.apps.cli import options
 from vitrail.apps.cli.options import check_apart, check_page, check_presets
 from vitrail.apps.cli.screen import counted, note, reported
 from vitrail.errors import InputError, OptionError
-from vitrail.methods import DEFAULT_METHOD
-from vitrail.methods.spec import parse_spec
+from vitrail.methods import DEFAULT_METHOD, parse_spec
 
 HELP = """Write one HTML page of a folder of inputs, or of a bench result.
 

@@ -16,8 +16,7 @@ from vitrail.apps.cli.screen import busy, note
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import read_output
 from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError
-from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE
-from vitrail.methods.spec import Spec
+from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec
 from vitrail.models.loading import Loaded, Sample, find_class, find_device, find_token, load, silent
 from vitrail.models.loading.images import open_image
 from vitrail.targets import Target

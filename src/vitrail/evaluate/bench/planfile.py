@@ -12,7 +12,7 @@ from vitrail.evaluate.bench.opened import OWN, find_entry, guess
 from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial, check_number
 from vitrail.evaluate.bench.protocols import Protocol, find_protocol
 from vitrail.evaluate.data import DATASETS
-from vitrail.methods import METHODS, PREFERRED
+from vitrail.methods import METHODS, PREFERRED, parse_spec
 from vitrail.methods.option_text import kinds_of, parse_options, read_options
 
 SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
@@ -39,8 +39,6 @@ def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial
     Args:
         subset: how many examples methods that run the model again are measured on.
     """
-    from vitrail.methods.spec import parse_spec
-
     found: list[tuple[str, Mapping[str, Any], bool]] = []
     for text in texts:
         found += [(name, {}, False) for name in SEVERAL[text]()] if text in SEVERAL else [(*parse_spec(text), True)]
