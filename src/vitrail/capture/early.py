@@ -82,8 +82,10 @@ def _passing_layer(capture: "Capture", index: int) -> Layer:
     if queries != keys:
         raise SeamError(unequal(index, queries, keys))
     states = {name: x for name, x in captured.states.items() if name in capture.keep}
-    stream = stream_around(block, states if added is None else with_added(states, added), {})
+    states = states if added is None else with_added(states, added)
+    stream = stream_around(block, states, {})
     some = next(x for x in vars(stream).values() if x is not None)
     every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
-    operands, weights, depth = operands_of(call, some.shape[0]), weights_of(block, added, call), len(capture.blocks)
+    operands, weights = operands_of(call, some.shape[0]), weights_of(block, added, call, states=states)
+    depth = len(capture.blocks)
     return Layer(index=index, depth=depth, valid=every, readout=every.float(), stream=stream, **operands, **weights)

@@ -417,7 +417,7 @@ def _all_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle]
     """The gradient ends at the embeddings, where no block is known; else the first block's own hook cuts the stream."""
 
     def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
-        return capture.root(out)
+        return capture.root(out).clone()  # CTRL writes into what it looks up
 
     return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
@@ -428,7 +428,7 @@ def _word_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle
     def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
         ids = capture.ids
         fits = ids is not None and not capture.roots and args[0].shape == ids.shape and bool((args[0] == ids).all())
-        return capture.root(out) if fits else None
+        return capture.root(out).clone() if fits else None
 
     return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 

@@ -115,11 +115,17 @@ STATES = tuple(Stream.__dataclass_fields__)
 
 
 def weights_of(
-    block: Block | None, added: Added | None, call: AttentionCall, *, loose: str | None = None
+    block: Block | None,
+    added: Added | None,
+    call: AttentionCall,
+    *,
+    states: Mapping[str, Tensor],
+    loose: str | None = None,
 ) -> dict[str, Any]:
     """The weights of a block that methods read, as measured where that was asked for.
 
     Args:
+        states: what was kept of the stream around the block.
         loose: why no module is a block, where that is so.
     """
     missing: dict[str, str] = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
@@ -136,7 +142,19 @@ def weights_of(
     }
     weights = {name: None if x is None else x.detach() for name, x in found.items()}
     unknown = {"value_bias": UNKNOWN_BIAS} if block.discovered and block.value is None else {}
-    return {**weights, "missing": {**missing, **unknown, **added.missing}}
+    return {**weights, "missing": {**missing, **unknown, **of_other_width(states), **added.missing}}
+
+
+def of_other_width(states: Mapping[str, Tensor]) -> dict[str, str]:
+    """Which states inside a block are none of the stream that enters it, and why (MobileBERT narrows it)."""
+    entering = states.get("entering")
+    if entering is None:
+        return {}
+    return {
+        name: f"it has the shape {tuple(x.shape)} in a block that {tuple(entering.shape)} enter"
+        for name, x in states.items()
+        if x.ndim == entering.ndim and x.shape[-1] != entering.shape[-1]
+    }
 
 
 def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
@@ -169,7 +187,8 @@ def batch_first(block: Block | None, x: Tensor) -> Tensor:
 
 def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:
     """The residual stream around a block: its states and their gradients."""
-    held = {name: x.detach() for name, x in {**states, **gradients}.items()}
+    other = of_other_width({**states, **gradients})
+    held = {name: x.detach() for name, x in {**states, **gradients}.items() if name not in other}
     shape = next((x.shape for x in held.values() if x.ndim == 3), None)
     if shape is not None:
         held = {name: _tokens_apart(x, shape) if x.ndim == 2 else x for name, x in held.items()}

@@ -400,7 +400,7 @@ class Pass:
             weights_grad=None if gradient is None or by_hand is None else gradient_of_map(gradient, by_hand, batch),
             **operands_of(call, batch),
             grad_scale=scale,
-            **({} if bare else weights_of(block, added, call, loose=body.loose)),
+            **({} if bare else weights_of(block, added, call, states=states, loose=body.loose)),
             stream=stream_around(block, states, moved) if states or moved else Stream(),
             early=captured.early,
             backend=self.settings.backend,

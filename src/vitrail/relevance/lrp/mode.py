@@ -209,7 +209,7 @@ class _Propagate(TorchFunctionMode):
         place = 0 if func in REVERSED_SUBTRACTIONS else 1
         summands[place] = self._scaled(summands[place], factor)
 
-        def add(a: Tensor, b: Tensor) -> Tensor:
+        def add(a: Tensor | float | int, b: Tensor | float | int) -> Tensor:
             return on_top_of(torch.add(a, b), func(*args, **kwargs))  # scaling first may round in another way
 
         active = self.active_among(summands)
