@@ -100,6 +100,27 @@ def test_what_a_norm_divides_by_is_constant(table, norm):
     assert_close(arrived, given)
 
 
+WEIGHT, BIAS = random(D, seed=30), random(D, seed=31)
+
+
+@TABLES
+@pytest.mark.parametrize("groups", [1, 2, D])
+def test_a_group_norm_divides_by_a_constant(table, groups):
+    def norm(x):
+        return F.group_norm(x.mT, groups, WEIGHT, None, 1e-3)
+
+    arrived, given = total(table, norm, X)
+    assert_close(arrived, given)
+    out, (found,), seed = relevance(table, lambda x: F.group_norm(x.mT, groups, WEIGHT, BIAS, 1e-3), X)
+    x = X.clone().requires_grad_()
+    rows = x.mT.reshape(B, groups, -1)
+    deviation = (rows.var(dim=-1, correction=0, keepdim=True) + 1e-3).sqrt().detach()
+    centred = ((rows - rows.mean(dim=-1, keepdim=True)) / deviation).view(B, D, T)
+    by_hand = centred * WEIGHT[:, None] + BIAS[:, None]
+    assert_close(out, by_hand.detach())
+    assert_close(found, torch.autograd.grad(by_hand, x, seed)[0])
+
+
 def turned(x):
     angle = torch.arange(T, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (2, 2))) * torch.polar(angle.cos() ** 0, angle))

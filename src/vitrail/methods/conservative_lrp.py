@@ -25,7 +25,7 @@ from vitrail.relevance.fused import DTYPES, has_triton, triton_kernels
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.lrp.kinds import POWERS, ROOTS
 from vitrail.relevance.lrp.operation import NORMS as NORM_PARTS
-from vitrail.relevance.lrp.operation import Operation, Rule, gradient, norm_parts
+from vitrail.relevance.lrp.operation import Operation, Rule, gradient, group_norm_parts, norm_parts
 from vitrail.relevance.runner import RerunMethod, Runner
 
 TINY = 1e-10
@@ -95,6 +95,18 @@ def layer_norm(*, centered: bool) -> Rule:
         return operation.bent(lambda g, x: (norm_gradient(g, x, weight, eps, axes, centered=centered),), x)
 
     return rule
+
+
+def group_norm(operation: Operation) -> Tensor:
+    """A norm over groups of channels and all places: in each group the layer norm, its deviation constant."""
+    x, groups, weight, eps = group_norm_parts(operation)
+
+    def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
+        scaled = widen(g) if weight is None else widen(g) * weight.view(-1, *[1] * (x.ndim - 2))
+        rows, values = (y.reshape(len(x), groups, -1) for y in (scaled, x))
+        return (norm_gradient(rows, values, None, eps, [-1]).view_as(x).to(x.dtype),)
+
+    return operation.bent(pullback, x)
 
 
 def rms_norm(operation: Operation) -> Tensor:
@@ -229,6 +241,7 @@ GRADIENT: dict[str, Rule] = dict.fromkeys(
 """The chain rule, for all operations that it can be left to."""
 NORMS: dict[str, Rule] = {
     "layer_norm": layer_norm(centered=True),
+    "group_norm": group_norm,
     "rms_norm": rms_norm,
     "rms_norm_module": rms_norm_module,
     "deviation": constant,

@@ -44,6 +44,7 @@ KINDS: dict[Callable[..., Any], str] = {
     F.layer_norm: "layer_norm",
     torch.layer_norm: "layer_norm",
     F.rms_norm: "rms_norm",
+    F.group_norm: "group_norm",
     F.scaled_dot_product_attention: "attention",
     torch.mean: "mean",
     Tensor.mean: "mean",

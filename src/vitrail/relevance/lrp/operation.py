@@ -291,6 +291,19 @@ def _rms_norm(
 NORMS = {"layer_norm": _layer_norm, "rms_norm": _rms_norm}
 
 
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, int, Tensor | None, float]:
+    return input, num_groups, weight, eps
+
+
+def group_norm_parts(operation: Operation) -> tuple[Tensor, int, Tensor | None, float]:
+    """The input, the number of groups of channels, the weight without its graph, and epsilon."""
+    x, groups, weight, eps = _group_norm(*operation.args, **operation.kwargs)
+    _only(x, operation, "a norm")
+    return x, groups, None if weight is None else weight.detach(), eps
+
+
 def norm_parts(operation: Operation) -> tuple[Tensor, Tensor | None, float, list[int]]:
     """The input, the weight without its graph, epsilon and the axes of a norm."""
     x, weight, eps, axes = NORMS[operation.name](*operation.args, **operation.kwargs)
