@@ -844,6 +844,7 @@ LANGUAGE_MODELS = {
         },
         "pictures and text",
         3,
+        (("text", 7), ("image", 5)),
     ),
 }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from stream_models import TABLE, WORDS, ids, prepared
+from stream_models import TABLE, WORDS, ids, prepared, source_and_answer
 from torch import nn
 from torch.testing import assert_close
 
@@ -300,3 +300,83 @@ def test_the_text_that_a_box_of_owlvit_is_named_by_is_a_stream_of_its_own():
     end = named["input_ids"].argmax(dim=1, keepdim=True)  # the causal tower is read there
     later = torch.arange(5)[None] > end
     assert torch.equal(found.streams["text"].scores == 0, later)
+
+
+class NamedAsInTorch(nn.Module):
+    """An `nn.Transformer` whose ids have the names of its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
+        self.body = nn.Transformer(16, 2, 1, 1, 24, batch_first=True)
+
+    def forward(self, src, tgt):
+        return self.head(self.body(self.embed(src), self.embed(tgt)))
+
+
+@pytest.mark.parametrize("method", ["auto", "input_x_gradient", "attn_lrp", "integrated_gradients", "gae"])
+def test_ids_may_have_the_names_of_torch(method):
+    torch.manual_seed(0)
+    model = NamedAsInTorch().double().eval()
+    inputs = {"src": torch.randint(0, 40, (2, 7)), "tgt": torch.randint(0, 40, (2, 5))}
+    found = vitrail.explain(model, inputs, method, targets.logit(3, position=4))
+    assert {name: one.scores.shape[1] for name, one in found.streams.items()} == {"encoder": 7, "decoder": 5}
+    assert all(bool((one.scores != 0).any()) for one in found.streams.values())
+    alone = vitrail.explain(model, {name: x[:1] for name, x in inputs.items()}, method, targets.logit(3, position=4))
+    assert_close(alone.scores, found.scores[:1])
+
+
+def test_a_pass_that_draws_random_numbers_is_measured_anew():
+    """ViLT shuffles its patches in every pass."""
+    model, inputs = prepared(TABLE["vilt"])
+    maps = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        maps.append(vitrail.explain(model, inputs, "gae", 3).streams["image"].scores)
+    assert_close(maps[1], maps[0])
+    assert_close(maps[2], maps[0])
+
+
+def test_the_second_text_of_three_streams_is_the_decoder():
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    reader = {**vision, "vocab_size": 40, "encoder_hidden_size": 16, "cross_attention_frequency": 1}
+    text = {"model_type": "t5", "vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    config = transformers.Blip2Config(
+        vision_config={**vision, "image_size": 24, "patch_size": 6}, qformer_config=reader, text_config=text,
+        num_query_tokens=3, image_token_index=39,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Blip2ForConditionalGeneration(config).double().eval()
+    ids = torch.tensor([[39, 39, 39, 5, 6, 7]])
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(1, 3, 24, 24).double(),
+        "decoder_input_ids": torch.tensor([[0, 8, 9]]),
+    }
+    walked = vitrail.explain(model, inputs, "gae", targets.logit(7, position=2)).streams
+    assert {name: one.scores.shape[1] for name, one in walked.items()} == {
+        "image": 16, "queries": 3, "text": 6, "decoder": 3,
+    }  # fmt: skip
+    read = vitrail.explain(model, inputs, "attn_lrp", targets.logit(7, position=2)).streams
+    assert set(read) == {"image", "text", "decoder"}
+
+
+def test_positions_that_leave_out_padding_are_no_words():
+    """RoBERTa counts real tokens alone, so its positions are no plain count."""
+    size = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 24, "max_position_embeddings": 32}  # fmt: skip
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.RobertaConfig(**size, pad_token_id=0),
+        transformers.BertConfig(**size, is_decoder=True, add_cross_attention=True),
+    )
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    torch.manual_seed(0)
+    model = transformers.EncoderDecoderModel(config).double().eval()
+    inputs = source_and_answer(2)
+    plain = vitrail.explain(model, inputs, "gae", targets.logit(7, position=4))
+    longer = {name: F.pad(inputs[name], (0, 3)) for name in ("input_ids", "attention_mask")}
+    padded = vitrail.explain(model, {**inputs, **longer}, "gae", targets.logit(7, position=4))
+    assert padded.streams["encoder"].tokens[0][:9] == plain.streams["encoder"].tokens[0]
+    assert_close(padded.streams["encoder"].scores[:, :9], plain.streams["encoder"].scores)
+    assert float(padded.streams["encoder"].scores[:, 9:].abs().max()) == 0

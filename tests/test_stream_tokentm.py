@@ -316,3 +316,17 @@ def test_windows_that_are_filled_up_give_nothing_to_the_filling():
     assert found.grid == (14, 14)
     assert_close(vitrail.explain(model, picture[1:], "tokentm", 3).scores[0], found.scores[1], **EXACT)
     assert bool((found.scores > 0).all())
+
+
+def test_feed_forward_layers_are_those_of_all_pictures_that_stand_in_one_row():
+    """Qwen attends to each picture in a call of its own, and transforms the patches of all of them together."""
+    case = TABLE["qwen2_vl_two"]
+    model, inputs = prepared(case)
+    patches = inputs["pixel_values"]
+    half = len(patches) // 2
+    first = {**{name: x[:1] for name, x in inputs.items()}, "pixel_values": patches[:half]}
+    first["image_grid_thw"] = inputs["image_grid_thw"][:2]
+    together = vitrail.explain(model, inputs, "tokentm", case.target)
+    alone = vitrail.explain(model, first, "tokentm", case.target)
+    for name in ("image", "image_2", "text"):
+        assert_close(alone.streams[name].scores, together.streams[name].scores[:1])

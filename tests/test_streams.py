@@ -71,6 +71,37 @@ def test_the_walk_equals_whole_matrices(bart):
     assert float(found.streams["decoder"].scores[:, 5:].abs().max()) == 0  # no credit to later tokens
 
 
+def joint_matrices(model, inputs, label):
+    """`Ā` of every attention call of an LXMERT, from its own maps; zero where the answer does not depend on it."""
+    maps = []
+    places = [module.dropout for name, module in model.named_modules() if type(module).__name__ == "LxmertAttention"]
+    handles = [place.register_forward_hook(lambda module, args, out: maps.append(out)) for place in places]
+    logits = model(**inputs).question_answering_score
+    for handle in handles:
+        handle.remove()
+    gradients = torch.autograd.grad(logits[:, label].sum(), maps, materialize_grads=True)
+    return [(a * g).clamp(min=0).mean(dim=1).detach() for a, g in zip(maps, gradients, strict=True)]
+
+
+def test_streams_that_read_each_other_at_the_same_time_are_walked_together():
+    model, inputs = prepared(TABLE["lxmert"])
+    words, regions = inputs["input_ids"].shape[1], inputs["visual_feats"].shape[1]
+    text, image, both = slice(words), slice(words, words + regions), words + regions
+    found = joint_matrices(model, inputs, 3)
+    steps = [[(text, text)]] * 2 + [[(image, image)]] * 2
+    steps += [[(text, image), (image, text)], [(text, text)], [(image, image)]] * 2
+    whole = torch.eye(both, dtype=torch.float64).expand(2, both, both)
+    for step in steps:  # first to last: all calls of a step read the rows from before it
+        mixing = torch.zeros(2, both, both, dtype=torch.float64)
+        for queries, keys in step:
+            mixing[:, queries, keys] = found.pop(0)
+        whole = whole + mixing @ whole
+    scores = vitrail.explain(model, inputs, "gae", 3).streams
+    assert not found
+    assert_close(scores["text"].scores, whole[:, 0, text])  # the answer is read from the first word
+    assert_close(scores["image"].scores, whole[:, 0, image])
+
+
 def test_padding_in_either_stream_changes_nothing(bart):
     inputs = texts()
     plain = vitrail.explain(bart, inputs, "gae", targets.logit(7, position=4))

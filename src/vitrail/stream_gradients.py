@@ -46,6 +46,7 @@ NAMES = {
     "input_features": "audio",
     "input_values": "audio",
     "visual_embeds": "image",
+    "visual_feats": "image",
     "image_patches": "image",
     "qformer_input_ids": "text_2",
     "src": "encoder",
@@ -84,7 +85,7 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
             streams[_name(shown, given, i, name)] = made_of
     if left_out:
         streams = {name: _saying(one, left_out) for name, one in streams.items()}
-    if "decoder" in streams and "encoder" not in streams:
+    if "decoder" in streams and "encoder" not in streams and not any(one.name == "decoder" for one in shown):
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
     order = ("image", "text") if hasattr(model, "logit_scale") else ("text", "image")  # two towers, or one text

@@ -47,6 +47,9 @@ class Seen:
     answer: Any = None
     sums: Sums | None = None  # what was added and normed, where that is asked for
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
+    by_chance: bool = (
+        False  # whether random numbers were drawn, so that another pass may order its tokens in another way
+    )
 
 
 @contextmanager
@@ -61,8 +64,10 @@ def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, 
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = rooted(inputs if dtype is None else inputs.cast(dtype))
+        start = torch.get_rng_state()
 
         def run() -> T:
+            torch.set_rng_state(start)  # the pass that is differentiated begins there, too
             seen = _seen(model, some, dtype, sums=sums)
             found = measure(seen)
             seen.maxima.on = False  # what an answer reads is asked of this input
@@ -72,9 +77,10 @@ def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, 
 
 
 def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
-    seen = Seen(inputs=inputs, sums=Sums() if sums else None)
+    seen, start = Seen(inputs=inputs, sums=Sums() if sums else None), torch.get_rng_state()
     with in_precision(model, dtype), _graph_of_learned_tokens(model), _watching(model, seen):
         seen.answer = run_model(model, inputs)
+    seen.by_chance = not torch.equal(start, torch.get_rng_state())
     if not seen.calls:
         raise SeamError(
             f"no attention call was seen in {type(model).__name__}: it has none, or computes it in a way that is not "

@@ -182,7 +182,7 @@ def _words(
     roots: dict[str, Tensor], inputs: Inputs, root: Callable[[str, Tensor], Tensor], *, first: bool
 ) -> Callable[..., Tensor | None]:
     """A hook that lets the gradient end where the token ids of an input become vectors."""
-    texts = {name: x for name, x in inputs.kwargs.items() if isinstance(x, Tensor) and name.endswith("input_ids")}
+    texts = _texts(inputs)
     if inputs.args and isinstance(inputs.args[0], Tensor) and not inputs.args[0].is_floating_point():
         texts["input_ids"] = inputs.args[0]
 
@@ -201,6 +201,23 @@ def _words(
         return None
 
     return hook
+
+
+def _texts(inputs: Inputs) -> dict[str, Tensor]:
+    """The token ids among the keywords: by their name, or all whole numbers `[b, n]` where none is named so."""
+    whole = {
+        name: x
+        for name, x in inputs.kwargs.items()
+        if isinstance(x, Tensor) and not x.is_floating_point() and x.dtype is not torch.bool
+    }
+    named = {name: x for name, x in whole.items() if name.endswith("input_ids")}
+    if named:
+        return named
+    return {name: x for name, x in whole.items() if x.ndim == 2 and not any(word in name for word in NO_TEXTS)}
+
+
+NO_TEXTS = ("mask", "position", "type", "label", "length", "size", "shape", "grid")
+"""Parts of the names of whole numbers that are no words."""
 
 
 Attributed = dict[str, Tensor]

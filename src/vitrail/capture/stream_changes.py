@@ -56,14 +56,14 @@ class FeedForward:
     """A feed-forward layer on the tokens of some samples, -1 where there is none.
 
     Args:
-        call: the last attention call on the same tokens before.
+        calls: the last attention calls on the same tokens before: one, or one for each picture.
         after: how many attention calls came before.
     """
 
     tokens: Tensor
     entering: Tensor
     added: Tensor
-    call: int
+    calls: tuple[int, ...]
     after: int
 
     def states(self) -> Stream:
@@ -384,18 +384,37 @@ def _state_side(some: Sum) -> int | None:
 
 
 def _layer(some: Sum, side: int, results: list[Place], samples: Tensor) -> FeedForward | None:
-    """A feed-forward layer on the tokens of the last attention call that feeds it; None where they cannot be told."""
-    for call, place in reversed([*enumerate(results[: some.after])]):
-        for channels in (-1, 1) if some.result.ndim == 4 else (-1,):
-            tokens = _tokens(some.result, channels, place)
-            if tokens is not None:
-                rows = _by_sample(tokens, samples)
-                real, wanted = rows >= 0, rows.clamp(min=0)
-                state, added = (
-                    flat(x, channels)[wanted.to(x.device)] for x in (some.operands[side], some.operands[1 - side])
-                )
-                return FeedForward(torch.where(real, tokens[wanted], -1), state, added, call, some.after)
+    """A feed-forward layer on the tokens of the last attention calls that feed it; None where they cannot be told.
+
+    Pictures that stand in one row may attend in a call of their own each, so one call need not feed all rows.
+    """
+    for channels in (-1, 1) if some.result.ndim == 4 else (-1,):
+        tokens, calls = _fed_rows(some, channels, results)
+        if tokens is not None:
+            rows = _by_sample(tokens, samples)
+            real, wanted = rows >= 0, rows.clamp(min=0)
+            state, added = (
+                flat(x, channels)[wanted.to(x.device)] for x in (some.operands[side], some.operands[1 - side])
+            )
+            return FeedForward(torch.where(real, tokens[wanted], -1), state, added, calls, some.after)
     return None
+
+
+def _fed_rows(some: Sum, channels: int, results: list[Place]) -> tuple[Tensor | None, tuple[int, ...]]:
+    """The token of every row of a sum, and the calls that gave to these tokens last."""
+    found: Tensor | None = None
+    calls: list[int] = []
+    for call, place in reversed([*enumerate(results[: some.after])]):
+        tokens = _tokens(some.result, channels, place)
+        if found is None:
+            found, calls = tokens, [] if tokens is None else [call]
+        elif tokens is None or not bool(((found < 0) & (tokens >= 0)).any()):
+            break  # an earlier call on the same tokens
+        else:
+            found, calls = torch.where(found < 0, tokens, found), [*calls, call]
+        if found is not None and bool((found >= 0).all()):
+            break
+    return found, tuple(calls)
 
 
 def _by_sample(tokens: Tensor, samples: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ The walk gives the relevance of a value row to the token of its key row, and rep
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.streams import Rows, Streams, Transition
+from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition
 from vitrail.errors import SeamError
 
 
@@ -27,23 +28,40 @@ def check_values(streams: Streams) -> None:
 
 
 def check_order(streams: Streams) -> None:
-    """Raise if a call reads tokens as they were before an earlier call gave to them: the two stand side by side.
+    """Note which calls stand side by side: a later one reads tokens as they were before an earlier one gave to them.
 
-    A walk takes one call after the other, and would lead relevance from the second to the first.
+    Streams that read each other at the same time (LXMERT) are such. A walk takes them together. It cannot where calls
+    give to the same tokens, or where something happens between them.
     """
     for index, event in enumerate(streams.attentions):
-        call = streams.seen.calls[event.call].call
-        operands = [node_of(x) for x in (call.query, call.key, call.value, call.softmax_input) if x is not None]
         read = torch.cat([event.queries.flatten(), event.keys.flatten()])
         given = (x for x in reversed(streams.attentions[:index]) if bool(torch.isin(x.queries, read).any()))
         before = next(given, None)
-        leaf = None if before is None else node_of(streams.seen.calls[before.call].output)
-        if before is not None and leaf is not None and any(operands) and not reached(operands, {leaf}):
+        if before is None or _reads(streams, event, [before]):
+            continue
+        first = before.call if before.beside is None else before.beside
+        group = [one for one in streams.attentions[:index] if one.call >= first]
+        start, end = streams.events.index(group[0]), streams.events.index(event)
+        apart = not any(bool(torch.isin(event.queries, one.queries).any()) for one in group)
+        together = all(one.beside in (None, first) for one in group) and end - start == len(group)
+        if not apart or not together or any(_reads(streams, event, [one]) for one in group):
             raise SeamError(
                 f"attention call {event.call + 1} reads tokens as they were before attention call {before.call + 1} "
                 "gave to them: the two stand side by side, and a walk takes one after the other. Use a gradient "
                 "method, such as integrated_gradients or input_x_gradient."
             )
+        for place in (*range(start, end), end):
+            one = streams.events[place]
+            assert isinstance(one, AttentionEvent)
+            streams.events[place] = replace(one, beside=first)
+
+
+def _reads(streams: Streams, event: AttentionEvent, given: list[AttentionEvent]) -> bool:
+    """Whether a call reads what others gave, or whether that is not known."""
+    call = streams.seen.calls[event.call].call
+    operands = [node_of(x) for x in (call.query, call.key, call.value, call.softmax_input) if x is not None]
+    leaves = {leaf for one in given if (leaf := node_of(streams.seen.calls[one.call].output)) is not None}
+    return not leaves or not any(operands) or bool(reached(operands, leaves))
 
 
 def _assumed_of_values(index: int, call: AttentionCall, before: list[Tensor], rows: Rows) -> str | None:

@@ -2,8 +2,9 @@
 
 What decides: the model and its weights (`Remembered`), names and shapes of all arguments, and the values of arguments
 that are no real numbers: the places of pictures in a text, grids, masks. Words of a model that is given texts alone
-count by their shape. A pass whose attention results are cut is run in every call, because which tokens an answer is
-read from depends on the answer.
+count by their shape. A model that draws random numbers, as ViLT does to order its patches, is measured in every call.
+A pass whose attention results are cut is run in every call, because which tokens an answer is read from depends on the
+answer.
 """
 
 from collections.abc import Iterator
@@ -76,11 +77,11 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
         keep_saved(model)
 
     def measure(seen: Seen) -> StreamsOfPass:
-        found = _again(known, seen, inputs) if known is not None else None
+        found = _again(known, seen, inputs) if known is not None and not seen.by_chance else None
         return found or _measured(seen, inputs, kept)
 
     with cut_pass(model, inputs, measure, sums=sums) as found:
-        if not kept:
+        if not kept and not found.seen.by_chance:
             kept.append(_released(found, saves=keeps_saved(model)))
         yield found
 

@@ -135,10 +135,9 @@ def _rows(operand: Sequence) -> list[tuple[Tensor, Tensor]]:
 
 def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> ShownStream | None:
     """The stream of a text: every column of its token ids, with the row that it feeds."""
-    for ids, vectors in reversed(streams.seen.embedded):
-        name = next((n for n in WORDS if _same(ids, inputs.kwargs.get(n))), None)
-        first = inputs.args[0] if inputs.args else None
-        name = "input_ids" if name is None and _same(ids, first) else name
+    looked_up = [(_given(ids, inputs), ids, vectors) for ids, vectors in reversed(streams.seen.embedded)]
+    # What the caller gave comes first: positions that leave out padding (RoBERTa) look like words, too.
+    for name, ids, vectors in sorted(looked_up, key=lambda one: one[0] is None):
         unknown = ids.ndim != 2 or ids.is_floating_point() or ids.shape[0] != inputs.batch or _counts(ids)
         if name is None and unknown:
             continue
@@ -154,11 +153,19 @@ def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> S
         tokens = torch.where(fed >= 0, fed + sequence.first, -1)
         mask = inputs.kwargs.get(MASKS.get(name or "", ""))
         mask = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == ids.shape else None
-        return ShownStream("text", "text", tokens, index, words=ids.detach().cpu(), given=name, mask=mask)
+        label = "decoder" if name == "decoder_input_ids" else "text"
+        return ShownStream(label, "text", tokens, index, words=ids.detach().cpu(), given=name, mask=mask)
     return None
 
 
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+
+
+def _given(ids: Tensor, inputs: Inputs) -> str | None:
+    """The name of the input that token ids are; None where they are none of the texts that were given."""
+    name = next((n for n in WORDS if _same(ids, inputs.kwargs.get(n))), None)
+    first = inputs.args[0] if inputs.args else None
+    return "input_ids" if name is None and _same(ids, first) else name
 
 
 def _same(a: Tensor, b: object) -> bool:
@@ -214,12 +221,15 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStr
     """The streams of inputs `[b, n, d]` that are vectors already, such as patches in a row or features of regions."""
     given = streams.seen.inputs
     assert given is not None
-    found = []
-    for name, x in given.kwargs.items():
+    found: list[ShownStream] = []
+    # Features before what is added to them, such as the boxes of regions.
+    for name, x in sorted(given.kwargs.items(), key=lambda one: one[0] not in SEEN):
         if not isinstance(x, Tensor) or not x.requires_grad or x.ndim != 3 or x.shape[0] != given.batch:
             continue
         (fed,) = sources(_rows(sequence), [x], channels=-1)
         if fed is None or bool((fed < 0).any()) or len(fed.unique()) != fed.numel():
+            continue
+        if any(bool(torch.isin(fed.cpu() + sequence.first, one.tokens).any()) for one in found):
             continue
         grid = _shape(given.kwargs.get("spatial_shapes"), fed.shape[1])
         fed = fed if grid is None else fed[:, : grid[0] * grid[1]]  # what follows is padding
@@ -229,7 +239,13 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStr
     return found
 
 
-SEEN = {"visual_embeds": "image", "image_patches": "image", "pixel_values": "image", "input_features": "audio"}
+SEEN = {
+    "visual_embeds": "image",
+    "visual_feats": "image",
+    "image_patches": "image",
+    "pixel_values": "image",
+    "input_features": "audio",
+}
 
 
 def _shape(shapes: object, tokens: int) -> tuple[int, int] | None:

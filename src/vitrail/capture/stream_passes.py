@@ -172,7 +172,7 @@ class StreamPass:
         if self.changes is None:
             return
         for one in reversed([layer for layer in self.changes.layers if layer.after == call + 1]):
-            if not needed or gradients[one.call] is not None:
+            if not needed or any(gradients[number] is not None for number in one.calls):
                 valid = (one.tokens >= 0) & self.changes.real[one.tokens.clamp(min=0)]
                 start = torch.zeros(valid.shape, dtype=one.entering.dtype, device=one.entering.device)
                 yield one, Layer(call, len(self.calls), valid.to(start.device), start, stream=one.states())

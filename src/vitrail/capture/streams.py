@@ -66,12 +66,15 @@ class AttentionEvent:
         queries: the token of every query row, `[rows, q]`.
         keys: the token of every key row, `[rows, k]`.
         rows: how rows and heads lie in the operands.
+        beside: the first of the calls that this one stands beside: all of them read tokens as they were before any of
+            them gave to one. None where it stands alone.
     """
 
     call: int
     queries: Tensor
     keys: Tensor
     rows: Rows
+    beside: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ def walk_events(
         within: what a feed-forward layer multiplies by; without it these layers change nothing.
     """
     scores, own = start.clone(), start.clone()
+    before, beside = scores, None  # the relevance before the calls that stand side by side
     for event, layer in events:
         if isinstance(event, FeedForward):
             if within is not None and layer is not None:
@@ -59,8 +60,13 @@ def walk_events(
             continue
         assert isinstance(event, AttentionEvent)
         queries, keys = event.queries.to(scores.device), event.keys.to(scores.device)
-        kept, given = across(scores[queries], layer)
-        scores = scores.index_copy(0, queries.flatten(), kept.flatten().to(scores))
+        before = scores if event.beside is None or event.beside != beside else before
+        beside = event.beside
+        kept, given = across(before[queries], layer)
+        if before is scores:
+            scores = scores.index_copy(0, queries.flatten(), kept.flatten().to(scores))
+        else:
+            scores = scores.index_add(0, queries.flatten(), (kept - before[queries]).flatten().to(scores))
         scores = scores.index_add(0, keys.flatten(), given.flatten().to(scores))
     return Relevance(scores, own)
 
