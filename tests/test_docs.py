@@ -84,19 +84,25 @@ def test_the_readme_is_short_and_names_every_method_target_and_extra():
 
 
 PARTS = {
-    "purpose": r"^\*\*Purpose",
-    "equation": r"`[^`]*[=←][^`]*`",
-    "options": r"^\| option|no options",
-    "when to use it": r"^\*\*Use it\*\*",
-    "when not": r"^\*\*Do not use it\*\*",
-    "cost": r"^\*\*Cost\*\*",
-    "example": r"^```(console|python)",
+    "Equation": r"`[^`]*[=←][^`]*`|^```text",
+    "Options": r"^\| option|no options",
+    "When to use it": r"\w",
+    "When not": r"\w",
+    "Cost": r"pass",
+    "Example": r"^```(console|python)",
 }
+"""What stands below each heading of a method's page."""
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/methods").glob("[!R]*.md")), ids=lambda p: p.stem)
 def test_the_page_of_a_method_has_all_seven_parts(page):
-    assert [part for part, words in PARTS.items() if not re.search(words, page.read_text(), re.MULTILINE)] == []
+    text = page.read_text()
+    assert re.search(r"^\*\*Purpose\.\*\* \w", text, re.MULTILINE)
+    below = {
+        part.partition("\n")[0]: part.partition("\n")[2] for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    }
+    assert [name for name in below if name in PARTS] == list(PARTS)
+    assert [name for name, words in PARTS.items() if not re.search(words, below[name], re.MULTILINE)] == []
 
 
 def test_every_metric_stands_in_its_page():

@@ -294,3 +294,37 @@ def test_a_callers_autocast_does_not_reach_the_smoothing():
         plain, found = (vitrail.explain(model, inputs, "consensus", 1, smooth=width) for width in (0.0, 0.4))
     expected = smoothed_grid(plain.layers.unflatten(2, plain.grid), 0.4).flatten(2)
     assert_close(found.layers, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "forward", "backward"),
+    [
+        ("hf_vit", {}, 1, 3),
+        ("hf_vit", {"preset": "fine"}, 5, 12),
+        ("hf_bert", {}, 4, 3),
+        ("hf_bert", {"preset": "spans"}, 1, 2),
+    ],
+)
+def test_it_costs_the_passes_that_its_page_says(name, options, forward, backward, monkeypatch):
+    """Samples that run through all blocks, and those that are differentiated, over the samples that are given."""
+    model, inputs = tiny(name), MODELS[name].inputs()
+    depth = model.config.num_hidden_layers
+    vitrail.explain(model, inputs, "consensus", 1, **options)  # measures the model's structure
+    block = type(next(m for n, m in model.named_modules() if n.endswith(("layer.0", "layers.0"))))
+    ran, differentiated = [], []
+    run, grad = block.forward, torch.autograd.grad
+
+    def counted(self, states, *args, **more):
+        ran.append(len(states))
+        return run(self, states, *args, **more)
+
+    def counting(outputs, inputs, *args, **more):
+        found = grad(outputs, inputs, *args, **more)
+        if [one.ndim for one in found] != [3] * depth:  # with respect to the outputs of all blocks: of the head alone
+            differentiated.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(block, "forward", counted)
+    monkeypatch.setattr(torch.autograd, "grad", counting)
+    vitrail.explain(model, inputs, "consensus", 1, **options)
+    assert (sum(ran) / depth / 2, sum(differentiated) / 2) == (forward, backward)

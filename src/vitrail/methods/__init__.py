@@ -173,7 +173,7 @@ METHODS: dict[str, Method] = {
         Method(
             "consensus", "consensus:build", "our own: four published methods together, see docs/CONSENSUS.md",
             {"paper": _BEST, "fine": _FINE, "spans": _SPANS}, signed_by={"negative": "keep"},
-            kind="rules", cost="1 forward + 3 backward (text: 4 + 3); pixels: 4 times that",
+            kind="rules", cost="1 forward + 3 backward (text: 4 + 3; pixels: 5 + 12)",
         ),
         Method(
             "raw_attention", "rollout:build_raw", "last layer's attention, no paper of its own",
