@@ -1,7 +1,7 @@
 """Tiny unmodified models of today's libraries and of one's own, with inputs for each. Nothing is downloaded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,6 +125,11 @@ def encoder(
 ) -> Entry:
     build = hf(name, **{"num_labels": 3, **options})
     return Entry(build, "text", "encoders", refused, attentions, kind=name, position=position)
+
+
+def long(name: str, *, refused: str | None = None, **options: Any) -> Entry:
+    """An encoder of a text that is longer than what modules are sought on."""
+    return replace(encoder(name, refused=refused, **options), options=(("length", 100),))
 
 
 def vision(name: str, *, attentions: bool = True, refused: str | None = None, **options: Any) -> Entry:
@@ -253,6 +258,11 @@ ENCODERS = {
     "layoutlm": encoder("LayoutLMForSequenceClassification", **BERT),
     "tapas": encoder("TapasForSequenceClassification", **BERT),
     "big_bird": encoder("BigBirdForSequenceClassification", **BERT, attention_type="original_full"),
+    "big_bird_long": long("BigBirdForSequenceClassification", **{**BERT, "max_position_embeddings": 128},
+                          attention_type="original_full"),
+    "big_bird_sparse": long("BigBirdForSequenceClassification", refused="queries and keys cannot be told",
+                            **{**BERT, "max_position_embeddings": 128}, attention_type="block_sparse", block_size=4,
+                            num_random_blocks=2),
     "t5_tokens": encoder("T5ForTokenClassification", position=3, vocab_size=WORDS, d_model=32, d_kv=8, d_ff=48,
                          num_layers=2, num_heads=4),
     "convbert": encoder("ConvBertForSequenceClassification", attentions=False, refused="mix tokens|cannot be read",

@@ -405,3 +405,38 @@ def test_a_model_may_write_into_the_vectors_it_looks_up(level):
     model, inputs = prepared(TABLE["decoder/ctrl"])
     found = vitrail.explain(model, inputs, "input_x_gradient", 1, level=level).scores
     assert bool(found.isfinite().all())
+
+
+class Switching(Attend):
+    """Attention to near tokens, until a short text makes it attend to all of them, also later if it stays."""
+
+    def __init__(self, *, causal: bool, stays: bool) -> None:
+        super().__init__()
+        self.causal, self.stays, self.local = causal, stays, True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[1]
+        if n < 300 and self.stays:
+            self.local = False
+        before = torch.arange(n)[:, None] - torch.arange(n)
+        near = (before.abs() < 5) if self.local and n >= 300 else torch.ones(n, n, dtype=torch.bool)
+        split = (y.unflatten(-1, (3, 8)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        mask = near & (before >= 0) if self.causal else near
+        attended = torch.nn.functional.scaled_dot_product_attention(*split, attn_mask=mask)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("causal", "length"), [(False, 310), (True, 310), (True, 600)])
+def test_what_a_model_changes_of_itself_on_a_part_of_a_text_is_undone(causal, length):
+    found = []
+    for stays in (True, False):
+        torch.manual_seed(0)
+        pairs = [Pair(Switching(causal=causal, stays=stays), torch.nn.Linear(24, 24)) for _ in range(2)]
+        model = Own(torch.nn.Embedding(64, 24), torch.nn.Sequential(*pairs)).double()
+        ids = torch.randint(0, 64, (1, length))
+        found.append(vitrail.explain(model, ids, "gae", 1).scores)
+        vitrail.explain(model, ids[:, :100], "gae", 1)
+        found.append(vitrail.explain(model, ids, "gae", 1).scores)
+        assert all(pair.attend.local for pair in pairs)
+    for one in found[:-1]:
+        assert_close(one, found[-1], atol=1e-14, rtol=1e-12)

@@ -32,7 +32,7 @@ from vitrail.capture.executions import (
     tensors_in,
 )
 from vitrail.capture.layers import call_shape
-from vitrail.capture.long_texts import LONGEST, ends_of_text, part_of_text
+from vitrail.capture.long_texts import LONGEST, as_it_was, ends_of_text, part_of_text
 from vitrail.capture.refusals import check_model, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import Remembered, autograd, without_recomputation
@@ -119,6 +119,8 @@ class Discovery:
 
 
 _known: Remembered[Discovery] = Remembered(MOST_FORMS)
+_switching: Remembered[bool] = Remembered(MOST_FORMS)
+"""Whether models change themselves on a part of a long text."""
 
 
 def discover(model: nn.Module, inputs: Inputs) -> Discovery:
@@ -128,8 +130,10 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         model: a shadow.
     """
     part = part_of_text(inputs)  # all tokens of a long text at once would take more memory than the explanation
-    if part is not None and (found := discover(model, part)).causal:
-        return found
+    if part is not None and not _switching.get(model, _form(part), lambda: _switches(model, part)):
+        found = discover(model, part)
+        if found.causal:
+            return found
 
     def measure() -> Discovery:
         check_fits(model, inputs)
@@ -138,6 +142,13 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
             return without_recomputation(model, lambda: _on_ends(model, inputs) or _on_all(model, inputs))
 
     return _known.get(model, _form(inputs), measure)
+
+
+def _switches(model: nn.Module, part: Inputs) -> bool:
+    """Whether a model changes its own settings or modules on a part of a text."""
+    with as_it_was(model) as changed:
+        discover(model, part)
+    return bool(changed)
 
 
 def _on_all(model: nn.Module, inputs: Inputs) -> Discovery:
@@ -149,12 +160,15 @@ def _on_ends(model: nn.Module, inputs: Inputs) -> Discovery | None:
 
     Whether all tokens of the text go that way is measured when it is explained (`measure`).
     """
-    ends = ends_of_text(model, inputs)
+    ends = ends_of_text(inputs)
     if ends is None:
         return None
     try:
-        found = _on_all(model, ends)
-    except Exception:  # such as a model of texts of one length
+        with as_it_was(model) as changed:
+            found = _on_all(model, ends)
+    except Exception:  # such as a model of texts of one length: what it says of the whole text counts
+        return None
+    if changed:
         return None
     few, all_tokens = ends.shown.shape[1], inputs.shown.shape[1]
     own = all(x.kind == SELF and x.block is not None and x.queries == x.keys == few for x in found.calls)

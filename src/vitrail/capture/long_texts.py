@@ -4,6 +4,8 @@ All tokens of a long one at once would take more memory than the explanation: th
 block. The modules of a model are found on a few tokens, which takes less time.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +15,15 @@ from torch import Tensor, nn
 from vitrail.capture.hooks import first_tensor, stream_of
 from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import run_model
-from vitrail.capture.shadow import hooks
+from vitrail.capture.shadow import SETTING, hooks
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
+from vitrail.models.taking import every_module
 
 LONGEST, PART = 512, 256
 """Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
 BRIEF, ENDS = 64, 32
 """Tokens up to which modules are sought on a whole text, and on how many of a longer one."""
-BY_LENGTH = ("block_size", "attention_window", "local_attn_chunk_length", "lsh_attn_chunk_length")
-"""Settings of models that compute attention in another way where a text is short."""
 
 
 def part_of(inputs: Inputs, body: Body) -> Inputs | None:
@@ -35,11 +36,30 @@ def part_of_text(inputs: Inputs) -> Inputs | None:
     return _cut(inputs, slice(-PART, None), slice(None, PART), longest=LONGEST)
 
 
-def ends_of_text(model: nn.Module, inputs: Inputs) -> Inputs | None:
+@contextmanager
+def as_it_was(model: nn.Module) -> Iterator[list[str]]:
+    """Undo what modules change of themselves; gives the names of settings and modules that were changed, at the end.
+
+    BigBird switches to another attention on a short text, and stays with it.
+    """
+    changed: list[str] = []
+    tables: list[dict[str, Any]] = [
+        table for module in every_module(model) for table in (vars(module), module._modules, module._buffers)
+    ]
+    held = [(table, dict(table)) for table in tables]
+    try:
+        yield changed
+    finally:
+        for table, before in held:
+            other = [name for name in {**before, **table} if table.get(name, held) is not before.get(name, held)]
+            changed += [name for name in other if isinstance(before.get(name, table.get(name)), (*SETTING, nn.Module))]
+            if other:
+                table.clear()
+                table.update(before)
+
+
+def ends_of_text(inputs: Inputs) -> Inputs | None:
     """The first tokens of a text and its last, none of them padding; None where all tokens are to be looked at."""
-    configs = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
-    if any(hasattr(config, name) for config in configs for name in BY_LENGTH):
-        return None
     return _cut(inputs, [*range(ENDS - 1), -1], longest=BRIEF)
 
 

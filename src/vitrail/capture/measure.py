@@ -24,7 +24,7 @@ from vitrail.capture.cut_pass import start_graph
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
-from vitrail.capture.long_texts import for_length, part_of, untouched_borders
+from vitrail.capture.long_texts import as_it_was, for_length, part_of, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
@@ -112,7 +112,8 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     """
     part = None if inputs.ids is None else part_of(inputs, body)
     if part is not None:
-        found = structure_of(model, part, body)
+        with as_it_was(model):
+            found = structure_of(model, part, body)
         if not isinstance(found.origin, Origin):
             return found
         whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
@@ -138,7 +139,9 @@ def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, ori
         return True
     with autograd(gradients=False):
         in_order = isinstance(_counted(origin, model, inputs.usable(), body), Origin)
-        return in_order and untouched_borders(model, part, body) == untouched_borders(model, inputs, body)
+        with as_it_was(model):
+            of_part = untouched_borders(model, part, body) if in_order else None
+        return in_order and of_part == untouched_borders(model, inputs, body)
 
 
 def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
