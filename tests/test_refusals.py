@@ -46,7 +46,7 @@ def test_a_truth_value_is_no_class(target):
 
 
 def test_explain_takes_no_truth_value():
-    with pytest.raises(TargetError, match="whole number, or there is one for each sample, but True was given"):
+    with pytest.raises(TargetError, match="whole number, or one for each sample, but True was given"):
         explain("hf_bert", target=True)
 
 

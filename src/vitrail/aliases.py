@@ -1,6 +1,6 @@
-"""Public module names whose code lives in another room: `vitrail.metrics` is `vitrail.evaluate.metrics`, and so on.
+"""Public module names for code that lives in another package: `vitrail.metrics` is `vitrail.evaluate.metrics`.
 
-Both names give the same module object, also for submodules, and nothing is imported before it is asked for.
+Both names give the same module object, also for submodules. Nothing is imported before it is used.
 """
 
 import importlib

@@ -255,7 +255,7 @@ def _as_path(path: Any) -> Path:  # noqa: ANN401
     try:
         return Path(path)
     except TypeError as error:
-        raise InputError(f"a file is named by a text or a Path, but {path!r} was given.") from error
+        raise InputError(f"a file name must be a string or a Path, but {path!r} was given.") from error
 
 
 MOST_PIXELS = 100_000_000

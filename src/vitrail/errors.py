@@ -111,7 +111,7 @@ def as_path(given: object, what: str) -> Path:
         what: what lies there, in words, such as `a results file`.
     """
     if not isinstance(given, (str, Path)):
-        raise InputError(f"{what} is named by its path, not by {type(given).__name__}.")
+        raise InputError(f"{what} must be given by its path, not by {type(given).__name__}.")
     return Path(given)
 
 

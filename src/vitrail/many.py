@@ -202,12 +202,12 @@ def _explain_by_ray(task: Task, store: "PartStore", work: "_Progress", workers: 
 
 def _check_local(loader: object, workers: int | None) -> None:
     if workers is not None:
-        raise OptionError("workers are those of engine='ray'; this process is one.")
+        raise OptionError("workers= is for engine='ray' only; the local engine is one process.")
 
 
 def _check_ray(loader: object, workers: int | None) -> None:
     if workers is not None and workers < 1:
-        raise OptionError(f"workers={workers}, but there has to be at least one.")
+        raise OptionError(f"workers={workers}, but it must be at least 1.")
     if not isinstance(loader, Sequence) or not all(isinstance(one, Batch) for one in loader):
         raise OptionError(
             "engine='ray' needs a list of vitrail.many.Batch, so that a worker loads its own inputs: "

@@ -1,7 +1,7 @@
-"""The engine of Ray for whole data sets: every worker explains ranges of inputs and writes their part files itself.
+"""The Ray engine of `explain_many`: every worker explains ranges of inputs and writes their part files itself.
 
-A worker keeps its model. A range whose worker died is given to another, and a part file that is there is whole, so
-the rows at the end are the same as those of one process.
+A worker keeps its model. If it dies, its range is given to another. A part file that exists is complete, so the rows at
+the end are the same as those of one process.
 """
 
 from collections.abc import Iterator, Sequence

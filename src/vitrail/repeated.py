@@ -1,7 +1,7 @@
-"""Explain what comes again and again by a recording, for programs that run on.
+"""Record explanations of repeated input shapes as CUDA graphs, for long-running programs.
 
-Recording is off unless the environment says `VITRAIL_RECORD=1`: while a graph is recorded, CUDA refuses some calls of
-all other threads of the process, so that only programs that explain in one thread should ask for it.
+Recording is off unless the environment says `VITRAIL_RECORD=1`. While a graph is recorded, CUDA refuses some calls of
+all other threads of the process, so only programs that explain in one thread should switch it on.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Attributions and figures on disk: `.json` and `.npz` are read back exactly as they were, pictures are not.
+"""Attributions and figures on disk. `.json` and `.npz` files are read back exactly; pictures cannot be read back.
 
 A file is checked before it is written and after it was read: the fields of an attribution have to fit each other.
 """
@@ -185,7 +185,7 @@ def _check_readout(fields: Fields) -> None:
         return
     low, high, count = int(fields.readout.min()), int(fields.readout.max()), fields.scores.shape[1]
     if fields.kind == "text" and not -1 <= low <= high < count:
-        raise ValueError(f"it is read at token {low if low < -1 else high}, but has {count} tokens")
+        raise ValueError(f"its readout is token {low if low < -1 else high}, but it has {count} tokens")
 
 
 def _check_target(fields: Fields) -> None:

@@ -75,7 +75,7 @@ class Target:
     def value(self, logits: Float[Tensor, "b c"]) -> Values:
         """The scalar of each sample, where every sample has its class already (see `of`)."""
         if self.name not in FORMULAS:
-            raise TargetError(f"the {self} is no function of one row of logits. Pass it to vitrail.explain.")
+            raise TargetError(f"the {self} cannot be computed from one row of logits. Pass it to vitrail.explain.")
         classes = [torch.as_tensor(c, device=logits.device) for c in (self.first, self.second) if c is not None]
         picked = [logits.gather(1, chosen[:, None])[:, 0] for chosen in classes]
         return FORMULAS[self.name](logits, picked[0], picked[-1])
@@ -268,7 +268,7 @@ def _classes(c: Any) -> Classes:  # noqa: ANN401
         return tuple(_whole(x) for x in given) if isinstance(given, Sequence) else _whole(given)
     except TypeError as error:
         raise TargetError(
-            f"a class index is a whole number, or there is one for each sample, but {c!r} was given. Class names are "
+            f"a class index is a whole number, or one for each sample, but {c!r} was given. Class names are "
             "known to the command line only."
         ) from error
 

@@ -110,7 +110,7 @@ def test_a_method_that_cannot_explain_one_context_keeps_the_others(tmp_path, mon
         ("people", {"sentences": 2}, "sentences=2"),
         ("lookup", {"count": 0}, "count=0"),
         ("lookup", {"seed": -1}, "seed=-1"),
-        ("contexts", {}, "where does contexts lie"),
+        ("contexts", {}, "the path of contexts is missing"),
     ],
 )
 def test_contexts_that_cannot_be_written_are_refused(data, options, words):

@@ -117,7 +117,7 @@ def test_a_plan_that_cannot_be_read_is_one_line(tmp_path, text, error, words):
         (("-m", "vit", "-d", "nowhere"), "neither a folder of pictures"),
         (("-m", "vit", "-d", "pets=nowhere"), "nowhere"),
         (("-m", "vit"), "a plan needs data"),
-        (("--quick", "-m", "vit"), "--quick says what to measure"),
+        (("--quick", "-m", "vit"), "--quick already names the data"),
         (("-m", "vit", "-d", "pets=pets", "--engine", "spark"), "there is no engine"),
         (("-m", "vit", "-d", "pets=pets", "-o", "no/r.db"), "cannot be written"),
     ],

@@ -99,8 +99,8 @@ def test_a_changed_convention_stands_in_the_name():
     ("changes", "words"),
     [
         ({"fill": "blck"}, "Did you mean black"),
-        ({"levels": (0.1, 0.2)}, "levels rise from 0"),
-        ({"levels": (0.0, 0.5, 0.2)}, "levels rise from 0"),
+        ({"levels": (0.1, 0.2)}, "levels must rise from 0"),
+        ({"levels": (0.0, 0.5, 0.2)}, "levels must rise from 0"),
         ({"filling": "black"}, "no convention 'filling'"),
     ],
 )

@@ -278,7 +278,7 @@ def test_rationales_are_measured_word_by_word(place, plan_of, tmp_path):
         ),
         ({"metrics": ("token_f1",)}, "measures token_f1, but the data here is pets"),
         ({"metrics": ("positiv",)}, "Did you mean positive"),
-        ({"data": (bench.DataSpec("pets"),)}, "where does pets lie"),
+        ({"data": (bench.DataSpec("pets"),)}, "the path of pets is missing"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_anything_runs(plan_of, tmp_path, changes, words):

@@ -79,7 +79,7 @@ WRONG = [
     (("transfer", "cat.png", *VIT, "--direction", "up"), "Known: away, toward"),
     (("transfer", "cat.png", *VIT, "--eta", 0), "above 0"),
     (("transfer", "cat.png", *VIT, "-o", "film.mp4"), "no known ending"),
-    (("transfer", "vit", *VIT), "a film is of one input"),
+    (("transfer", "vit", *VIT), "a film shows one input"),
     (("transfer", "dog.png", *VIT), "there is no file dog.png"),
     (("rewrite", "cat.png", *VIT), "--target CLASS"),
     (("rewrite", "cat.png", *VIT, "-t", "boxxer"), "Did you mean boxer"),

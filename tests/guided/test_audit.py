@@ -117,7 +117,7 @@ def test_names_are_asked_of_the_model_or_of_the_user():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"method": "gae"}, OptionError, "gae tells no sign"),
+        ({"method": "gae"}, OptionError, "gae has no sign"),
         ({"batch": 0}, OptionError, "at least 1"),
         ({"class_names": ("tabby", "boxer")}, InputError, "has no folder of pictures that is named like a class"),
     ],

@@ -190,7 +190,7 @@ def test_a_classifier_is_refused_before_it_runs():
 def test_blocks_the_model_does_not_have_are_refused():
     with pytest.raises(OptionError, match="the model has 3 blocks"):
         vitrail.explain(tiny(CLIP), IMAGES, "grad_eclip", layers=4)
-    with pytest.raises(OptionError, match="at least the last block"):
+    with pytest.raises(OptionError, match="layers=0, but it must be at least 1"):
         vitrail.explain(tiny(CLIP), IMAGES, "grad_eclip", layers=0)
 
 

@@ -180,7 +180,7 @@ def test_a_model_whose_attention_knows_places_is_refused_before_it_runs(name):
     model = tiny(name)
     handle = model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(
-        MethodError, match=r"attention depends on how tokens lie to each other \((rope|shared_position)"
+        MethodError, match=r"attention depends on the relative positions of tokens \((rope|shared_position)"
     ):
         vitrail.explain(model, MODELS[name].inputs(), "tis")
     handle.remove()

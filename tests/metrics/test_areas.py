@@ -48,7 +48,7 @@ def test_uneven_levels_are_weighted_by_their_width():
 @pytest.mark.parametrize(
     ("call", "help"),
     [
-        (lambda: metrics.area(np.ones(12)), "12 values are more than"),
+        (lambda: metrics.area(np.ones(12)), "12 values, more than the levels"),
         (lambda: metrics.area([1.0]), "at least two points"),
         (lambda: metrics.area([1.0, 0.5], levels=[0.5, 0.5]), r"levels must rise, but they are \[0.5, 0.5\]"),
         (lambda: metrics.area([1.0, 0.5], levels=[0, 0.5, 1]), r"\[3\] and \[2\]"),

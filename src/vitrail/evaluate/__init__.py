@@ -1,6 +1,6 @@
 """Metrics, data sets and the bench.
 
-The table of the bench's metrics stands here, so that the command line names them without importing torch.
+The table of the bench's metrics is in this file, so that the command line can list them without importing torch.
 """
 
 MEASURE_PLACES = {

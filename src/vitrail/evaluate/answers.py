@@ -1,11 +1,11 @@
 """Protocol `answers`: does an explanation of a generated answer name the passages of the context that it came from?
 
-Two kinds of questions. Where the passage is known, because the context was written around it (a needle among other
-sentences, a chain of variables): the share of its tokens among the best k % of the context, and the reciprocal of the
-rank of its sentence. Where it is not: how well the sums of a sentence's scores predict what becomes of the answer when
-random sentences are left out (the linear datamodeling score, Park et al., ICML 2023, arXiv:2303.14186; for contexts:
-Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729), how much its log-probability falls without the best k sentences, and
-how little with them alone. The ablations are drawn with another seed than those that `context_cite` is fitted to.
+Where the passage is known, because the context was written around it (a needle among other sentences, a chain of
+variables), two metrics apply: the share of its tokens among the best k % of the context, and the reciprocal rank of its
+sentence. Otherwise sentences are removed. The linear datamodeling score (Park et al., ICML 2023, arXiv:2303.14186; for
+contexts: Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729) says how well summed scores predict the answer's
+log-probability without random sentences. Two more say how far it falls without the best k sentences, and with them
+alone. The ablations are drawn with another seed than those that `context_cite` is fitted to.
 """
 
 import math

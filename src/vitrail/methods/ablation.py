@@ -1,8 +1,8 @@
-"""Language models run again on a text from which tokens are removed; what the answer loses without one of them.
+"""Run a language model again on a text from which tokens are removed.
 
-Removed tokens are cut out, and the text is filled up on the right. A causal model does not see what stands on the
-right, so the answer has the same columns and positions as in a text that never held those tokens. Leave one out, by
-tokens or by sentences, is the slow reference that fast methods are compared with: one forward pass for each of them.
+Removed tokens are cut out, and the text is padded on the right. A causal model does not see what stands on the right,
+so the answer has the same columns and positions as in a text that never held those tokens. Leave-one-out, by tokens or
+by sentences, is the slow reference for fast methods: one forward pass for each of them.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Consensus: explanations that err in different places, brought to one scale and added.
+"""Consensus: a weighted sum of several explanations, each on the same scale.
 
-Our own method, see docs/CONSENSUS.md. Symbols: g -> `gae`, a -> `attn_lrp` at the embeddings, l -> `le_grad` read where
-the model reads, s -> `att_grads`; n -> unit, from zero to one over the content of each sample. The sum is
-`n(g)^p + n(a+)^p / 2 + n(l)^p + n(s)^p / 2`, lightly smoothed. On text it is `attn_lrp` on copies with words blanked.
+Our own method, see docs/CONSENSUS.md. Symbols: g -> `gae`, a -> `attn_lrp` at the embeddings, l -> `le_grad` at the
+readout, s -> `att_grads`; n -> `unit`, from zero to one over the content of each sample. The sum is
+`n(g)^p + n(a+)^p / 2 + n(l)^p + n(s)^p / 2`, slightly smoothed. On text it is `attn_lrp` on copies with words blanked.
 
 All parts of a picture share one forward pass. It is differentiated once for each kind of backward pass: by the chain
 rule (g and s), by AttnLRP's rules (a), and inside each block alone (l).
@@ -436,7 +436,7 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     """
     weights, bring = read_parts(parts), check_choice("negative", negative, SCALES)
     if not 0 < power < math.inf or not 0 <= smooth < math.inf:
-        raise OptionError(f"power={power} and smooth={smooth}, but power has to be above zero and smooth not below.")
+        raise OptionError(f"power={power} and smooth={smooth}, but power must be above 0, smooth at least 0.")
     finish = Finish.of(shift=shift, radius=radius, eps=eps, calibration=calibration)
     pooled = Pooled.of(weights, lambda scores, content: bring(scores, content, power))
 

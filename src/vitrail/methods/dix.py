@@ -1,4 +1,4 @@
-"""DIX: gradients of attention, integrated while the attention of one of the last two blocks grows from nothing.
+"""DIX: gradients of attention, integrated while the attention of one of the last two blocks grows from zero.
 
 Barkan et al., "Deep Integrated Explanations", CIKM 2023, for Vision Transformers. Paper -> code: a -> tau, the layers
 integrated over -> the last block and the one before it, [G * A]^+ -> positive.
@@ -70,7 +70,7 @@ def build(*, steps: int = 10, inject: str = "own") -> RerunMethod:
     """
     source = check_choice("inject", inject, SOURCES)
     if steps < 1:
-        raise OptionError(f"steps={steps}, but there is at least one step from zero to the full attention.")
+        raise OptionError(f"steps={steps}, but it must be at least 1.")
 
     def explain(runner: Runner) -> Result:
         layers = runner.layers(frozenset())

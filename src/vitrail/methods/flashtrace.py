@@ -1,9 +1,9 @@
-"""FlashTrace: information flow routes of an answer, followed over several hops through what was generated before it.
+"""FlashTrace: information flow routes of an answer, followed over several hops through tokens generated before it.
 
 Pan et al., "Towards Long-Horizon Interpretability: Efficient and Faithful Multi-Token Attribution for Reasoning LLMs",
 ICML 2026, arXiv:2602.01914; released as the package flashtrace 0.1.1.
 Paper -> code: one pass of IFR over a span -> `ifr.flow`, the weights of hop k + 1 -> the scores of hop k on the span.
-Tokens that end a phrase are followed by nothing and get nothing (`stop_tokens`).
+Tokens that end a phrase (`stop_tokens`) are not followed and get no score.
 """
 
 from collections.abc import Sequence
@@ -48,11 +48,11 @@ def _span(runner: Runner, rows: str, reasoning: Sequence[int] | None) -> Bool[Te
         return span
     if len(reasoning) != 2 or not all(isinstance(x, int) for x in reasoning):
         raise OptionError(
-            f"reasoning={reasoning!r}, but it is a pair of columns, the first and the one after the last."
+            f"reasoning={reasoning!r}, but it must be a pair of columns (start, stop); stop is the one after the last."
         )
     target = runner.part.target
     if target.name != "continuation":
-        raise TargetError("reasoning=(start, stop) comes before an answer: name it with targets.continuation.")
+        raise TargetError("reasoning=(start, stop) needs an answer after it: use targets.continuation.")
     start, stop = reasoning
     if not 0 < start < stop <= span.shape[1]:
         raise OptionError(f"reasoning={reasoning!r} is no span of the {span.shape[1]} columns of the input.")

@@ -110,7 +110,7 @@ def build(*, similarity: bool = True, layers: int = 1) -> RerunMethod:
         layers: how many of the last blocks get one head and are added up; the authors take several for texts only.
     """
     if layers < 1:
-        raise OptionError(f"layers={layers}, but at least the last block has to be read.")
+        raise OptionError(f"layers={layers}, but it must be at least 1.")
 
     def explain(runner: Runner) -> Result:
         blocks, batch = runner.body.blocks, runner.inputs.batch

@@ -1,9 +1,9 @@
-"""Information flow routes: how close each head's contribution of each token comes to what attention leaves behind.
+"""Information flow routes: how much each token contributes, head by head, to the stream after attention.
 
 Ferrando and Voita, "Information Flow Routes: Automatically Interpreting Language Models at Scale", EMNLP 2024,
 arXiv:2403.00824, on a span of tokens as in Pan et al., ICML 2026, arXiv:2602.01914 (package flashtrace 0.1.1).
 Paper -> code: x -> the stream that enters a block, m -> the stream after its attention, S -> the rows of the span, w ->
-their weights, T -> `contribution`, prox -> `proximity`. The feed-forward part does not enter.
+their weights, T -> `contribution`, prox -> `proximity`. Feed-forward layers do not enter.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,9 +1,9 @@
-"""Integrated gradients: the gradient averaged along the path from nothing to the input, times the input.
+"""Integrated gradients: the gradient averaged along the path from zero to the input, times the input.
 
 Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks", ICML 2017, arXiv:1703.01365.
 Paper -> code: x -> the picture or the embeddings where the gradient ends, x' -> zero, m -> `steps`, F -> the scalar.
-Eq. 3 takes points at the ends of m equal parts. Their middles are closer to the integral and stay clear of zero, where
-the layer norm of an embedding of zeros has a huge gradient.
+Eq. 3 takes points at the ends of m equal intervals. Their middles are closer to the integral and avoid zero, where the
+layer norm of an embedding of zeros has a huge gradient.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
-"""LeGrad: how every block's attention could raise the target, were the prediction read from that block.
+"""LeGrad: the positive gradient of attention in every block, for the target as the model's head reads it there.
 
 Bousselham et al., "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity", ICCV
-2025, arXiv:2404.03214. Paper -> code: Z^l -> what leaves block l, its mean over tokens -> mean_everywhere, s^l -> the
-scalar behind it, grad A^l -> probs_grad. The paper compares an image with a text; here the scalar is a logit.
+2025, arXiv:2404.03214. Paper -> code: Z^l -> the output of block l, its mean over tokens -> mean_everywhere, s^l -> the
+target computed from it, grad A^l -> probs_grad. The paper compares an image with a text; here the target is a logit.
 """
 
 from collections.abc import Callable, Sequence

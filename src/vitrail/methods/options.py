@@ -42,7 +42,7 @@ def check_choice(option: str, value: object, table: Mapping[str, T]) -> T:
 def check_count(option: str, value: int) -> None:
     """Raise if an option that counts something is not at least one."""
     if value < 1:
-        raise OptionError(f"{option}={value}, but it has to be at least 1.")
+        raise OptionError(f"{option}={value}, but it must be at least 1.")
 
 
 def check_start_layer(start_layer: int, layer: Layer) -> None:

@@ -1,9 +1,9 @@
-"""Gradients along the straight path from nothing to the input, and what BI and TAM make of them.
+"""Gradients along the straight path from zero to the input, for integrated gradients, BI and TAM.
 
-Several points of the path can run at once: the batch is then repeated, copy after copy, one point for each copy. BI and
-TAM average the gradient of the last attention map along the path, and multiply it, entry by entry, with what attention
-alone says. The product is taken row by row, before rows are joined, so a model that reads the mean of its tokens needs
-every row, and one that reads a single token only that one.
+Several points of the path can run at once: the batch is then repeated, one copy for each point. BI and TAM average the
+gradient of the last attention map along the path and multiply it, entry by entry, with a map made from attention alone.
+The product is taken in each row before rows are averaged. So a model that reads the mean of its tokens needs every row,
+and one that reads a single token needs only that row.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,9 +1,9 @@
-"""Maps of pixels from maps of patches: pictures moved a little, edges followed, values calibrated.
+"""Maps of pixels from maps of patches: averaged over shifts of the picture, filtered along its edges, calibrated.
 
 He, Sun and Tang, "Guided Image Filtering", ECCV 2010. Paper -> code: I -> guide, p -> maps, r -> radius.
 Otsu, "A Threshold Selection Method from Gray-Level Histograms", IEEE Transactions SMC 1979. The calibration is a power
 for each map, such that as many pixels lie above its mean as above Otsu's threshold. A power of values between zero and
-one cannot change their order: maps become comparable where a threshold is the mean, and nothing else changes.
+one does not change their order. It matters only where a metric compares values with their mean.
 """
 
 from collections.abc import Callable
@@ -103,7 +103,7 @@ class Finish:
         """Read from a method's options."""
         check_count("radius", radius)
         if shift < 0 or eps <= 0:
-            raise OptionError(f"shift={shift} and eps={eps}, but shift cannot be below zero and eps has to be above.")
+            raise OptionError(f"shift={shift} and eps={eps}, but shift must be at least 0, eps above 0.")
         moves = tuple((shift * y, shift * x) for y, x in DIAGONALS) if shift else ((0, 0),)
         return Finish(moves, radius, eps, check_choice("calibration", calibration, CALIBRATIONS))
 

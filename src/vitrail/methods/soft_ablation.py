@@ -1,17 +1,17 @@
-"""Soft ablation: what an answer loses as attention to each token of the context is turned down, all at once.
+"""Soft ablation: the derivative of an answer with respect to the presence of each token of the context.
 
-Every token of the context has a presence `g`; attention from outside its own passage is multiplied by `g` before the
-softmax normalises it, so that 0 is a passage that nothing else reads and 1 is the model as it is. The score of a token
-is the derivative of the answer's log-probability with respect to its presence, where all presences are `presence`. One
-forward and one backward pass give all tokens. The scores of a passage's tokens add up to the passage's derivative.
+Every token of the context has a presence `g`. Attention from outside its own passage is multiplied by `g` before the
+softmax normalises it: 1 is the model as it is, 0 is a passage that no other passage reads. The score of a token is the
+derivative of the answer's log-probability with respect to its presence, where all presences are `presence`. One forward
+and one backward pass give all tokens. The scores of a passage's tokens add up to the passage's derivative.
 
-Random ablations keep each passage with some probability, and a linear model of them (ContextCite) has the coefficients
-of the derivative of the multilinear extension inside the cube of presences (Owen, "Multilinear Extensions of Games",
-Management Science 18, 1972). The same derivative at the corner where everything is present, as in attribution patching,
-is small where several passages say the same, or where the model is sure.
+Random ablations keep each passage with some probability. A linear model of them (ContextCite) has the coefficients of
+the derivative of the multilinear extension inside the cube of presences (Owen, "Multilinear Extensions of Games",
+Management Science 18, 1972). At the corner where everything is present, as in attribution patching, the derivative is
+small where several passages say the same, or where the model is certain.
 
-`share` adds `gae` on the same pass, which finds the words inside a passage and the passage itself where all that a row
-reads is turned down alike, so that little changes.
+`share` adds `gae` on the same pass. It finds the words inside a passage, and the passage itself where the presence of
+all tokens that a row reads is reduced alike, so that their derivatives are small.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Token removal: how well the class is recognised from some of the patches alone.
+"""Transformer Input Sampling: how well the class is recognised from some of the patches alone.
 
 Englebert et al., "Explaining Through Transformer Input Sampling", ICCV Workshops 2023, as its released code
 computes it. Symbols: raw masks -> centroids of the channels' maps over the patches, m_k -> the patches mask k keeps,
@@ -131,9 +131,9 @@ def check_removable(model: nn.Module, body: Body) -> None:
     places = [body.owner, *(block.module for block in body.blocks)]
     if any(find(place, parts.relative) is not None for place in places):
         raise MethodError(
-            f"tis leaves out tokens, but in this {type(model).__name__} ({parts.name}) attention depends on how tokens "
-            f"lie to each other ({parts.relative}), and a shorter sequence would lie differently. vit_cx hides pixels "
-            "instead."
+            f"tis removes tokens, but in this {type(model).__name__} ({parts.name}) attention depends on the relative "
+            f"positions of tokens ({parts.relative}), which a shorter sequence would change. Use vit_cx, which hides "
+            "pixels instead."
         )
     if not body.blocks or find(body.owner, parts.positions) is None:
         raise AnatomyError(

@@ -1,4 +1,4 @@
-"""The causal effect of hiding all but what a group of the model's own feature maps shows.
+"""ViT-CX: the causal effect of hiding all pixels but those that a group of the model's feature maps shows.
 
 Xie, Li, Cao and Zhang, "ViT-CX: Causal Explanation of Vision Transformers", IJCAI 2023, arXiv:2211.03064, as its
 released code computes it. Symbols: f(x) -> the probability of the class, M_i -> masks, ε_i -> noise, s_i -> effects.

@@ -1,7 +1,4 @@
-"""What a model is called with, checked once at the border.
-
-How patches lie in a picture.
-"""
+"""What a model is called with, checked once; and the grid of patches of a picture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,8 +1,8 @@
-"""What may stand for a model and for its inputs.
+"""Objects that are accepted as a model, and as its inputs.
 
 A model is a module, or an object that holds one: a model of `vitrail.zoo`, what `vitrail.models.loading.load` gives, a
 pipeline of transformers, a model of sentence-transformers. Objects that bring their preprocessing also take a picture,
-the name of its file, an array, a text, or a list of them. All else is answered with what to give instead.
+the name of its file, an array, a text, or a list of them. Everything else is refused with what to give instead.
 """
 
 from collections.abc import Callable, Mapping, Sequence

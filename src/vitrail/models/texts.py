@@ -1,4 +1,4 @@
-"""Plain text: checks, words and sentences. Without torch.
+"""Checks of plain text, and its words and sentences. Does not import torch.
 
 The checks are shared by the command line, the tokenizers and the readers of files. Words and sentences are found in a
 text that is cut into tokens.

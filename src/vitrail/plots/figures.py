@@ -1,12 +1,8 @@
 """Figures of attributions.
 
-One attribution as one figure, drawn as its kind asks for.
-
-What every head says by itself, beside what they say together (GradToken, Fig. 10).
-
-What every layer says: layers x tokens for text (AttCAT, Fig. 4), a map per layer for images (VTranM, Fig. 1).
-
-Several methods side by side: targets as rows, methods as columns; sentences one below the other.
+One attribution as one figure; every head beside their sum (GradToken, Fig. 10); every layer, as layers x tokens for
+text (AttCAT, Fig. 4) or as a map per layer for images (VTranM, Fig. 1); and several methods side by side, with targets
+as rows and methods as columns, or sentences one below the other.
 """
 
 import inspect

@@ -1,13 +1,7 @@
-"""Shaded tokens.
+"""Shaded tokens: sentences as figures, as HTML and on the terminal, and heat maps of scores x tokens.
 
-The tokens of a text as readable pieces: which are shown, what they say, which belong to one word.
-
-Sentences with shaded tokens, as in AttCAT's Fig. 5 in other colours: red for the target, blue against it, darker for
-more.
-
-Rows of scores x tokens as a heat map, the final scores in a row of their own at the bottom.
-
-A sentence with shaded tokens for the terminal.
+Tokens become readable pieces first: which are shown, what they say, which belong to one word. Colours as in AttCAT's
+Fig. 5: red for the target, blue against it, darker for more. A heat map has the final scores in its last row.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""The relevance algebra: a row walks from the last layer to the first.
+"""Relevance: a row that goes from the last layer to the first.
 
-Every aggregation method has the form `r <- r + r E_h[w(A_h, G_h)]`, so no product of two n x n matrices is
-ever formed. A walking method is three small functions over the layers of a pass, or of a finished recording.
+Every walking method has the form `r <- r + r E_h[w(A_h, G_h)]`, so a product of two n x n matrices is never computed. A
+walking method is three small functions over the layers of a pass, or of a finished recording.
 """
 
 from vitrail.relevance.backends import BACKENDS, choose_backend, pull, push, tiles

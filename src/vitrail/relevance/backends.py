@@ -1,4 +1,4 @@
-"""Which code computes the sums of a layer: the same three functions, looked up by the layer's backend."""
+"""Choose the backend that computes the sums over a layer's attention maps: dense, chunked or fused."""
 
 from collections.abc import Iterator
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The same sums over blocks of rows, so that memory is bounded by the block and not by the map."""
+"""The sums of `dense` over blocks of rows, so that memory is bounded by the block and not by the map."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""The readable reference: whole maps at once. What one attention entry is worth, and sums over all of them.
+"""The readable reference backend: weights of attention entries, and sums over whole maps.
 
-Cui, Fan and Chen number what an entry is worth Eqs. 4 to 6; `positive` is Chefer's Eq. 5 of GAE as well, because A >= 0
-makes `[G * A]^+` and `[G]^+ * A` the same. Which backends compute sums is observed here too.
+Cui, Fan and Chen number these weights Eqs. 4 to 6. `positive` is also Chefer's Eq. 5 of GAE, because A >= 0 makes
+`[G * A]^+` and `[G]^+ * A` the same. The backends that compute sums report here (`backends_used`).
 """
 
 from collections.abc import Callable, Iterator

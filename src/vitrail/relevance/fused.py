@@ -1,4 +1,4 @@
-"""The same sums by Triton kernels: no n x n tensor at all. For CUDA, and for Triton's interpreter on a CPU."""
+"""The sums of `dense` by Triton kernels, without any n x n tensor: on CUDA, or in Triton's interpreter on a CPU."""
 
 import logging
 import os

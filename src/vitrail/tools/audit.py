@@ -198,7 +198,7 @@ def names_of(model: nn.Module) -> tuple[str, ...]:
         found = class_names(model)
         if found is not None:
             return found
-    raise InputError(f"{type(model).__name__} does not know what its classes are called: pass class_names=.")
+    raise InputError(f"{type(model).__name__} has no names for its classes: pass class_names=.")
 
 
 def to_page(audit: "Audit", *, most: int) -> str:
@@ -299,7 +299,7 @@ def _examine(model: nn.Module, some: Sequence[_Opened], explaining: Mapping[str,
     target = targets.difference([labels[i] for i in doubtful], [rivals[i] for i in doubtful])
     maps = explain(model, inputs[doubtful], target=target, **explaining)
     if not maps.signed or maps.grid is None:
-        raise OptionError(f"an audit contrasts two classes, but {maps.method} tells no sign: use {DEFAULT_METHOD}.")
+        raise OptionError(f"an audit needs signed scores, but {maps.method} has no sign: use {DEFAULT_METHOD}.")
     found: list[Finding] = []
     for scores, i in zip(maps.scores.reshape(-1, *maps.grid).double().cpu(), doubtful, strict=True):
         one, (own, other) = some[i], likely[i]

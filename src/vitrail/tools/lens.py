@@ -62,8 +62,8 @@ def sight_of(model: object, preprocess: View | None, *, squash: bool) -> Sight:
         raise InputError(f"a model is a torch module or what vitrail.zoo.load gives, not {type(model).__name__}.")
     if preprocess is None:
         raise OptionError(
-            "the pixels of a picture are changed, so its way to the model has to be known: preprocess=, a function "
-            "from a PIL image to the model's input."
+            "this changes pixels, so it must know how they reach the model: pass preprocess=, a function from a "
+            "PIL image to the model's input."
         )
     return Sight(model, preprocess, preprocess, _labels(model))
 

@@ -236,7 +236,7 @@ class Way:
         if self.eta is not None and not (math.isfinite(self.eta) and self.eta > 0):
             raise OptionError(f"eta={self.eta}, but a step size is a number above 0.")
         if not 0 <= self.probability < 1:
-            raise OptionError(f"probability={self.probability}, but it has to be from 0 to below 1.")
+            raise OptionError(f"probability={self.probability}, but it must be at least 0 and below 1.")
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class PixelPath:
         if self.eta is None:
             size = float(gradient.double().square().mean().sqrt())
             if size == 0:
-                raise InputError("the gradient at the pixels is zero, so they have no way to go. Give eta.")
+                raise InputError("the gradient at the pixels is zero, so it gives no step size. Pass eta=.")
             self.eta = max(FIRST_STEP, budget.typical(gradient.numel()) / 4) / size
         change = budget.project(self.pixels - self.eta * gradient - original)
         self.pixels = (original + change).clamp(0, 1)

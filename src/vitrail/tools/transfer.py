@@ -1,14 +1,9 @@
-"""Attention transfer.
-
-What `transfer` gives back: the prediction and its explanation, step by step.
-
-Attention transfer: the attention maps are the only parameters, and follow the gradient of the target.
+"""Attention transfer: the attention maps are the only parameters, and follow the gradient of the target.
 
 Cui, Fan and Chen, arXiv:2605.11392, Sec. 4.4 and Fig. 6. Paper -> code: the updated attention maps -> maps (Theta),
-learning rate 0.0004 -> eta, loss = logit of the target class -> the target. The loss is descended, so attention moves
-away from the target; the other direction is ours. The explanation shown at each step is `complete_gradient`.
-
-A film of explanations: evenly spaced frames side by side, or all of them one after the other.
+learning rate 0.0004 -> eta, loss = logit of the target class -> the target. The loss is minimised, so attention moves
+away from the target; the other direction is ours. `transfer` returns the prediction and its explanation
+(`complete_gradient`) at each step. A film shows evenly spaced frames side by side, or all of them one after the other.
 """
 
 import math
@@ -302,9 +297,7 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
     put, sign = check_choice("gradient", gradient, GRADIENTS), check_choice("direction", direction, DIRECTIONS)
     check_count("steps", steps)
     if not (math.isfinite(eta) and eta > 0):
-        raise OptionError(
-            f"eta={eta}, but a learning rate is a number above 0; direction='toward' turns the way round."
-        )
+        raise OptionError(f"eta={eta}, but a learning rate is above 0; direction='toward' reverses the direction.")
     started = time.perf_counter()
     read = read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own:

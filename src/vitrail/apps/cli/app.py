@@ -1,4 +1,4 @@
-"""The table of commands, and how mistakes in a command line are told."""
+"""The table of commands, and how usage errors are reported."""
 
 import errno
 import sys

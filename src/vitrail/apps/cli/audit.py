@@ -1,4 +1,4 @@
-"""The command `audit`: a labelled folder, and a page of the labels a model doubts."""
+"""The command `audit`: from a labelled folder to a page of labels that the model doubts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""The commands `bench run`, `table` and `plot`, and their options; those on one's own inputs are in `bench_own`."""
+"""The commands `bench run`, `table` and `plot`, and their options. `bench_own` has those for a user's own inputs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -250,7 +250,9 @@ def run(  # noqa: PLR0913  (one parameter for each option of the command line)
     }
     if quick or plan is not None:
         if model or arch or data or method or protocol or metric or ablation or subset or (quick and plan):
-            raise OptionError(f"{'--quick' if quick else '--plan'} says what to measure: leave out the others.")
+            raise OptionError(
+                f"{'--quick' if quick else '--plan'} already names the data: leave out the other options."
+            )
         made = changed(quick_plan() if quick else bench.read_plan(plan or ""), settings)
     else:
         chosen = method if method is not None else ([] if ablation else ["usual"])

@@ -1,4 +1,4 @@
-"""The commands `bench recommend`, `sanity` and `agreement`: methods on a user's own model and inputs."""
+"""The commands `bench recommend`, `sanity` and `agreement`, for a user's own model and inputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

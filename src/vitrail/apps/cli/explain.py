@@ -163,7 +163,7 @@ def _explain_parts(request: Asked, loaded: "Loaded") -> None:
     from vitrail.apps.cli.session import Work
 
     if request.source.folder is not None or request.versus is not None:
-        raise InputError(f"{loaded.name} is given one input at a time: name one, and leave out --versus.")
+        raise InputError(f"{loaded.name} takes one input at a time: name one, and leave out --versus.")
     plan = Work(request.specs or [(DEFAULT_METHOD, {})], [], request.preset)
     run = explain_boxes if loaded.task == "boxes" else explain_writing
     run(loaded, request.source, request.targets, plan, request.output)

@@ -1,4 +1,4 @@
-"""The commands `guide` and `detail`: one class against another, beside a second picture or in the same one."""
+"""The commands `guide` (a picture stitched to one of another class) and `detail` (two classes of one input)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -268,7 +268,7 @@ def _check_detail(source: Source, target: str | None, versus: str | None, top: i
     """Find what is wrong before the model is loaded."""
     check_source(source)
     if source.folder is not None:
-        raise InputError(f"{source.given} is a folder, but a contrast is of one input. For a folder: vitrail audit.")
+        raise InputError(f"{source.given} is a folder, but a contrast explains one input. For a folder: vitrail audit.")
     if top is not None and (target is not None or versus is not None):
         raise OptionError("--top takes the most likely classes: leave out --target and --versus.")
     if top is not None and top < 2:

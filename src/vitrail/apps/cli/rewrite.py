@@ -1,4 +1,4 @@
-"""The commands `transfer`, which lets attention follow a gradient, and `rewrite`, an adversarial robustness audit."""
+"""The commands `transfer` (attention follows a gradient) and `rewrite` (adversarial robustness audit)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -175,7 +175,7 @@ def _sizes(l2: list[str] | None, linf: list[str] | None) -> list[dict[str, Any]]
     norms, sizes = [_size("l2", text) for text in l2 or []], [_size("linf", text) for text in linf or []]
     if norms and sizes:
         if len(norms) > 1 or len(sizes) > 1:
-            raise OptionError("several budgets are of one norm: repeat --l2 or --linf, not both.")
+            raise OptionError("several budgets must use one norm: repeat --l2 or --linf, not both.")
         return [{"l2": norms[0], "linf": sizes[0]}]
     return [{"l2": size} for size in sorted(norms)] or [{"linf": size} for size in sorted(sizes)]
 
@@ -376,7 +376,7 @@ def transfer(  # noqa: PLR0913  (one parameter for each option of the command li
     source = Source(given, pair=pair, squash=squash)
     check_source(source)
     if source.folder is not None:
-        raise InputError(f"{given} is a folder, but a film is of one input.")
+        raise InputError(f"{given} is a folder, but a film shows one input.")
     for path in output or []:
         check_file(path, ENDINGS)
     check_apart(output or [], [given, pair, model])

@@ -1,4 +1,4 @@
-"""An input before a model, and its maps: all quick methods from one recording, slow ones one by one."""
+"""One input explained by one model: all fast methods from one recording, slow methods one by one."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,7 +166,7 @@ def picture_of(given: Input, limits: Limits) -> Image:
     try:
         data = given.path.read_bytes()
     except FileNotFoundError:
-        raise GoneError("this input is no longer kept on the server: hand it in again.") from None
+        raise GoneError("this input is no longer on the server: hand it in again.") from None
     return read_picture(data, limits)
 
 

@@ -1,4 +1,4 @@
-"""What every request passes: which host it names, which page it comes from, how large its body is; and the headers."""
+"""Checks of every request: the host it names, the page it comes from, the size of its body; and response headers."""
 
 import asyncio
 from collections.abc import Collection
@@ -55,7 +55,7 @@ def check_host(headers: Headers, bind: str, names: Collection[str]) -> None:
     found = host_of(headers.get("host", ""))
     known = found in {*LOOPBACK, *(name.lower() for name in names)}
     if not (known or (bind not in LOOPBACK and (found == bind.lower() or is_address(found)))):
-        raise ForeignError("this server does not go by the name in the request: start it with --allow-host NAME.")
+        raise ForeignError("the request names a host that is not this server's: start it with --allow-host NAME.")
 
 
 def check_origin(headers: Headers) -> None:

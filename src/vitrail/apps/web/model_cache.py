@@ -1,4 +1,4 @@
-"""Models a visitor may open, and every pass of one reported to the job that runs it.
+"""Models that visitors may open, and passes that report to the job that runs them.
 
 Visitors may open the embedded models, those that were allowed, or any; a few stay loaded. A job is stopped inside a
 pass when its visitor has left.

@@ -1,4 +1,4 @@
-"""Read what a visitor handed in: pictures are known by their content, and checked before they are decoded."""
+"""Read pictures and texts that visitors hand in. The format is known from the content and checked before decoding."""
 
 import struct
 import warnings

@@ -1,4 +1,4 @@
-"""The routes: static files from memory, JSON in, one JSON object per line out; torch is imported meanwhile."""
+"""The routes: static files from memory; JSON in, one JSON object per line out. Torch is imported in the background."""
 
 import asyncio
 import gzip

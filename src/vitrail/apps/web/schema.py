@@ -1,4 +1,4 @@
-"""What every route takes, as types: a request that does not fit is refused with the field and what it needs."""
+"""The fields that every route takes, as types. A request that does not fit is refused with the field and the reason."""
 
 from typing import Annotated
 

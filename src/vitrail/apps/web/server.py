@@ -1,4 +1,4 @@
-"""Serve the page: on this machine only unless asked otherwise, visible at once, while the models load."""
+"""Start the server: by default for this machine only. The page is shown while the models load."""
 
 import socket
 from collections.abc import Sequence

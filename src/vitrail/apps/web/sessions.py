@@ -1,6 +1,6 @@
-"""Sessions: what each visitor has handed in, apart from all others, and the examples that all visitors share.
+"""Sessions: the inputs of each visitor, separate from those of others, and the examples that all visitors share.
 
-Pictures lie in one folder with a quota.
+Pictures are kept in one folder with a quota.
 """
 
 import secrets
@@ -58,7 +58,7 @@ class Session:
     def get(self, name: str) -> Input:
         """The input of this id."""
         if name not in self.inputs:
-            raise GoneError("this input is no longer kept on the server: hand it in again.")
+            raise GoneError("this input is no longer on the server: hand it in again.")
         self.inputs.move_to_end(name)
         return self.inputs[name]
 
@@ -111,7 +111,7 @@ class Sessions:
         with self._lock:
             found = self._sessions.get(name or "")
             if found is None:
-                raise UnknownSessionError("this session is not known, or was not used for long: load the page again.")
+                raise UnknownSessionError("this session is unknown or has expired: load the page again.")
             found.used = time.monotonic()
             self._sessions.move_to_end(found.id)
             return found

@@ -1,4 +1,4 @@
-"""What the page says: methods in plain words, what a model knows, when an input is unlike its training data."""
+"""The page's texts: methods in plain words, what a model knows, warnings about inputs unlike its training data."""
 
 from dataclasses import dataclass
 from typing import Any

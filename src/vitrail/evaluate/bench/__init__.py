@@ -1,4 +1,4 @@
-"""The bench: methods x data x protocols, resumable, with tables that say how sure they are.
+"""The bench: methods x data x protocols, resumable, with confidence intervals.
 
 `run(plan, "results.db")` computes what the file lacks; `tables` and `curves` read it at any time.
 """

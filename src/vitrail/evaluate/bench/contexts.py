@@ -86,7 +86,7 @@ def read_contexts(
     """The model's answers; those that are empty, too long or known to be wrong are left out."""
     tokenizer, good, asked, broken = opened.loaded.tokenizer, [], [], {}
     if not tokenizer.is_fast:
-        raise ModelError(f"the bench needs a fast tokenizer; that of {opened.loaded.name} is not.")
+        raise ModelError(f"the bench needs a fast tokenizer, but {opened.loaded.name} has none.")
     for example in examples:
         try:
             question = answers.ask(opened.loaded.model, tokenizer, example, max_new_tokens=protocol.new_tokens)

@@ -1,6 +1,6 @@
-"""Run a plan: name its runs, give out the units that have no results yet, and store what comes back.
+"""Run a plan: identify its runs, give out the units that have no results yet, and store the results.
 
-Models, data sets, protocols and methods that do not fit each other are left out, and what fits nothing is refused.
+Models, data sets, protocols and methods that do not fit each other are left out; one that fits no other is an error.
 Only the driver writes to the results file.
 """
 

@@ -1,7 +1,7 @@
-"""The engine of Ray: units are done by workers on many machines, or by several processes of this one.
+"""The Ray engine: workers on several machines, or several processes of this one, measure the units.
 
-The cluster is one that runs already, or one that lives as long as the run. A worker is an actor that keeps its model
-loaded and has one unit at a time. If it dies, its unit is given to another. Results come back to the driver.
+It uses a cluster that is running, or starts one for the run. A worker is an actor that keeps its model loaded and has
+one unit at a time. If it dies, its unit is given to another. Results come back to the driver.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Metrics of explained answers: are the sentences found that hold the answer, or without which it changes?"""
+"""Metrics of explained answers: does the explanation find the sentences that the answer depends on?"""
 
 from functools import partial
 

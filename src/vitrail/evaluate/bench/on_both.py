@@ -1,4 +1,4 @@
-"""Metrics of pictures and texts alike: does the map depend on the weights and on the class; which map is like which?"""
+"""Metrics for pictures and texts: does the map depend on the weights and on the class? Do methods agree?"""
 
 from collections.abc import Callable
 from functools import partial

@@ -289,7 +289,7 @@ def open_data(spec: DataSpec) -> Dataset[Any]:
 def _open_data(name: str, path: str, options: tuple[tuple[str, Any], ...]) -> Dataset[Any]:
     entry = find_entry(name)
     if not path and name not in NO_PATH:
-        raise OptionError(f"where does {name} lie? Write {name}=PATH; there has to be {entry.needs}.")
+        raise OptionError(f"the path of {name} is missing. Write {name}=PATH; it must hold {entry.needs}.")
     return entry.open(path, **dict(options))
 
 

@@ -79,7 +79,7 @@ def check_number(name: str, value: object) -> None:
     if value is None and name == "limit":
         return
     if type(value) is not int or not least <= value <= most:
-        raise OptionError(f"{name}={value!r}: it has to be a whole number from {least} to {most}.")
+        raise OptionError(f"{name}={value!r}, but it must be a whole number from {least} to {most}.")
 
 
 @dataclass(frozen=True)

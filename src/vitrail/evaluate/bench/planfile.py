@@ -21,7 +21,7 @@ SHAPE = re.compile(r"(\w+)(?:\(([^)]*)\))?(?:=(.*))?", re.DOTALL)
 def parse_data(text: str) -> DataSpec:
     """`NAME=PATH`, `NAME(option=value)=PATH`, or the path of a folder of pictures or a `.txt` file of one's own."""
     if not isinstance(text, str):
-        raise InputError(f"data are named by a text such as pets=PATH, not by {type(text).__name__}.")
+        raise InputError(f"data must be given as text such as pets=PATH, not as {type(text).__name__}.")
     match = SHAPE.fullmatch(text.strip())
     if match is None or match[1] not in {**DATASETS, **OWN}:
         if match is not None and match[3] is not None and not Path(text).exists():

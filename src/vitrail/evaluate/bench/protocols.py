@@ -87,7 +87,7 @@ class Protocol:
                     f"{suggest(getattr(self, name), table)}"
                 )
         if len(self.levels) < 2 or self.levels[0] != 0 or list(self.levels) != sorted(set(self.levels)):
-            raise OptionError(f"protocol {self.name}: levels rise from 0 to at most 1, but they are {self.levels}.")
+            raise OptionError(f"protocol {self.name}: levels must rise from 0 to at most 1, not be {self.levels}.")
         for name in ("ablations", "new_tokens"):
             if getattr(self, name) < LEAST[name]:
                 raise OptionError(f"protocol {self.name}: {name}={getattr(self, name)}; it is at least {LEAST[name]}.")

@@ -150,7 +150,7 @@ def read_questions(
 def _encode(opened: Opened, first: list[str], second: list[str] | None, *, kind: str, truncation: str) -> Any:  # noqa: ANN401
     tokenizer, model = opened.loaded.tokenizer, opened.loaded.model
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        raise ModelError(f"the bench needs a fast tokenizer with a padding token; that of {opened.loaded.name} is not.")
+        raise ModelError(f"the bench needs a fast tokenizer with a padding token, but {opened.loaded.name} has none.")
     limit = min(LONGEST[kind], position_limit(model) or LONGEST[kind])
     found = tokenizer(
         first,

@@ -47,8 +47,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if (self.workers is not None and self.workers < 1) or not 0 < self.gpu_share <= 1:
             raise OptionError(
-                f"workers={self.workers}, gpu_share={self.gpu_share}: there has to be a worker, and it takes a part of "
-                "a GPU that is above 0 and at most 1."
+                f"workers={self.workers}, gpu_share={self.gpu_share}: workers must be at least 1, gpu_share above 0 "
+                "and at most 1."
             )
 
 

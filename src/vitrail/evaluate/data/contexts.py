@@ -102,7 +102,7 @@ def lookup(seed: int, *, sentences: int) -> ContextExample:
 def _generated(name: str, make: Make, count: int, seed: int) -> Dataset[ContextExample]:
     """So many contexts, each from its own number, counted from the seed on."""
     if seed < 0:
-        raise OptionError(f"{name}: seed={seed}, but contexts are counted from 0 on.")
+        raise OptionError(f"{name}: seed={seed}, but a seed is at least 0.")
     return Dataset(name, "vitrail", range(seed, seed + count), lambda number: make(number).key, make)
 
 

@@ -222,7 +222,7 @@ class Dataset(Generic[E]):
     def spread(self, count: int) -> "Dataset[E]":
         """So many examples at even distances, since files often hold one class after the other; all if it has fewer."""
         if count < 1:
-            raise OptionError(f"{count} examples cannot be spread; ask for at least 1.")
+            raise OptionError(f"{count} examples were asked for; ask for at least 1.")
         if count >= len(self):
             return self
         return replace(self, order=tuple(self.order[i * len(self) // count] for i in range(count)))

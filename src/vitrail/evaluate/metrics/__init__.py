@@ -1,4 +1,4 @@
-"""Measures of explanations: pure functions on arrays and tensors; what runs a model is handed a function `score`."""
+"""Metrics of explanations: pure functions on arrays and tensors. Those that run a model take a function `score`."""
 
 from vitrail.evaluate.metrics import fills
 from vitrail.evaluate.metrics.areas import (

@@ -51,7 +51,7 @@ def unit(values: Curves, levels: Points) -> Float[np.ndarray, " n"]:
 
 def _tenths(count: int) -> Points:
     if count > 11:
-        raise InputError(f"{count} values are more than 0, 0.1, ..., 1: say at which levels they were taken (levels=).")
+        raise InputError(f"there are {count} values, more than the levels 0, 0.1, ..., 1: pass their levels (levels=).")
     return np.arange(count) / 10
 
 

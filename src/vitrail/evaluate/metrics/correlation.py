@@ -1,4 +1,4 @@
-"""How alike two rankings are: between classes (Kendall, class sensitivity) and between methods (agreement)."""
+"""How similar two rankings are: between classes (Kendall, class sensitivity) and between methods (agreement)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which module of a model is which part: tables per family, and how to look a model up in them."""
+"""The parts of a model: tables by family, and how a model is looked up in them."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""CLIP seen from its texts."""
+"""CLIP as a model of texts: the text tower, whose classes are pictures."""
 
 from torch import Tensor, nn
 

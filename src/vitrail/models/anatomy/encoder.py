@@ -1,4 +1,4 @@
-"""A model of your own around `nn.TransformerEncoder`: prefix and readout are measured, not known."""
+"""Models around `nn.TransformerEncoder`: their prefix and readout are measured."""
 
 from dataclasses import replace
 

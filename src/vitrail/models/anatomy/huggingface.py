@@ -1,8 +1,8 @@
 """Hugging Face families, found by `config.model_type`; paths start at the base model.
 
-An entry tells what a pass does not show: what tells tokens their places, so that some can be left out (`tis`); what a
+An entry holds what a pass cannot show: what gives tokens their positions, so that some can be left out (`tis`); what a
 head reads where a class token and patches share the answer (DINOv2); how pictures and texts are compared (CLIP). Models
-of text need none: all but which tokens are marks is found, and that is in `MARKED`.
+of text need no entry: everything is found in a pass, except which tokens are special (`MARKED`).
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which module of a model is which part, as data.
+"""The parts of a model, as data.
 
 `Anatomy` is a description by dotted paths, made once per family or by the user; `resolve` looks the
 paths up in one model and gives a `Body` of modules and tensors.

@@ -28,7 +28,7 @@ def load(name: str | Path, *, arch: str | None = None, pickles: bool = False) ->
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
     """
     if not isinstance(name, (str, Path)):
-        raise ModelError(f"a model is named by a text or a path, not by {type(name).__name__}.")
+        raise ModelError(f"a model must be given by its name or path, not by {type(name).__name__}.")
     name = str(name)
     path = _check_name(name)
     if path.suffix == ".safetensors":

@@ -1,10 +1,10 @@
-"""Three small models of our own training, shipped inside the package: no download, no account.
+"""Three small models that we trained, shipped inside the package: no download, no account.
 
-`load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that tells praise
-from complaint; `load("lookup")` is a tiny Llama that looks up in its context what a person has. All are plain Hugging
-Face models. `load_plain` gives the first two as torch modules of our own, which stand wherever a model is named by its
-name (`vitrail.explain("photo", ...)`, the command line, the page): importing transformers takes longer than an
-explanation. Their cards lie in `vitrail/models/zoo/cards`.
+`load("photo")` is a ViT that knows the ten classes of Imagenette; `load("sentiment")` is a BERT that distinguishes
+praise from complaint; `load("lookup")` is a tiny Llama that looks up in its context what a person has. All are plain
+Hugging Face models. `load_plain` gives the first two as torch modules of our own. These are used wherever a model is
+given by its name (`vitrail.explain("photo", ...)`, the command line, the page), because importing transformers takes
+longer than an explanation. Their cards are in `vitrail/models/zoo/cards`.
 `example("golf_ball")` is the path of a picture to try them on.
 """
 

@@ -1,7 +1,7 @@
-"""The files of the embedded models: checked against their hashes as they are read, weights in 8 bits.
+"""The files of the embedded models: checked against their hashes when they are read, weights in 8 bits.
 
-Every row of a matrix is stored as integers from -127 to 127 times one scale. In a file the integers stand under the
-weight's own name and the scales under that name and `.scale`.
+Every row of a matrix is stored as integers from -127 to 127 times one scale. In a file the integers have the weight's
+own name, and the scales that name with `.scale`.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Texts for the embedded models: tokens of the sentiment model, and the small language of the lookup model.
+"""Texts for the embedded models: the tokenizer of the sentiment model, and the language of the lookup model.
 
 The sentiment model's tokenizer is written without transformers, which takes longer to import than a text to explain. It
-cuts texts as transformers' `BertTokenizer` of the same vocabulary does (a test compares them). Whatever else is asked
-of it, that one answers.
+cuts texts as transformers' `BertTokenizer` of the same vocabulary does (a test compares them). Other methods of a
+tokenizer are passed on to that one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a report of inputs holds: the inputs, what the model said of each, and every method's map."""
+"""The data of a report: the inputs, the model's answer to each, and every method's map."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

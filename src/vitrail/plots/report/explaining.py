@@ -122,7 +122,7 @@ Measure = Callable[[Sample, Sequence[Attribution], int], Curves]
 def measure_of(loaded: Loaded) -> Measure:
     """The function that gives the methods' curves and the random one, for an input and a class."""
     if loaded.task not in MEASURES:
-        raise InputError(f"{loaded.name} is a language model; curves are drawn for models of classes.")
+        raise InputError(f"{loaded.name} is a language model; curves need a model with classes.")
     return MEASURES[loaded.task](loaded)
 
 

@@ -1,4 +1,4 @@
-"""What kind of operation each torch function is. A function that is not here stops the pass with an error."""
+"""The kind of every torch function that rules know. A function that is not here stops the pass with an error."""
 
 from collections.abc import Callable
 from typing import Any

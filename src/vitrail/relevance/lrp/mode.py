@@ -1,7 +1,7 @@
 """The context in which an unmodified model propagates relevance instead of gradients.
 
-Every torch function that reads something the explanation depends on is looked up by its kind in the rule set, and its
-result is given the way back that the rule says. The values are the model's own. Nothing survives the context.
+Every torch function that reads something the explanation depends on is looked up by its kind in the rule set, and the
+rule replaces its backward function. The values are the model's own. Nothing remains after the context.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""One operation of a model, as a rule sees it: its operands, and the pullback a rule gives it."""
+"""One operation of a model, as a rule sees it: its operands, and the backward function that a rule gives it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
