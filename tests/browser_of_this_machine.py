@@ -1,4 +1,7 @@
-"""Find Chromium or install it: Debian's package as root, else the one that Playwright downloads."""
+"""Find Chromium or install it: Debian's package as root, else the one that Playwright downloads.
+
+The one without windows comes first: it opens a page with a third of the work.
+"""
 
 import os
 import shutil
@@ -6,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def find_browser():
@@ -27,7 +30,8 @@ def _playwrights():
 def ways():
     """The commands that install a browser on this machine, the best first."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
-        yield ["apt-get", "update", "--quiet"], ["apt-get", "install", "--yes", "--quiet", "chromium"]
+        yield ["apt-get", "update", "--quiet"], ["apt-get", "install", "--yes", "--quiet", "chromium-headless-shell"]
+        yield (["apt-get", "install", "--yes", "--quiet", "chromium"],)  # older releases have no other
     yield (([sys.executable, "-m", "playwright", "install", "chromium"]),)
 
 

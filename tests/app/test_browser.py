@@ -61,7 +61,9 @@ def axe(page):
     """What axe finds wrong, of any level."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    if page.evaluate("() => !window.axe"):
+        page.evaluate(Axe().axe_script)
+    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
     return [
         (one["id"], one["nodes"][0]["html"][:120], one["nodes"][0].get("failureSummary", "")[:200]) for one in found
     ]

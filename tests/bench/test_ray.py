@@ -21,7 +21,7 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'vitr
 from vitrail.evaluate.bench import engines_ray  # noqa: E402  (needs ray)
 from vitrail.evaluate.bench.engines_ray import on_loopback, ray_engine  # noqa: E402
 
-TWO = bench.Cluster(workers=2)
+ONE, TWO = bench.Cluster(workers=1), bench.Cluster(workers=2)
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,8 @@ def failing(how):
 def test_a_unit_no_worker_survives_is_named(how, reason):
     found = []
     with pytest.warns(UserWarning, match="a worker was lost") as lost, pytest.raises(EngineError) as caught:
-        found.extend(ray_engine(units("good", "bad"), failing(how), cluster=TWO))
+        found.extend(ray_engine(units("good", "bad"), failing(how), cluster=ONE))
+    assert [finished.unit.keys for finished in found] == [("good",)]
     assert caught.match(rf"3 workers failed, .* at the same unit, vit on pets, examples bad to bad: {reason}")
     assert len(lost) == 2
     assert ray.is_initialized()  # the caller's cluster goes on
@@ -196,6 +197,13 @@ def test_workers_of_other_versions_are_refused(monkeypatch):
         list(ray_engine(units("good"), failing("never"), cluster=TWO))
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_process_connected_elsewhere_is_told_so():
+    with pytest.raises(EngineError, match=r"already connected to the Ray cluster at .*, not to 127.0.0.1:9"):
+        list(ray_engine(units("a"), failing("never"), cluster=bench.Cluster(address="127.0.0.1:9")))
+    assert ray.is_initialized()
+
+
 @pytest.mark.usefixtures("apart")
 def test_a_cluster_that_runs_already_is_used_and_left_running(tmp_path):
     script = """
@@ -222,13 +230,6 @@ with connected(Cluster(workers=1)):
 def test_an_address_where_nothing_answers_is_said():
     with pytest.raises(EngineError, match=r"no Ray cluster can be reached at 127.0.0.1:9"), on_loopback():
         list(ray_engine(units("a"), failing("never"), cluster=bench.Cluster(address="127.0.0.1:9")))
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_process_connected_elsewhere_is_told_so():
-    with pytest.raises(EngineError, match=r"already connected to the Ray cluster at .*, not to 127.0.0.1:9"):
-        list(ray_engine(units("a"), failing("never"), cluster=bench.Cluster(address="127.0.0.1:9")))
-    assert ray.is_initialized()
 
 
 @pytest.mark.usefixtures("apart")
