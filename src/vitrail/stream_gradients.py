@@ -67,7 +67,7 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     """
     check_level_at_inputs(request)
     made = METHODS[request.entry.name](model, request)
-    pictures = {i: one for i, one in enumerate(one for one in shown if one.kind == "image" and one.given)}
+    pictures = {i: one for i, one in enumerate(_each_picture(shown))}
     streams: dict[str, Attribution] = {}
     left_out: list[str] = []
     for given, every in made.found.items():
@@ -91,6 +91,20 @@ def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownSt
     order = ("image", "text") if hasattr(model, "logit_scale") else ("text", "image")  # two towers, or one text
     main = next(name for name in ("encoder", *order, *streams) if name in streams)
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
+
+
+def _each_picture(shown: Sequence[ShownStream]) -> list[ShownStream]:
+    """The streams of pictures that were given, each picture once: CrossViT cuts one into patches of two sizes."""
+    found: list[ShownStream] = []
+    for one in shown:
+        same = any(other.pictures is not None and _same(one.pictures, other.pictures) for other in found)
+        if one.kind == "image" and one.given and not same:
+            found.append(one)
+    return found
+
+
+def _same(a: Tensor | None, b: Tensor) -> bool:
+    return a is not None and torch.equal(a, b)
 
 
 def _name(shown: Sequence[ShownStream], given: str, number: int, usual: str) -> str:

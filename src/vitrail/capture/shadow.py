@@ -164,6 +164,22 @@ class _Regions:
             self.leave()
 
 
+def _mend_batch_norms(own: nn.Module) -> None:
+    """Hand the gradient of batch norms on in one piece.
+
+    The backward pass of torch (2.15, on CPUs) takes the gradient of a single sample that is flattened into tokens for
+    one whose channels stand last, and gives wrong numbers without an error.
+    """
+    for module in own.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            module.register_forward_hook(_in_one_piece)
+
+
+def _in_one_piece(module: nn.Module, args: tuple, out: object) -> None:
+    if isinstance(out, Tensor) and out.requires_grad and out.device.type == "cpu" and len(out) == 1:
+        out.register_hook(Tensor.contiguous)
+
+
 @dataclass(frozen=True)
 class Memory:
     """What is known of the modules of a shadow: as long as they are these, and for the call that uses it now."""
@@ -184,6 +200,7 @@ class _Shadow:
     ) -> None:
         self.kind, self.copied = type(model), copied(model, root)
         self.root, self.restless = self.copied.root, restless  # one that changed itself in a call will do so again
+        _mend_batch_norms(self.root)
         # A graph reads and writes this copy's memory as long as it lives, so no other call may use or free it.
         once = restless or recorded or bool(self.copied.watched)
         self.model = None if once else snapshot(model, model, classes=True)

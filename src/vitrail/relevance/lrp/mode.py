@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional
 from vitrail.capture.seams.intercept import on_top_of
@@ -345,6 +346,9 @@ class _Propagate(TorchFunctionMode):
             return True
         if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:
             return False
+        if self._of_weights_alone(x):  # such as biases of attention that were kept in an earlier pass
+            self._constant(x)
+            return False
         if self.table.otherwise is None:
             raise RuleError(
                 f"a tensor in the module {self.where!r} was made where no rule can see it, by an autograd function of "
@@ -352,6 +356,11 @@ class _Propagate(TorchFunctionMode):
                 "leaves it to the gradient."
             )
         return True
+
+    def _of_weights_alone(self, x: Tensor) -> bool:
+        """Whether no way back from a tensor leads to what is explained."""
+        roots = {node_of(root) for root in self.capture.roots}
+        return None not in roots and not reached([node_of(x)], {root for root in roots if root is not None})
 
     def _constant(self, out: Any) -> Any:  # noqa: ANN401
         """The result of a function that reads nothing that is explained."""
