@@ -117,7 +117,9 @@ def test_a_question_about_a_picture_has_a_map_and_a_shaded_prompt(llava, tmp_pat
     found = vitrail.Attribution.load(path)
     assert found.streams["image"].grid == (4, 4)
     assert found.streams["text"].tokens[0][-1].startswith(("w", "<"))
-    ran(photo, "--question", "w5 w6 w7", "-m", llava, "-o", tmp_path / "sheet.png")
+    said = ran(photo, "--question", "w5 w6 w7", "-m", llava, "-o", tmp_path / "sheet.png")
+    assert "<image> ×16" in said  # the places of the patches are one line
+    assert "level=" not in said  # each stream has its own
     missing = CliRunner().invoke(app, ["explain", str(photo), "-m", str(llava)])
     assert missing.exit_code != 0
     assert "give --question TEXT" in " ".join(missing.output.split())

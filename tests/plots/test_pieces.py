@@ -3,7 +3,7 @@ import torch
 
 from vitrail import Attribution, targets
 from vitrail.errors import InputError, OptionError
-from vitrail.plots.tokens import merge_pieces, pieces, real_tokens
+from vitrail.plots.tokens import join_runs, merge_pieces, pieces, real_tokens
 
 
 def text(tokens, scores, **fields):
@@ -106,3 +106,11 @@ def test_an_image_has_no_sentence():
     image = Attribution(torch.ones(1, 4), "gae", targets.logit(0), "image", grid=(2, 2))
     with pytest.raises(OptionError, match="has no sentence"):
         pieces(image)
+
+
+def test_places_of_a_picture_are_drawn_as_one_with_the_largest_score():
+    tokens = ["<s>", *["<image>"] * 5, "▁what", "<unk>", "<unk>", "▁now"]
+    found = join_runs(pieces(text(tokens, [0.1, 0.2, -0.9, 0.3, 0.0, 0.1, 0.4, 0.1, 0.2, 0.3])))
+    assert [piece.text for piece in found] == ["<s>", "<image> ×5", "what", "<unk>", "<unk>", "now"]
+    assert found[1].value == pytest.approx(-0.9)
+    assert found[1].score == pytest.approx(-1.0)

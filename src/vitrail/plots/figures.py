@@ -29,7 +29,7 @@ from vitrail.plots.pictures import (
 )
 from vitrail.plots.signals import is_signal, signal_figure
 from vitrail.plots.streams import streams_figure
-from vitrail.plots.tokens import SentenceRow, pieces, sentence, sentence_figure, token_heatmap
+from vitrail.plots.tokens import SentenceRow, join_runs, pieces, sentence, sentence_figure, token_heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,7 +217,8 @@ def _spread(panels: list[Panel | None]) -> list[list[Panel | None]]:
 
 def _text_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
     groups = [
-        (title, [SentenceRow(a.label, pieces(a, index)) for a in row]) for title, row in zip(titles, rows, strict=True)
+        (title, [SentenceRow(a.label, join_runs(pieces(a, index))) for a in row])
+        for title, row in zip(titles, rows, strict=True)
     ]
     return sentence_figure(groups)
 

@@ -18,7 +18,8 @@ from vitrail.plots.canvas import check_index, ink, rendered, shade
 from vitrail.plots.figures import comparison_sheet
 from vitrail.plots.pictures import overlay
 from vitrail.plots.signals import is_signal, signal_figure
-from vitrail.plots.tokens import Piece, pieces
+from vitrail.plots.streams import stream_label
+from vitrail.plots.tokens import Piece, join_runs, pieces
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -108,7 +109,7 @@ def attribution_block(
     chosen = range(len(attribution)) if index is None else [check_index(attribution, index)]
     streams = attribution.streams or {"": attribution}
     samples = (_sample(one, image, i, merge=merge, stream=name) for i in chosen for name, one in streams.items())
-    label, made_with = attribution.label, origin(attribution)
+    label, made_with = stream_label(attribution), origin(attribution)
     return render("plots/templates/attribution.html", label=label, samples=samples, origin=made_with)
 
 
@@ -168,7 +169,7 @@ def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool, st
         alt = f"{attribution.label} for {target}, sample {index}"
         return ShownSample(target, stream, data, alt, "width:44em;max-width:100%")
     if attribution.kind == "text":
-        found = pieces(attribution, index, merge=merge)
+        found = join_runs(pieces(attribution, index, merge=merge))
         return ShownSample(target, stream, pieces=found, scale=list(_scale(found)))
     data = rendered(overlay(attribution, image, index=index, title=""))
     alt = f"Map of {attribution.label} for {target}, sample {index}"

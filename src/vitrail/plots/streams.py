@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.attribution import Attribution
 from vitrail.plots.canvas import INK, check_index, font, new_figure, panel, rendered, sample_target, write
 from vitrail.plots.pictures import overlay
-from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
+from vitrail.plots.tokens import SentenceRow, join_runs, pieces, sentence_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +25,16 @@ def streams_figure(attribution: Attribution, image: Any = None, *, index: int = 
         image: what to draw maps over; None draws the maps alone.
     """
     index = check_index(attribution, index)
-    title = f"{attribution.label} · {sample_target(attribution, index)}"
+    title = f"{stream_label(attribution)} · {sample_target(attribution, index)}"
     return streams_sheet([(title, attribution)], image, index=index)
+
+
+def stream_label(attribution: Attribution) -> str:
+    """The method for a title of all streams: without the level, of which each stream has its own."""
+    if not attribution.streams:
+        return attribution.label
+    options = {name: value for name, value in attribution.options.items() if name != "level"}
+    return replace(attribution, options=options).label
 
 
 def streams_sheet(
@@ -68,7 +76,7 @@ def _figure(heading: str, one: Attribution, image: Any, sound: Any, index: int) 
         return overlay(one, image, index=index, title=heading)
     if one.tokens is None and sound is not None:
         return sound_figure(one, sound, heading, index=index)
-    return sentence_figure([(heading, [SentenceRow("", pieces(one, index))])])
+    return sentence_figure([(heading, [SentenceRow("", join_runs(pieces(one, index)))])])
 
 
 def sound_figure(attribution: Attribution, sound: Any, title: str, *, index: int = 0) -> "Figure":  # noqa: ANN401
@@ -94,7 +102,8 @@ def sound_figure(attribution: Attribution, sound: Any, title: str, *, index: int
     axes.set_xlim(0.0, min(length, sound.seconds))
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.tick_params(labelsize=7)
-    axes.set_xlabel(f"seconds; the darkest has {most:.2g}", fontsize=7, labelpad=1)
+    colours_say = "red: for, blue: against; " if signed else ""
+    axes.set_xlabel(f"seconds; {colours_say}the darkest has {most:.2g}", fontsize=7, labelpad=1)
     return figure
 
 
@@ -138,4 +147,6 @@ def boxes_figure(
         axes.add_patch(Rectangle(corner, width * wide, height * high, fill=False, edgecolor="#00e5ff", linewidth=1.5))
         axes.set_xlim(0, wide)
         axes.set_ylim(high, 0)
+        said = f"red: for, blue: against; the darkest has {most:.2g}" if one.signed else f"at most {most:.2g}"
+        write(figure, said, left, side + 3 * MARGIN, fontproperties=font(HEADING - 2))
     return figure

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING
 from unicodedata import category
 
@@ -110,6 +111,24 @@ def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> 
         )
         for group, value, score in zip(groups, scores, relative, strict=True)
     ]
+
+
+RUN = 4
+"""How many equal special tokens in a row are drawn as one."""
+
+
+def join_runs(found: Sequence[Piece]) -> list[Piece]:
+    """The pieces; equal special tokens in a row, such as the places of a picture, are one with the largest score."""
+    made: list[Piece] = []
+    for raw, group in groupby(found, key=lambda piece: piece.raw):
+        same = list(group)
+        if len(same) < RUN or not SPECIAL.fullmatch(raw):
+            made += same
+            continue
+        most = max(same, key=lambda piece: abs(piece.value))
+        text, raw = (f"{one} ×{len(same)}" for one in (same[0].text, raw))
+        made.append(replace(most, text=text, raw=raw, glued=same[0].glued, left_out=False))
+    return made
 
 
 def merge_pieces(
@@ -249,7 +268,7 @@ def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, t
     """
     index = check_index(attribution, index)
     heading = f"{attribution.label} · {attribution.title(index)}" if title is None else title
-    return sentence_figure([(heading, [SentenceRow("", pieces(attribution, index, merge=merge))])])
+    return sentence_figure([(heading, [SentenceRow("", join_runs(pieces(attribution, index, merge=merge)))])])
 
 
 def sentence_figure(groups: Sequence[Group]) -> "Figure":
@@ -416,7 +435,7 @@ def terminal(attribution: Attribution, *, index: int = 0, merge: bool = False) -
     except ImportError as error:
         raise MissingExtraError("shaded text in the terminal needs rich: pip install 'vitrail[cli]'") from error
     text = Text()
-    for number, piece in enumerate(pieces(attribution, index, merge=merge)):
+    for number, piece in enumerate(join_runs(pieces(attribution, index, merge=merge))):
         text.append("" if number == 0 or piece.glued else " ")
         text.append(piece.text, style=_style(piece))
     return text

@@ -23,8 +23,8 @@ from vitrail.models.loading.images import open_image
 from vitrail.models.loading.writing import answer_ids, answer_text, answer_words
 from vitrail.plots import terminal
 from vitrail.plots.page import attribution_block, document, render
-from vitrail.plots.streams import boxes_figure, named_tokens, streams_sheet
-from vitrail.plots.tokens import pieces
+from vitrail.plots.streams import boxes_figure, named_tokens, stream_label, streams_sheet
+from vitrail.plots.tokens import join_runs, pieces
 from vitrail.storage import save_figure, write_bytes
 
 if TYPE_CHECKING:
@@ -176,20 +176,21 @@ def _show(title: str, attribution: Attribution) -> None:
     """Texts with their tokens shaded, pictures by their strongest patches."""
     for name, one in (attribution.streams or {"": attribution}).items():
         heading = f"{name} · {title}".removeprefix(" · ")
+        label = stream_label(attribution)
         if one.kind == "image":
             lines = [(y, x, f"{score:.3g}") for y, x, score in strongest(one)[:PATCHES]]
-            show_table(("row", "column", "score"), lines, f"{one.label} · {heading}: strongest patches")
+            show_table(("row", "column", "score"), lines, f"{label} · {heading}: strongest patches")
         elif one.tokens is not None and out().is_terminal:
-            show_line((one.label, "bold"), f" · {heading}")
+            show_line((label, "bold"), f" · {heading}")
             out().print(terminal(one))
         elif one.tokens is not None:
-            lines = [(one.label, heading, p.raw, f"{p.value:.6g}") for p in pieces(one, 0)]
+            lines = [(label, heading, p.raw, f"{p.value:.6g}") for p in join_runs(pieces(one, 0))]
             show_table(("method", "target", "token", "score"), lines)
 
 
 def _save_sheet(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
     """Every stream of every row in one figure."""
-    named = [(f"{row.title} · {one.label}", one) for row in rows for one in row.attributions]
+    named = [(f"{row.title} · {stream_label(one)}", one) for row in rows for one in row.attributions]
     save_figure(streams_sheet(named, sample.picture, sound=sample.sound), path)
     return [path]
 
