@@ -405,7 +405,7 @@ def tensors_of(inputs: Batch) -> dict[str, Tensor]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is told by what `repr` writes: not so tensors, arrays, and objects that may change."""
+    """Whether `repr` identifies a value, which it does not for tensors, arrays and mutable objects."""
     if isinstance(value, Mapping):
         return all(is_plain(one) for pair in value.items() for one in pair)
     if isinstance(value, (list, tuple)):

@@ -88,7 +88,7 @@ class RepeatedExplainer:
         return Comparison([made[place] for place in sorted(made)], failed)
 
     def _alone(self, inputs: Batch, specs: Sequence[tuple[str, Mapping[str, Any]]], preset: str) -> list[int]:
-        """The places of methods that make passes of their own, or that nobody would share one with."""
+        """The indices of methods that make their own passes, or have no other method to share one with."""
         read, plans = read_inputs(inputs), dict[int, Walk | RerunMethod]()
         for place, spec in enumerate(specs):
             with suppress(VitrailError):  # told by `compare`

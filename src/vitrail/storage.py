@@ -67,7 +67,7 @@ def decode(value: Any) -> Any:  # noqa: ANN401
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401
-    """The value with null in place of NaN and infinity, which JSON has no words for."""
+    """The value with null instead of NaN and infinity, which JSON cannot write."""
     if isinstance(value, Mapping):
         return {key: finite(x) for key, x in value.items()}
     if isinstance(value, (list, tuple)):
@@ -294,7 +294,7 @@ def write_bytes(path: Path, data: bytes) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file of a name that no other thread or process has, then put it in the place of the old one at once."""
+    """Write to a file with a unique name, then replace the old file in one step."""
     unfinished = path.with_name(f".vitrail-{secrets.token_hex(8)}.part")
     try:
         with unfinished.open("xb") as file:

@@ -118,7 +118,7 @@ def probability(c: Index | None = None, *, position: int | None = None) -> Targe
 
 
 def difference(a: Index, b: Index) -> Target:
-    """`y_a - y_b`: what speaks for one class rather than the other."""
+    """`y_a - y_b`: evidence for one class against another."""
     return _contrast("difference", a, b)
 
 
@@ -220,7 +220,7 @@ def similarity(other: Any, *, pooling: str = "mean") -> Similarity:  # noqa: ANN
 
 
 def answer_span(*, absolute: bool = False) -> Target:
-    """The start logit and the end logit, each at its argmax, explained apart and then added.
+    """The start logit and the end logit, each at its argmax, explained separately and added.
 
     Args:
         absolute: add absolute values, as AttCAT does for SQuAD v2.
@@ -320,7 +320,7 @@ AnyTarget = Index | Target | Callable[[Tensor], Tensor] | None
 
 
 def as_target(target: object) -> Target | Callable[[Tensor], Tensor]:
-    """The target object that None, a whole number, or one for each sample stands for."""
+    """The target object for None, a class index, or one index for each sample."""
     if isinstance(target, Target):
         return target
     if callable(target) and not isinstance(target, Tensor):
@@ -334,7 +334,7 @@ def with_scalar(
     """The target with a method's own scalar in place of the plain logit.
 
     Args:
-        explicit: whether the user asked for the scalar. A method's default gives way to a target of another kind.
+        explicit: whether the user asked for the scalar. A method's default is ignored for a target of another kind.
     """
     if isinstance(target, Target) and target.name in SCALARS[scalar]:
         return replace(target, name=SCALARS[scalar][target.name])

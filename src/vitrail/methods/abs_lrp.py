@@ -159,7 +159,7 @@ def shift(operation: Operation) -> Tensor:
 
 
 def dropout(operation: Operation) -> Tensor:
-    """An operation like any other, but for the one behind the positions, which the released code does not call."""
+    """Dropout as an operation; the one after the positions is left out, as in the released code."""
     return operation.run() if operation.before else single(_as_it_is)(operation)
 
 
@@ -325,7 +325,7 @@ def seeds(runner: Runner, logits: Float[Tensor, "b c"]) -> tuple[Tensor, Tensor]
 
 
 def contrast(wanted: Tensor, others: Tensor) -> Tensor:
-    """What speaks for the class rather than for the others, each sample divided by its largest absolute value."""
+    """Relevance of the class minus that of all others, each sample divided by its largest absolute value."""
     found = wanted - others
     largest = found.abs().amax(dim=tuple(range(1, found.ndim)), keepdim=True)
     return found / torch.where(largest == 0, torch.ones_like(largest), largest)

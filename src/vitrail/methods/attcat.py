@@ -35,7 +35,7 @@ def received(layer: Layer) -> Scores:
 
 
 def _walk(impact: Callable[[Layer], Scores], names: tuple[str, str], *, last_only: bool = False) -> Walk:
-    """Eq. 12: the impact of every layer, kept apart and summed."""
+    """Eq. 12: the impact of every layer, and their sum."""
 
     def step(found: tuple[Scores, ...], layer: Layer) -> tuple[Scores, ...]:
         if layer.pooling or (last_only and found):

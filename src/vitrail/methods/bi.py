@@ -80,7 +80,7 @@ def token_step(rows: Rows, layer: Layer) -> Float[Tensor, "b r t"]:
 
 
 def perceive(layers: list[Layer], rows: Rows, step: Step, *, start: int) -> Float[Tensor, "b r t"]:
-    """R, from the layer where it starts to the last, read in these rows; layers below leave it as it is."""
+    """These rows of R, from the last layer down to the one where R starts."""
     for layer in reversed(layers):
         rows = step(rows, layer) if layer.index >= start else rows
     return rows

@@ -135,7 +135,7 @@ def smoothed_grid(maps: Grid, width: float) -> Grid:
 
 
 def on_grid(runner: Runner, found: Parts) -> Grid:
-    """The parts without class tokens and their like, laid out on the grid of patches."""
+    """The parts of the patches alone, on the grid of patches."""
     assert runner.run.origin.grid is not None
     y, x = runner.run.origin.grid
     return rearrange(runner.run.patches(found), "b p (y x) -> b p y x", y=y, x=x)
@@ -157,9 +157,9 @@ def spread(runner: Runner, found: Parts, width: float) -> Parts:
 
 
 def blank_of(model: nn.Module) -> int:
-    """The id that stands for no word: padding, else the end of a text, else the first of the vocabulary.
+    """The id that replaces a blanked word: padding, else the end of a text, else 0.
 
-    Where positions are counted past the padding, as in RoBERTa, padding would move all words behind it.
+    Where positions skip the padding, as in RoBERTa, padding would shift the positions of all words after it.
     """
     config, names = getattr(model, "config", None), ["pad_token_id", "eos_token_id"]
     for name in reversed(names) if _counts_past_padding(model) else names:

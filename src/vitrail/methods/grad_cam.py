@@ -77,7 +77,7 @@ ENTERING = ("entering", "entering_grad")
 
 
 def channel_weights(gradient: Features, content: Bool[Tensor, "b t"]) -> Float[Tensor, "b d"]:
-    """Eq. 1: the gradient of each channel, averaged over the real tokens behind the prefix."""
+    """Eq. 1: the gradient of each channel, averaged over the real tokens after the prefix."""
     weights = content.to(gradient.dtype)
     return (gradient * weights[:, :, None]).sum(dim=1) / weights.sum(dim=1, keepdim=True)
 
@@ -97,7 +97,7 @@ def build_features() -> Walk:
     """The last block's features, each channel weighted by its mean gradient, positive part."""
 
     def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
-        # A pooling attention stands behind the last block.
+        # A pooling attention comes after the last block.
         return last_block(layer) if layer.index == layer.depth - 1 - layer.pooled else found
 
     return Walk(lambda last: None, step, plain, needs=frozenset({*NORMED, *ENTERING}), last_only=True)

@@ -35,7 +35,7 @@ def query_gradient(last: Layer) -> Float[Tensor, "b h d"]:
 
 
 def class_relevance(last: Layer) -> Maps:
-    """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens behind the prefix that the readout may see."""
+    """Eqs. 7 and 8: M_h[j] = k_hj . g_h, for the tokens after the prefix that the readout may see."""
     gradient = query_gradient(last)
     maps = torch.einsum("bhkd,bhd->bhk", last.keys.to(gradient.dtype), gradient) * last.content[:, None]
     return maps if last.visible is None else maps * (pull(last, last.readout, _visible) > 0)

@@ -121,5 +121,5 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
         alone = replace(runner, part=replace(runner.part, scalar=scalar, position=None, plain=False, needed=False))
         return alone.walk(Walk(start, step, plain, needs=NEEDS))
 
-    # Each block is asked for the scalar behind itself only, so no gradient may come from the blocks above.
+    # Each block has its own scalar, computed from its output alone: no gradient may come from later blocks.
     return RerunMethod(explain, PassOptions(per_block=True), NEEDS, check=check)

@@ -137,7 +137,7 @@ READERS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def read_value(text: str, kinds: Sequence[type], what: str) -> Any:  # noqa: ANN401
-    """The value that a text stands for, of the first type that it can be read as.
+    """The value of a text, as the first of these types that it can be read as.
 
     Args:
         kinds: the types that the option takes.
@@ -186,7 +186,7 @@ class Declared:
 
 
 def load(place: str) -> Any:  # noqa: ANN401
-    """The object that `module:name` stands for."""
+    """The object named by `module:name`."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 

@@ -33,7 +33,7 @@ PRECISIONS: dict[str, torch.dtype | None] = {"model": None, "float64": torch.flo
 
 
 def check_choice(option: str, value: object, table: Mapping[str, T]) -> T:
-    """What an option's value stands for, or an error that names the values there are."""
+    """The table's entry for an option's value, or an error that names the choices."""
     if not isinstance(value, str) or value not in table:
         raise OptionError(f"{option}={value!r} is not a choice. {suggest(value, table)}")
     return table[value]

@@ -30,7 +30,7 @@ def to_unit(maps: Maps) -> Maps:
 
 
 def otsu(maps: Maps) -> Float[Tensor, " b"]:
-    """The edge of a bin that parts values between zero and one into the two classes furthest apart."""
+    """Otsu's threshold: the bin edge that separates values from zero to one into two classes best."""
     bins = (maps.flatten(1) * BINS).long().clamp(max=BINS - 1)
     counts = torch.zeros(len(maps), BINS, dtype=maps.dtype, device=maps.device)
     counts.scatter_add_(1, bins, torch.ones_like(maps.flatten(1)))
@@ -59,7 +59,7 @@ def calibrate(maps: Maps) -> Maps:
 
 
 def box_mean(maps: Maps, radius: int) -> Maps:
-    """The mean over a window of `2 radius + 1` pixels each way; at the border over what of it lies inside."""
+    """The mean over a window of `2 radius + 1` pixels each way; at the border over its part inside the picture."""
     # Rows and columns one after the other: the windows are products, also where they are cut.
     across = F.avg_pool2d(maps, (1, 2 * radius + 1), 1, (0, radius), count_include_pad=False)
     return F.avg_pool2d(across, (2 * radius + 1, 1), 1, (radius, 0), count_include_pad=False)

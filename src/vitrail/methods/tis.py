@@ -69,7 +69,7 @@ def strongest(raw: Float[Tensor, "*m p"], ratio: float) -> Int[Tensor, "*m k"]:
 
 
 def keep(stream: Float[Tensor, "m t d"], patches: Int[Tensor, "m k"], index: Sequence[int]) -> Float[Tensor, "m s d"]:
-    """Step 4: the stream without the other patches: class tokens and their like, and kept ones, a shorter sequence.
+    """Step 4: the stream without the hidden patches: prefix tokens and kept patches, a shorter sequence.
 
     Args:
         index: the token of each patch.
@@ -126,7 +126,7 @@ def score_kept(runner: Runner, rows: Int[Tensor, " n"], patches: Int[Tensor, "n 
 
 
 def check_removable(model: nn.Module, body: Body) -> None:
-    """Refuse a model that cannot do without some of its tokens, or of which nobody said that it can."""
+    """Raise unless the model is known to work without some of its tokens."""
     parts = body.anatomy
     places = [body.owner, *(block.module for block in body.blocks)]
     if any(find(place, parts.relative) is not None for place in places):
@@ -137,7 +137,7 @@ def check_removable(model: nn.Module, body: Body) -> None:
         )
     if not body.blocks or find(body.owner, parts.positions) is None:
         raise AnatomyError(
-            f"tis leaves out tokens behind the positional embedding that is added before the first block, but in the "
+            f"tis removes tokens after the position embedding that is added before the first block, but in the "
             f"{parts.name} anatomy of this {type(model).__name__} there is none at {parts.positions!r}. If it has one "
             "and its blocks do not depend on the number of tokens: vitrail.Anatomy(blocks=..., positions=...). Else "
             "vit_cx hides pixels instead."

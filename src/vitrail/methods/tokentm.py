@@ -152,7 +152,7 @@ def length_ratio(length: Weights, original: Float[Tensor, "b t"]) -> Weights:
 
 
 def normalised_cosine(cosine: Weights, valid: Bool[Tensor, "b t"]) -> Weights:
-    """The softmax of the cosines over all real tokens, apart in each head."""
+    """The softmax of the cosines over all real tokens, for each head."""
     return cosine.masked_fill(~valid[:, None], -torch.inf).softmax(dim=2)
 
 

@@ -324,7 +324,7 @@ def check_fits(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _check_video(model: nn.Module, inputs: Inputs, reads: str) -> None:
-    """Refuse five axes where the configuration of the model speaks of pictures, and of no frames."""
+    """Raise for video where the model's configuration names a picture size and no frames."""
     config = getattr(model, "config", None)
     pictures = reads == "pixel_values" and hasattr(config, "image_size") and not hasattr(config, "num_frames")
     if pictures and inputs.main is None:
@@ -347,7 +347,7 @@ def position_limit(model: nn.Module) -> int | None:
     """How many tokens the model has positions for, or None if it does not say."""
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "wpe")) and isinstance(module, nn.Embedding):
-            # RoBERTa and MPNet count positions from behind their padding index.
+            # RoBERTa and MPNet count positions from the one after their padding index.
             return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None

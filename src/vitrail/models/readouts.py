@@ -47,7 +47,7 @@ def last_position(valid: Valid) -> Tensor:
 
 
 def mean(valid: Valid, content: Valid) -> Weights:
-    """The mean of all real patches or words, without class tokens and their like."""
+    """The mean of all real patches or words, without prefix tokens."""
     return _normalised(valid & content)
 
 
@@ -62,7 +62,7 @@ def cls_mean(valid: Valid, content: Valid) -> Weights:
 
 
 def first_two(valid: Valid, content: Valid) -> Weights:
-    """The class token and the distillation token alike, as in a distilled DeiT."""
+    """Equal weights for the class token and the distillation token, as in a distilled DeiT."""
     chosen = torch.zeros_like(valid)
     chosen[:, :2] = True
     return _normalised(chosen)
@@ -82,7 +82,7 @@ MEASURED = ("pool", "position", "auto")
 
 
 def by_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> tuple[Weights, Weights]:
-    """The real tokens whose gradient is not zero, which is what any head was seen to read: alike, and by its norm."""
+    """The real tokens whose gradient is not zero, with equal weights and weighted by its norm."""
     dtype = dtype_of(valid)
     norms = gradient.to(dtype).norm(dim=2) * valid
     alike = (valid & (gradient != 0).any(dim=2)).to(dtype)

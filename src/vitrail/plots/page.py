@@ -177,7 +177,7 @@ def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool, st
 
 
 def _scale(found: Sequence[Piece]) -> Iterator[tuple[str, str]]:
-    """The darkest shades and what they stand for."""
+    """The darkest shades with their scores."""
     largest = max((abs(piece.value) for piece in found if not piece.left_out), default=0.0)
     signed = any(piece.signed for piece in found)
     for end, word in ((-1.0, "against"), (1.0, "for")) if signed else ((1.0, "most"),):

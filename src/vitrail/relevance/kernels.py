@@ -21,7 +21,7 @@ SCAN = tl.constexpr(1024)  # rows looked at together by `_span`
 
 
 def _jit(function):
-    """The compiled function; whoever checks annotations may have wrapped it, and the compiler needs its own names."""
+    """The compiled function, unwrapped first: a type checker may have wrapped it, and Triton reads its source."""
     return triton.jit(inspect.unwrap(function))
 
 

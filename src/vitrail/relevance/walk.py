@@ -50,7 +50,7 @@ class Walk:
         within: for models with several streams, what a feed-forward layer multiplies the relevance of its tokens by;
             None where such layers take no part.
         from_lengths: for models with several streams, whether the relevance of every token is multiplied by the length
-            of its first vector in the end.
+            of its first vector at the end.
         whole: for models with several streams, the scores of all tokens from all events at once, in place of a walk.
     """
 
@@ -100,12 +100,12 @@ def walk(method: Walk, recording: Recording) -> Result:
 
 
 def plain(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
-    """The relevance as it is, for walks whose state is the answer."""
+    """The relevance unchanged, for walks whose state is the result."""
     return Result(relevance)
 
 
 def readout_row(last: Layer) -> Float[Tensor, "b q"]:
-    """The rows the prediction reads, alike: where most walks start."""
+    """Equal weights over the rows that the prediction reads: the start of most walks."""
     return last.readout
 
 

@@ -64,7 +64,7 @@ class Pair:
 
     @property
     def weight(self) -> float:
-        """What pairs are ranked by: the rival's probability times how far apart the evidence lies, summed."""
+        """The rank of a pair: the sum over pictures of the rival's probability times the distance of the evidence."""
         return sum(finding.rival_probability * finding.apart for finding in self.findings)
 
 
@@ -111,7 +111,7 @@ class Audit:
 
 
 def distance(scores: Float[Tensor, "y x"]) -> float:
-    """How far the centre of what is positive lies from the centre of what is negative, as a share of the diagonal.
+    """The distance between the centres of positive and of negative scores, as a share of the diagonal.
 
     0 where one of the two is missing; 1 from corner to corner.
     """

@@ -43,7 +43,7 @@ def detail(
     anatomy: Anatomy | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Attribution:
-    """What speaks for one class rather than another: above zero for the first, below zero for the second.
+    """Evidence for one class against another: above zero for the first, below zero for the second.
 
     The form that was used stands in `.target`, and why in `.provenance["detail"]`.
 

@@ -101,7 +101,7 @@ def choose(guides: Sequence[Guide], targets: Sequence[int | None]) -> Guide:
 
 
 def warn_of(guides: Sequence[Guide], targets: Sequence[int | None], named: Callable[[int], str]) -> None:
-    """Warn where a guide cannot lead away from the target: it shows the same class, or none the model is sure of."""
+    """Warn if a guide is no contrast to the target: it shows the same class, or none that the model is sure of."""
     said: set[str] = set()
     for guide in guides:
         for sample, target in enumerate(targets):
@@ -211,7 +211,7 @@ def guide(  # noqa: PLR0913  (each is a choice of its own)
     anatomy: Anatomy | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Attribution:
-    """What in the image speaks for the target, with a picture of another class beside it.
+    """Evidence for the target in the image, explained beside a picture of another class.
 
     Args:
         model: any module that returns logits. It is not changed.

@@ -29,10 +29,10 @@ pairs of classes by how far apart it sees the two.
       --limit 20 -o audit.html
 """
 FOLDER = Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.", show_default=False)]
-MOST = Annotated[int, typer.Option(help="So many pictures on the page.", min=0, rich_help_panel=options.RESULT)]
+MOST = Annotated[int, typer.Option(help="Number of pictures on the page.", min=0, rich_help_panel=options.RESULT)]
 LIMIT = Annotated[
     int | None,
-    typer.Option(help="At most so many pictures of a class.", min=1, rich_help_panel=options.INPUT),
+    typer.Option(help="Largest number of pictures of a class.", min=1, rich_help_panel=options.INPUT),
 ]
 BATCH = Annotated[int, typer.Option(help="Pictures explained together.", min=1, rich_help_panel=options.AIM)]
 

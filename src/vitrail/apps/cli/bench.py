@@ -43,7 +43,7 @@ numbers of two protocols cannot be compared.
   -d "needle(sentences=30)"              contexts for a language model; also
                                          variables, people, lookup
   -d contexts.jsonl                      your own contexts and questions
-  --limit 200                            so many, at even distances
+  --limit 200                            only this many, evenly spaced
 
 [bold]Protocols[/]
 
@@ -57,10 +57,10 @@ numbers of two protocols cannot be compared.
   agreement   rank correlation between methods
   answers     language models: which sentences an answer came from
 
-[bold]Breaking off and going on[/]
+[bold]Stopping and continuing[/]
 
   Results go into one SQLite file, batch by batch. Kill a run whenever you
-  like; the same command goes on where it was and computes nothing twice.
+  like; the same command continues it and computes nothing twice.
   Another model, option or version makes new rows, never mixed with the old.
 """
 
@@ -161,32 +161,32 @@ Class = Annotated[
 ]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", help="A YAML file in place of all these.", show_default=False, rich_help_panel=WHAT),
+    typer.Option("--plan", help="A YAML file instead of these options.", show_default=False, rich_help_panel=WHAT),
 ]
 Quick = Annotated[
     bool, typer.Option("--quick", help="The embedded models on inputs in the package.", rich_help_panel=WHAT)
 ]
 Limit = Annotated[
-    int | None, typer.Option(help="At most so many examples of every data set.", min=1, rich_help_panel=WHAT)
+    int | None, typer.Option(help="Largest number of examples of every data set.", min=1, rich_help_panel=WHAT)
 ]
 Subset = Annotated[
     int | None,
-    typer.Option(help="So many examples for methods that run the model again.", min=1, rich_help_panel=WHAT),
+    typer.Option(help="Examples for methods that run the model again.", min=1, rich_help_panel=WHAT),
 ]
 Size = Annotated[int, typer.Option("--batch", help="Examples recorded together.", min=1, rich_help_panel=HOW)]
 Forward = Annotated[
     int, typer.Option("--forward-batch", help="Perturbed inputs run together.", min=1, rich_help_panel=HOW)
 ]
 Precision = Annotated[
-    str, typer.Option(help="Of the perturbed passes: float32, bfloat16, float16.", rich_help_panel=HOW)
+    str, typer.Option(help="Precision of the perturbed passes: float32, bfloat16, float16.", rich_help_panel=HOW)
 ]
-Seed = Annotated[int, typer.Option(help="Of noise, sampling and bootstrap.", rich_help_panel=HOW)]
+Seed = Annotated[int, typer.Option(help="Seed of noise, sampling and bootstrap.", rich_help_panel=HOW)]
 EngineName = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.", rich_help_panel=HOW)]
 RayAddress = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
-        help="Of a running cluster. Default: one on this machine.",
+        help="Address of a running cluster. Default: a new one on this machine.",
         show_default=False,
         rich_help_panel=HOW,
     ),
@@ -194,12 +194,18 @@ RayAddress = Annotated[
 RayWorkers = Annotated[
     int | None,
     typer.Option(
-        "--ray-workers", help="Default: one a CPU core, or one a GPU.", min=1, show_default=False, rich_help_panel=HOW
+        "--ray-workers",
+        help="Number of workers. Default: one for each CPU core, or for each GPU.",
+        min=1,
+        show_default=False,
+        rich_help_panel=HOW,
     ),
 ]
-RayShare = Annotated[float, typer.Option("--ray-gpu-share", help="Part of a GPU each takes.", rich_help_panel=HOW)]
+RayShare = Annotated[
+    float, typer.Option("--ray-gpu-share", help="Share of a GPU for each worker.", rich_help_panel=HOW)
+]
 Results = Annotated[
-    Path, typer.Option("--output", "-o", help="The results file; gone on with if it is there.", rich_help_panel=KEEP)
+    Path, typer.Option("--output", "-o", help="The results file; an existing one is continued.", rich_help_panel=KEEP)
 ]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="What bench run wrote.")]
 
@@ -348,7 +354,7 @@ def check_seed(seed: int) -> None:
 
 
 def tell_left_out(plan: "bench.Plan") -> None:
-    """One line about methods that `all` does not stand for here."""
+    """Print one line about methods that `all` leaves out."""
     from vitrail.evaluate import bench
 
     unused = bench.left_out(plan)

@@ -39,7 +39,7 @@ AGREEMENT = """Show how far the methods agree: rank correlations of their maps, 
 Inputs = Annotated[
     str, typer.Argument(metavar="DATA", help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False)
 ]
-Some = Annotated[int, typer.Option("--limit", help="So many of the inputs, at even distances.", min=2)]
+Some = Annotated[int, typer.Option("--limit", help="Use only this many inputs, evenly spaced.", min=2)]
 Kept = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the results in this file.")]
 
 

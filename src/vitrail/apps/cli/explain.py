@@ -177,7 +177,7 @@ def _check_places(folder: Path, place: Path, request: Asked) -> None:
 
 
 def _images(folder: Path) -> list[Path]:
-    """The images of a folder; none where it has none, which is told later."""
+    """The images of a folder; an empty list if it has none, which is reported later."""
     from vitrail.models.loading.images import images_in
 
     try:

@@ -274,7 +274,7 @@ Question = Annotated[
 ]
 Context = Annotated[
     str | None,
-    typer.Option(help="The text the answer is looked for in; INPUT works too.", rich_help_panel=INPUT),
+    typer.Option(help="The text that contains the answer; INPUT works too.", rich_help_panel=INPUT),
 ]
 Squash = Annotated[
     bool, typer.Option("--squash", help="Resize images without cropping their borders.", rich_help_panel=INPUT)
@@ -333,7 +333,7 @@ Targets = Annotated[
 Versus = Annotated[
     str | None,
     typer.Option(
-        help="Explain what speaks for the target rather than for this class.",
+        help="Explain the evidence for the target against this class.",
         rich_help_panel=AIM,
         autocompletion=complete_class,
     ),

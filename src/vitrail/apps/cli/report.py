@@ -43,13 +43,13 @@ CURVES = Annotated[
     bool,
     typer.Option(
         "--curves",
-        help="Remove the highest-scored parts step by step, and draw what becomes of the probability.",
+        help="Remove the highest-scored parts step by step, and draw the probability.",
         rich_help_panel=options.RESULT,
     ),
 ]
 LIMIT = Annotated[
     int | None,
-    typer.Option(help="So many of the inputs, at even distances.", min=1, rich_help_panel=options.INPUT),
+    typer.Option(help="Use only this many inputs, evenly spaced.", min=1, rich_help_panel=options.INPUT),
 ]
 
 

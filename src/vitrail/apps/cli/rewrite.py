@@ -54,7 +54,7 @@ SOURCE = Annotated[
     str | None,
     typer.Option(
         "--source",
-        help="The class that gives way in all steps; default: whichever is ahead.",
+        help="The class that is lowered in all steps; default: at each step the most probable one.",
         rich_help_panel=options.AIM,
     ),
 ]
@@ -64,7 +64,9 @@ ETA = Annotated[
 ]
 COUNT = Annotated[
     int | None,
-    typer.Option("--steps", help="How many at most; the default is 400, for a folder 25.", rich_help_panel=options.AIM),
+    typer.Option(
+        "--steps", help="Largest number of steps; the default is 400, for a folder 25.", rich_help_panel=options.AIM
+    ),
 ]
 LIKELY = Annotated[float, typer.Option(help="Stop at this probability of the target.", rich_help_panel=options.AIM)]
 L2 = Annotated[
@@ -325,7 +327,7 @@ LEARNING_RATE = Annotated[float, typer.Option(help="The learning rate of the map
 UPDATES = Annotated[int, typer.Option(help="How many updates.", rich_help_panel=options.AIM)]
 DIRECTION = Annotated[
     str,
-    typer.Option(help="away (the class is descended, as in the paper) or toward.", rich_help_panel=options.AIM),
+    typer.Option(help="away (lowers the target, as in the paper) or toward.", rich_help_panel=options.AIM),
 ]
 GRADIENT = Annotated[
     str,
@@ -338,7 +340,7 @@ RENORMALISE = Annotated[
     bool,
     typer.Option(
         "--renormalise",
-        help="After each update, cut negative attention off and let rows add up to one.",
+        help="After each update, set negative attention to zero and divide rows by their sums.",
         rich_help_panel=options.AIM,
     ),
 ]

@@ -85,7 +85,7 @@ def counted(message: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, with deliberate errors told in one line and exit code 1 unless `debug` asks for the traceback."""
+    """The command, with deliberate errors in one line and exit code 1, or with the traceback if `debug` is set."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

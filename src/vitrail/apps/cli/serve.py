@@ -52,14 +52,14 @@ Pickled = Annotated[
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(
-        help="A host name this server goes by, such as the one of a proxy in front of it. May be repeated.",
+        help="A host name of this server, such as that of a proxy in front of it. May be repeated.",
         show_default=False,
         rich_help_panel=ACCESS,
     ),
 ]
-Upload = Annotated[int, typer.Option(min=1, help="Megabytes of an uploaded file.", rich_help_panel=INPUTS)]
-Pixels = Annotated[int, typer.Option(min=1, help="Million pixels of a picture.", rich_help_panel=INPUTS)]
-Letters = Annotated[int, typer.Option(min=1, help="Characters of a text.", rich_help_panel=INPUTS)]
+Upload = Annotated[int, typer.Option(min=1, help="Largest upload, in megabytes.", rich_help_panel=INPUTS)]
+Pixels = Annotated[int, typer.Option(min=1, help="Largest picture, in million pixels.", rich_help_panel=INPUTS)]
+Letters = Annotated[int, typer.Option(min=1, help="Longest text, in characters.", rich_help_panel=INPUTS)]
 Browser = Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")]
 
 

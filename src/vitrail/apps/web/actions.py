@@ -179,7 +179,7 @@ def what_if(explorer: Explorer, session: Session, ask: WhatIfAsk, job: Job) -> S
 
 
 def contrast(explorer: Explorer, session: Session, ask: ContrastAsk, job: Job) -> Steps:
-    """What speaks for one class rather than another."""
+    """The map of evidence for one class against another."""
     case, first = yield from _situation(explorer, session, ask, job)
     second = case.target(ask.other)
     if first == second:
@@ -222,7 +222,7 @@ def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> St
 
 
 def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> Steps:
-    """How alike the maps rank the parts of the input, then how much faster than at random each lets it fall."""
+    """The rank correlation of the maps, then how much faster than in random order the probability falls for each."""
     case, target = yield from _situation(explorer, session, ask, job)
     methods = explaining.check_methods(ask.methods, case.kind, explorer.limits)
     removing.check_fill(ask.fill, case.kind)

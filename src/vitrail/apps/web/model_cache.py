@@ -117,7 +117,7 @@ class ModelCache:
             return self._open.get(name)
 
     def _loaded(self, name: str) -> OpenModel:
-        """The model, loaded now; a second visitor who asks for it waits for the first one's load."""
+        """The model, loaded now; a second request for it waits until it is loaded."""
         with self._loading:
             opened = self._find(name) or self._load(name)
             with self._table:

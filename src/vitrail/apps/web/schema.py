@@ -65,7 +65,7 @@ class RemoveAsk(MethodAsk):
 
 
 class CompareAsk(ExplainAsk):
-    """How alike maps are, and how much faster than in random order the probability falls."""
+    """The agreement of the maps, and how much faster than in random order the probability falls."""
 
     fill: Name = "auto"
 
@@ -78,7 +78,7 @@ class WhatIfAsk(Ask):
 
 
 class ContrastAsk(Ask):
-    """What speaks for one class rather than another."""
+    """The map of evidence for one class against another."""
 
     other: Number
 

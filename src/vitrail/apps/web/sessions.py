@@ -181,7 +181,7 @@ SIDE = 160
 
 
 def picture_path(name: str) -> Path:
-    """Where the picture of an example lies."""
+    """The path of an example's picture."""
     with as_file(files("vitrail.apps").joinpath("demo", "pictures", f"{name}.jpg")) as path:
         return path
 

@@ -101,7 +101,7 @@ class Workers:
         return self._held[queue]
 
     def close(self) -> None:
-        """Drop what waits; what runs ends by itself."""
+        """Drop waiting requests; running ones end by themselves."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -160,7 +160,7 @@ async def _finished(job: Job, future: "Future[Any]") -> Any:  # noqa: ANN401
 
 
 def said(error: Exception) -> str:
-    """What the visitor is told: our own sentences; of any other error its type and place only."""
+    """The message for the visitor: that of a deliberate error, or the type and place of any other."""
     if isinstance(error, VitrailError):
         return str(error)
     return f"something failed inside the server ({place(error)}). Please report it."

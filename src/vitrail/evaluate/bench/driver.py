@@ -78,7 +78,7 @@ def _check_trials(plan: Plan, kinds: Set[str]) -> None:
 
 
 def left_out(plan: Plan) -> tuple[str, ...]:
-    """Methods that `all` or `usual` stand for, but that explain none of the data, or have no such preset."""
+    """Methods of `all` or `usual` that cannot explain the data, or lack the preset."""
     kinds = {find_entry(spec.name).kind for spec in plan.data}
     unused = (t.name for t in plan.trials if not t.named and not any(applies(t, kind, plan.preset) for kind in kinds))
     return tuple(dict.fromkeys(unused))
@@ -108,7 +108,7 @@ def applies(trial: Trial, kind: str, preset: str) -> bool:
 
 
 def given(spec: DataSpec) -> tuple[str, ...]:
-    """What the data set knows of its examples; `voc classes` where its masks tell PASCAL VOC's classes apart."""
+    """The annotations of a data set; `voc classes` where its masks hold PASCAL VOC's classes."""
     more = ("voc classes",) if open_data(spec).mask_classes == VOC_MASKS else ()
     return (*find_entry(spec.name).gives, *more)
 
@@ -124,7 +124,7 @@ def metrics_for(protocol: Protocol, spec: DataSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, for those who watch.
+    """The progress of a run.
 
     Args:
         done: examples that are finished, of all data sets and models together.

@@ -64,7 +64,7 @@ class Shown:
         return self.maps
 
     def with_(self, others: tuple[Mapping[int, "Shown"], ...], cascade: Sequence[tuple[str, Tensor]]) -> "Shown":
-        """The same beside what else a metric asks for."""
+        """The same, with what another metric needs."""
         return replace(self, others=others, cascade=cascade)
 
     def take(self, rows: Sequence[int]) -> "Shown":
@@ -225,5 +225,5 @@ def _shown(batch: Batch, attribution: Attribution, classes: Classes) -> Shown:
 
 
 def trial_id(trial: Trial) -> str:
-    """What tells two methods of a plan apart."""
+    """The identity of a method in a plan."""
     return f"{trial.name}{sorted(trial.options.items())}"

@@ -255,7 +255,7 @@ def read_pictures(
 
 
 def guide_identity(guide: str) -> str:
-    """What tells two guides apart: the name of one in the package, the name and content of a file."""
+    """The identity of a guide: the name of one in the package, or the name and content of a file."""
     if guide in SHIPPED:
         return guide
     try:

@@ -74,7 +74,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 
 
 def check_number(name: str, value: object) -> None:
-    """Refuse what is no whole number in the range of this setting; None stands for no limit."""
+    """Raise unless a setting is a whole number in its range, or None for no limit."""
     least, most = NUMBERS[name]
     if value is None and name == "limit":
         return
@@ -92,7 +92,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """A data set by name, where it lies, and its reader's options."""
+    """A data set: its name, its path and the options of its reader."""
 
     name: str
     path: str = ""

@@ -103,7 +103,7 @@ class Protocol:
 
     @property
     def sight(self) -> str:
-        """What tells apart how pictures are shown, how long answers may be, and what is explained of them."""
+        """The settings that decide how pictures are shown, how long answers are, and what is explained."""
         view = f"{self.view} beside {self.guide}" if self.guide else self.view
         return f"{view}, {self.scalar} of {self.new_tokens} new tokens"
 

@@ -145,7 +145,7 @@ class Store:
                 )
 
     def add(self, rows: Sequence[ResultRow]) -> None:
-        """All rows of a finished unit, or none of them; what is already there stays as it is."""
+        """Write all rows of a finished unit, or none; existing rows are not changed."""
         with self._transaction():
             self.connection.executemany(
                 "INSERT INTO results VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, example, metric) DO NOTHING",

@@ -259,7 +259,7 @@ def agreement(group: TableGroup, *, seed: int, resamples: int) -> tuple[tuple[Co
 
 
 def _samples(group: TableGroup, methods: list[MeasuredMethod], pairs: list[tuple[int, int]]) -> list[MethodSample]:
-    """Of every two methods their correlation at each example; no more than that is held."""
+    """The correlation of every two methods at each example."""
     alike = np.full((len(group.keys), len(pairs)), np.nan)
     places = {key: place for place, key in enumerate(group.keys)}
     for key, ranks in _by_example(group, methods):

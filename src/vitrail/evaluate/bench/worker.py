@@ -201,7 +201,7 @@ class _Bench:
         return rows
 
     def _shown(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
-        """All that a metric asks for, or why a part of it is missing."""
+        """Everything that a metric needs, or the reason why something is missing."""
         view, classes = job.protocol.sight, self._classes(batch, job.protocol)
         shown = self.explanations.read(view, batch, classes, job.trial)
         if isinstance(shown, str):

@@ -101,7 +101,7 @@ def _read(name: str, path: Path, split: str, kind: str) -> Dataset[ImageExample]
 
 
 def _find(name: str, path: Path, split: str) -> tuple[Version, Mapping[str, bytes]]:
-    """The version that lies at a path, and the bytes of its files."""
+    """The published version at a path, and the bytes of its files."""
     if not path.exists():
         raise InputError(f"there is no {name} at {path}.")
     versions = VERSIONS[name]

@@ -92,7 +92,7 @@ def _transformers(name: str) -> Any:  # noqa: ANN401
 
 
 def is_cached(name: str) -> bool:
-    """Whether the model's config lies in the cache of the hub."""
+    """Whether the model's config is in the cache of the hub."""
     try:
         from huggingface_hub import try_to_load_from_cache
 

@@ -86,7 +86,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture turned as its EXIF data asks for; it still knows which format it was read from."""
+    """The picture in the orientation of its EXIF data; its `format` is kept."""
     turned = ImageOps.exif_transpose(image)
     turned.format = image.format
     return turned

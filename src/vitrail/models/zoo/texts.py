@@ -129,7 +129,7 @@ class Tokenise:
 
 
 def check_texts(texts: Sequence[object]) -> None:
-    """Refuse what is no text or says nothing."""
+    """Raise for what is no text, or is empty."""
     if not texts:
         raise InputError("there is no sentence: the list is empty.")
     for number, text in enumerate(texts):

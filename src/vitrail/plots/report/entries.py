@@ -38,7 +38,7 @@ class Map:
 
     @property
     def strongest(self) -> list[Piece]:
-        """The three pieces of a text with the largest scores, for those who do not see the shades."""
+        """The three pieces of a text with the largest scores, as words instead of colours."""
         return sorted((p for p in self.pieces if not p.left_out), key=lambda piece: -abs(piece.score))[:3]
 
 

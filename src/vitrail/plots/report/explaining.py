@@ -270,7 +270,7 @@ def _explained(plan: ReportPlan, sample: Sample, target: AnyTarget) -> tuple[lis
 
 
 def _labels(found: Sequence[Attribution]) -> list[str]:
-    """The methods' names, told apart where only the preset differs."""
+    """The methods' names, with the preset where only it differs."""
     plain = [made.label for made in found]
     return [f"{x}, {made.preset}" if plain.count(x) > 1 else x for x, made in zip(plain, found, strict=True)]
 

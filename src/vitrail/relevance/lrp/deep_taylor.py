@@ -131,7 +131,7 @@ def identity(operation: Operation) -> Tensor:
 
 
 def told(form: SumRule) -> Rule:
-    """The softmax passes relevance on, and tells it: that is the relevance of the attention map."""
+    """The softmax passes relevance on and reports it: it is the relevance of the attention map."""
 
     def rule(operation: Operation) -> Tensor:
         def pullback(relevance: Tensor, scores: Tensor) -> tuple[Tensor]:

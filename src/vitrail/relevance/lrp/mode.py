@@ -263,7 +263,7 @@ class _Propagate(TorchFunctionMode):
         return self._forked(kind, block, out)
 
     def _remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
-        """Keep what later operations are told of this one."""
+        """Keep what later operations need to know of this one."""
         if kind == "activation":
             self.activated[out] = True
         if kind == "scale":

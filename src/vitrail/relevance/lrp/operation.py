@@ -195,7 +195,7 @@ def bent(value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
 
 
 def is_bent(x: object) -> bool:
-    """Whether a tensor is what a rule gave: torch lets nobody write into it, and rules may read it later."""
+    """Whether a tensor is the result of a rule, which torch does not allow to be written in place."""
     made = x.grad_fn if isinstance(x, Tensor) else None
     return made is not None and made.name() in ("_BentBackward", "_SwitchedBackward")
 
