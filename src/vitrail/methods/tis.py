@@ -137,10 +137,10 @@ def check_removable(model: nn.Module, body: Body) -> None:
         )
     if not body.blocks or find(body.owner, parts.positions) is None:
         raise AnatomyError(
-            f"tis removes tokens after the position embedding that is added before the first block, but in the "
-            f"{parts.name} anatomy of this {type(model).__name__} there is none at {parts.positions!r}. If it has one "
-            "and its blocks do not depend on the number of tokens: vitrail.Anatomy(blocks=..., positions=...). Else "
-            "vit_cx hides pixels instead."
+            f"tis removes tokens after the positional embedding is added, before the first block, but the {parts.name} "
+            f"anatomy of this {type(model).__name__} names {'none' if parts.positions is None else 'a missing one'}. "
+            "If the model has one and its blocks do not depend on the number of tokens: "
+            "vitrail.Anatomy(blocks=..., positions=...). Else use vit_cx, which hides pixels instead."
         )
 
 
