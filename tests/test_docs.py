@@ -12,6 +12,7 @@ from vitrail.apps.cli.app import app
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "src/vitrail/models/zoo/cards").glob("*.md")),
 ]
