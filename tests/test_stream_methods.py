@@ -415,3 +415,32 @@ def test_one_picture_in_patches_of_two_sizes_has_one_map_of_gradients():
     read = vitrail.explain(model, inputs, "input_x_gradient", 3)
     assert not read.streams
     assert read.grid == walked.grid
+
+
+@pytest.mark.parametrize("method", ["gae", "tokentm", "attn_lrp"])
+def test_pictures_of_two_sizes_in_one_batch_have_the_scores_they_have_alone(method):
+    """ViLT fills smaller pictures up by any patches of their padding, some of them several times."""
+    model, inputs = prepared(TABLE["vilt"])
+    small = {**inputs, "pixel_mask": inputs["pixel_mask"].clone(), "pixel_values": inputs["pixel_values"].clone()}
+    small["pixel_mask"][0, :, 18:] = 0
+    small["pixel_values"][0, :, :, 18:] = 0
+    both = vitrail.explain(model, small, method, 3)
+    picture = both.streams["image"]
+    assert picture.grid == (4, 4)
+    assert float(picture.scores[0].view(4, 4)[:, 3:].abs().max()) == 0
+    first = {name: x[:1] for name, x in small.items()}
+    cut = {**first, "pixel_values": first["pixel_values"][..., :18], "pixel_mask": first["pixel_mask"][..., :18]}
+    alone = vitrail.explain(model, cut, method, 3)
+    assert_close(alone.streams["image"].scores.view(4, 3), picture.scores[0].view(4, 4)[:, :3])
+    assert_close(alone.streams["text"].scores, both.streams["text"].scores[:1])
+
+
+def test_scores_that_cancel_in_every_patch_are_said_to():
+    """Pixtral norms each patch first, so that its length has no gradient."""
+    case = TABLE["mistral3"]
+    model, inputs = prepared(case, batch=1)
+    found = vitrail.explain(model, inputs, "input_x_gradient", case.target).streams["image"]
+    assert any("cancel" in text for text in found.provenance["assumed"])
+    assert found.pixels is not None
+    rules = vitrail.explain(model, inputs, "attn_lrp", case.target).streams["image"]
+    assert not any("cancel" in text for text in rules.provenance.get("assumed", []))

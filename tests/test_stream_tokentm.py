@@ -330,3 +330,38 @@ def test_feed_forward_layers_are_those_of_all_pictures_that_stand_in_one_row():
     alone = vitrail.explain(model, first, "tokentm", case.target)
     for name in ("image", "image_2", "text"):
         assert_close(alone.streams[name].scores, together.streams[name].scores[:1])
+
+
+class Masked(torch.nn.Module):
+    """An `nn.Transformer` that is told of padding by the names of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(40, 16), torch.nn.Linear(16, 40)
+        self.body = torch.nn.Transformer(16, 2, 2, 1, 24, batch_first=True)
+
+    def forward(self, src, tgt, src_key_padding_mask):
+        masks = {"src_key_padding_mask": src_key_padding_mask, "memory_key_padding_mask": src_key_padding_mask}
+        return self.head(self.body(self.embed(src), self.embed(tgt), **masks))
+
+
+def test_tokens_that_no_query_sees_take_no_part_whatever_their_mask_is_called():
+    torch.manual_seed(0)
+    model = Masked().double().eval()
+    words = {"src": torch.randint(0, 40, (2, 7)), "tgt": torch.randint(0, 40, (2, 5))}
+    plain = {**words, "src_key_padding_mask": torch.zeros(2, 7, dtype=torch.bool)}
+    longer = torch.nn.functional.pad(words["src"], (0, 3), value=5)
+    padded = {**words, "src": longer, "src_key_padding_mask": torch.arange(10).expand(2, -1) >= 7}
+    target = targets.logit(3, position=4)
+    one, other = (vitrail.explain(model, inputs, "tokentm", target) for inputs in (plain, padded))
+    assert_close(other.streams["encoder"].scores[:, :7], one.streams["encoder"].scores)
+    assert_close(other.streams["decoder"].scores, one.streams["decoder"].scores)
+    assert float(other.streams["encoder"].scores[:, 7:].abs().max()) == 0
+
+
+def test_pictures_of_several_samples_in_one_map_are_refused():
+    case = TABLE["mistral3"]
+    model, inputs = prepared(case)
+    with pytest.raises(SeamError, match="several samples stand in one map"):
+        vitrail.explain(model, inputs, "tokentm", case.target)
+    assert vitrail.explain(model, prepared(case, batch=1)[1], "tokentm", case.target).streams["image"].grid == (4, 4)

@@ -17,6 +17,7 @@ from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
 from vitrail.capture.shadow import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
+from vitrail.capture.stream_checks import hidden_tokens
 from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
@@ -277,7 +278,7 @@ def _changes(
     streams: Streams, samples: Tensor, shown: Sequence[ShownStream]
 ) -> tuple[StreamChanges | None, SeamError | None]:
     """How every layer transforms tokens, or why that is not known."""
-    real = torch.ones(streams.count, dtype=torch.bool)
+    real = ~hidden_tokens(streams)
     for one in shown:
         if one.mask is not None:
             hidden = one.tokens[~one.mask & (one.tokens >= 0)]

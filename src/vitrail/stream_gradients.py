@@ -22,6 +22,13 @@ SQUARE = 16
 ASSUMED = f"pixels are summed over squares of at most {SQUARE} pixels: which of them make a token was not measured"
 
 
+CANCELLED = 1e-3
+CANCELS = (
+    "the scores of pixels cancel in every patch, as where a model norms each patch first (Pixtral): what is left of "
+    "their sums is rounding. Read the pixels, or take attn_lrp"
+)
+
+
 def _by_rules(model: nn.Module, request: "Request") -> InputAttribution:
     return input_x_gradient(model, request.inputs, request.target, request.plan.pass_options)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -231,6 +238,8 @@ def _one(
         patch = (size[0] // grid[0], size[1] // grid[1])
         known |= {"assumed": [*known.get("assumed", []), ASSUMED]} if assumed else {}
         summed = patch_sums(values, grid, patch)
+        if bool((summed.abs().sum(dim=1) < CANCELLED * values.abs().sum(dim=(1, 2))).any()):
+            known["assumed"] = [*known.get("assumed", []), CANCELS]
         pixels = None if _by_patch(request) and not assumed else values
         return Attribution(summed, kind="image", grid=grid, size=size, pixels=pixels, provenance=known, **common)
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)

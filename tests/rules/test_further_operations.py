@@ -121,6 +121,20 @@ def test_a_group_norm_divides_by_a_constant(table, groups):
     assert_close(found, torch.autograd.grad(by_hand, x, seed)[0])
 
 
+@TABLES
+def test_places_read_out_of_a_map_are_constant(table):
+    maps, places = random(B, D, 5, 6, seed=40), random(B, 3, 2, 2, seed=41).tanh()
+
+    def read(maps, places):
+        return F.grid_sample(maps, places, align_corners=False)
+
+    out, (at_maps, at_places), seed = relevance(table, read, maps, places)
+    assert_close((at_maps * maps).sum(), (out * seed).sum())
+    assert float(at_places.abs().max()) == 0
+    leaf = maps.clone().requires_grad_()
+    assert_close(at_maps, torch.autograd.grad(read(leaf, places), leaf, seed)[0])
+
+
 def turned(x):
     angle = torch.arange(T, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (2, 2))) * torch.polar(angle.cos() ** 0, angle))

@@ -136,6 +136,7 @@ def changes(streams: Streams, samples: Tensor, real: Tensor) -> StreamChanges:
         if not _is_used(streams, event.call, place):
             continue
         try:
+            _check_samples(samples[event.keys])
             where = _entered(streams, event, one, place)
             if where is None:
                 found.pools.add(event.call)
@@ -149,6 +150,14 @@ def changes(streams: Streams, samples: Tensor, real: Tensor) -> StreamChanges:
             ) from None
     found.layers = _feed_forward(streams, entered, samples, found)
     return found
+
+
+def _check_samples(samples: Tensor) -> None:
+    """Refuse a map over tokens of several samples, as of pictures that stand in one row: cosines would be shared."""
+    if bool((samples != samples[:, :1]).any()):
+        raise Unknown(
+            "tokens of several samples stand in one map, over which cosines are normalised: explain one alone"
+        )
 
 
 def _is_used(streams: Streams, call: int, place: Place) -> bool:

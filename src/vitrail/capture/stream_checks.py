@@ -108,6 +108,30 @@ def _check_same(index: int, keys: Tensor, values: Tensor) -> None:
         )
 
 
+def hidden_tokens(streams: Streams) -> Tensor:
+    """Which tokens are keys of some call and may be seen by no query of any: padding, whatever its mask is called."""
+    asked, seen = (torch.zeros(streams.count, dtype=torch.bool) for _ in range(2))
+    for event in streams.attentions:
+        asked[event.keys.flatten()] = True
+        seen[event.keys[_seen_keys(streams.seen.calls[event.call].call, event)]] = True
+    return asked & ~seen
+
+
+def _seen_keys(call: AttentionCall, event: AttentionEvent) -> Tensor:
+    """Which keys `[rows, k]` of a call some query sees."""
+    shown = call.weights if call.weights is not None else call.mask
+    if shown is None:
+        return torch.ones_like(event.keys, dtype=torch.bool)
+    shown = shown.detach()
+    # As `StreamPass` reads a mask: one for all heads and rows may have fewer axes.
+    folded = event.rows.heads is None and shown.ndim == 3 and shown.shape[0] > 1
+    four = event.rows.four(shown) if folded or shown.ndim > 4 else shown[(None,) * (4 - shown.ndim)]
+    allowed = four if four.dtype is torch.bool else four != 0 if call.weights is not None else four > HIDDEN
+    return allowed.any(dim=2).any(dim=1).expand(event.keys.shape).cpu()
+
+
+HIDDEN = -1e3
+"""What is added to the scores of keys that are seen is more than this."""
 UNMEASURED = "tokens of a batch belong to the samples in their order"
 
 

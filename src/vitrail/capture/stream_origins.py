@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, sources
@@ -187,10 +188,20 @@ def _pictures(streams: Streams, index: int, sequence: Sequence, samples: Tensor)
     maps = sorted(reversed(streams.seen.cells), key=lambda x: x.shape[0] != pixels.shape[0])
     for place, channels in [(pixels, -3), *((x, axis) for x in maps for axis in (1, -1))]:
         (fed,) = sources(_rows(sequence), [place], channels=channels)
+        if fed is not None and place is pixels:
+            fed = _without_padding(fed, streams)
         grids = None if fed is None else _grids(fed.flatten(0, -3).cpu(), sequence, pixels=place is pixels)
         if grids is not None and _has_form_of(grids, pixels):
             return _by_picture(index, sequence, _whole_pictures(sequence, grids, pixels), samples, pixels)
     return []
+
+
+def _without_padding(fed: Tensor, streams: Streams) -> Tensor:
+    """The row that every pixel feeds; those of padding feed none, though ViLT makes some of them several tokens."""
+    given = streams.seen.inputs
+    mask = None if given is None else given.kwargs.get("pixel_mask")
+    fits = isinstance(mask, Tensor) and mask.shape == fed.shape
+    return torch.where(mask.to(fed.device) == 0, -1, fed) if fits else fed
 
 
 def _has_form_of(grids: Tensor, pixels: Tensor) -> bool:
@@ -270,20 +281,27 @@ def _grids(fed: Tensor, sequence: Sequence, *, pixels: bool) -> Tensor | None:
         return fed if bool((fed >= 0).all()) else None
     if not pixels:
         return None
-    found = []
+    found, patches = [], set()
     for picture in fed:
         box = boxes(picture[None], sequence.count)
         if box is None or box.grid is None:
             return None
         found.append(torch.tensor(box.index).view(box.grid))
-    return torch.stack(found)
+        patches.add(box.patch)
+    sizes = {tuple(grid.shape) for grid in found}
+    if len(sizes) == 1:
+        return torch.stack(found)
+    if len(patches) > 1:
+        return None
+    high, wide = (max(size[axis] for size in sizes) for axis in (0, 1))  # padding stands below and to the right
+    return torch.stack([F.pad(grid, (0, wide - grid.shape[1], 0, high - grid.shape[0]), value=-1) for grid in found])
 
 
 def _by_picture(index: int, sequence: Sequence, grids: Tensor, samples: Tensor, pixels: Tensor) -> list[ShownStream]:
     """One stream for each picture of a sample; samples without one have no tokens there."""
-    tokens = grids.flatten(1) + sequence.first
+    tokens = torch.where(grids < 0, -1, grids + sequence.first).flatten(1)
     owner = samples[tokens[:, 0]]
-    if not bool((samples[tokens] == owner[:, None]).all()):
+    if not bool(((samples[tokens] == owner[:, None]) | (tokens < 0)).all()):
         raise SeamError("the patches of one picture belong to several samples. Explain one sample at a time.")
     batch = int(samples.max()) + 1
     most = int(torch.bincount(owner, minlength=batch).max())

@@ -25,6 +25,7 @@ from vitrail.methods.conservative_lrp import (
     gradient_times_input,
     identity_gradient,
     router_constant,
+    sampled,
 )
 from vitrail.relevance.lrp import Operation, RuleSet
 from vitrail.relevance.runner import RerunMethod
@@ -54,6 +55,7 @@ ATTN = RuleSet(
         **GRADIENT,
         **NORMS,
         "attention": attention(SHARES),
+        "sampled": sampled,
         "product": evenly,
         "einsum": evenly,
         "gate": router_constant(gate),

@@ -188,6 +188,12 @@ def attention(shares: tuple[float, float, float]) -> Rule:
     return rule
 
 
+def sampled(operation: Operation) -> Tensor:
+    """Places read out of a feature map by interpolation: linear in the map; where the places lie is a constant."""
+    places = [x for x in operation.active if x is not operation.args[0]]
+    return operation.again({id(x): operation.constant(x) for x in places})
+
+
 def constant(operation: Operation) -> Tensor:
     """A constant: relevance stops here."""
     return operation.constant(operation.run())
@@ -254,6 +260,7 @@ CONSERVATIVE = RuleSet(
         **GRADIENT,
         **NORMS,
         "attention": attention((0.0, 0.0, 1.0)),
+        "sampled": sampled,
         "softmax": constant,
         "gate": router_constant(gradient),
     },

@@ -76,6 +76,7 @@ KINDS: dict[Callable[..., Any], str] = {
         "deviation",
     ),
     F.normalize: "normalize",
+    F.grid_sample: "sampled",
     **dict.fromkeys((torch.einsum, torch.functional.einsum), "einsum"),
     **dict.fromkeys(
         (
