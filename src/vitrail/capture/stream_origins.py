@@ -200,8 +200,9 @@ def _without_padding(fed: Tensor, streams: Streams) -> Tensor:
     """The row that every pixel feeds; those of padding feed none, though ViLT makes some of them several tokens."""
     given = streams.seen.inputs
     mask = None if given is None else given.kwargs.get("pixel_mask")
-    fits = isinstance(mask, Tensor) and mask.shape == fed.shape
-    return torch.where(mask.to(fed.device) == 0, -1, fed) if fits else fed
+    if not isinstance(mask, Tensor) or mask.shape != fed.shape:
+        return fed
+    return torch.where(mask.to(fed.device) == 0, -1, fed)
 
 
 def _has_form_of(grids: Tensor, pixels: Tensor) -> bool:
