@@ -1,6 +1,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# One more than the two cores it is meant for: tests often wait for a server, a browser or a process to start.
+WORKERS ?= 3
+
+# Compiled tests and modules are kept for the next run, whatever the surroundings say.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check quick models install browser
 
@@ -25,7 +30,7 @@ test check: install browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@nice $(BIN)/pyright --pythonpath $(BIN)/python > $(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal; tests=$$?; \
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.log; exit 1; }; exit $$tests
 
 # The tests without the slow ones, a browser or a GPU.

@@ -123,7 +123,7 @@ def peak(run):
     return found.most
 
 
-LONG, HEADS = 768, 4
+LONG, HEADS = 512, 4
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import vitrail
 from vitrail import zoo
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-PHOTOS, SENTENCES, SHARE = 40, 60, 0.2
+PHOTOS, SENTENCES, SHARE = 24, 60, 0.2
 
 pytestmark = pytest.mark.skipif(
     not (DATA / "imagenette160").exists(), reason="validation data (../shared/data) is not at hand"
@@ -57,8 +57,8 @@ def test_deleting_what_gae_points_at_in_photographs_hurts_most():
     photo = zoo.load("photo")
     pictures = list(photographs())
     drops = {name: [] for name in ("gae", "rollout", "random", "reverse")}
-    for start in range(0, len(pictures), 40):
-        images = torch.cat([photo.preprocess(p) for p in pictures[start : start + 40]])
+    for start in range(0, len(pictures), 24):
+        images = torch.cat([photo.preprocess(p) for p in pictures[start : start + 24]])
         gae, rollout = vitrail.compare(photo.model, images, ["gae", "rollout"])
         orders = {
             "gae": gae.scores, "rollout": rollout.scores, "random": torch.rand_like(gae.scores), "reverse": -gae.scores,
