@@ -183,25 +183,51 @@ def test_a_batch_gives_what_its_samples_give_and_classes_differ(name, request):
     model, inputs = prepared(entry)
     for method in applying(name, request):
         whole = explained(entry, model, inputs, method)
+        allowed = close(model)
+        if method == "integrated_gradients":
+            # Norms of Hugging Face compute in float32: near zero they round by much of what they are given.
+            allowed = {**allowed, "atol": max(allowed["atol"], 1e-6 * float(whole.abs().max()))}
         for i in range(2):
-            assert_close(explained(entry, model, taken(inputs, i), method), whole[i : i + 1], **close(model))
+            assert_close(explained(entry, model, taken(inputs, i), method), whole[i : i + 1], **allowed)
         if not entry.single:
             other = explained(entry, model, inputs, method, index=2)
             assert float((whole - other).abs().max()) > 1e-13, method  # layer scale begins at 1e-5
 
 
-@pytest.mark.parametrize(
-    "name",
-    tenth([n for n in documented() if TABLE[n].refused is None and TABLE[n].shown == "text" and "adapted" not in n]),
-)
+PADDED_LEFT = {"encoder/xlnet"}
+"""Models that answer at the last column."""
+READS_PADDING = {"vision/imagegpt"}
+"""Models that answer by the mean of all columns, whatever the mask says."""
+CHOOSES_PADDING = {("decoder/deepseek_v32", "integrated_gradients")}
+"""Where a model attends to the best few keys and counts padding among them: near zero, on the path to a text."""
+
+
+def is_padded(name: str) -> bool:
+    entry = TABLE[name]
+    return entry.refused is None and entry.shown == "text" and "adapted" not in name and name not in READS_PADDING
+
+
+@pytest.mark.parametrize("name", tenth([name for name in documented() if is_padded(name)]))
 def test_padding_changes_nothing(name, request):
     entry = TABLE[name]
     model, inputs = prepared(entry)
-    padded = {key: torch.nn.functional.pad(x, (0, 3)) for key, x in inputs.items()}
+    ends = (3, 0) if name in PADDED_LEFT else (0, 3)
+    padded = {key: torch.nn.functional.pad(x, ends) for key, x in inputs.items()}
+    real = padded["attention_mask"][0].bool()
     for method in applying(name, request):
+        if (name, method) in CHOOSES_PADDING:
+            continue
         whole, found = explained(entry, model, inputs, method), explained(entry, model, padded, method)
-        assert_close(found[:, :-3], whole, atol=1e-6, rtol=1e-6)
-        assert_close(found[:, -3:], torch.zeros_like(found[:, -3:]))
+        assert_close(found[:, real], whole, atol=1e-6, rtol=1e-6)
+        assert_close(found[:, ~real], torch.zeros_like(found[:, ~real]))
+
+
+def test_a_text_that_is_masked_between_layers_is_shown_where_it_enters():
+    model, inputs = prepared(TABLE["encoder/xlm"])
+    padded = {key: torch.nn.functional.pad(x, (0, 3)) for key, x in inputs.items()}
+    whole, found = (vitrail.explain(model, x, "tokentm", 1).scores for x in (inputs, padded))
+    assert_close(found[:, :9], whole, atol=1e-12, rtol=1e-9)
+    assert float(whole[:, 1:].min()) > 0
 
 
 @pytest.mark.parametrize("name", tenth(REFUSED))

@@ -283,6 +283,7 @@ def _changes(
         if one.mask is not None:
             hidden = one.tokens[~one.mask & (one.tokens >= 0)]
             real[hidden] = False
+            real[list(one.padding)] = False
     try:
         return changes(streams, samples, real), None
     except SeamError as why:

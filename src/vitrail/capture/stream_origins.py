@@ -38,6 +38,7 @@ class ShownStream:
         mask: which tokens are real, by the mask of the input.
         parts: where the patches of all pictures stand in one row, the place `[b, n]` of each patch there, -1 for none.
         pictures: the number `[b]` of the picture of each sample among all that were given, -1 for none.
+        padding: the numbers that padding of the same text has in later sequences.
     """
 
     name: str
@@ -50,6 +51,12 @@ class ShownStream:
     mask: Tensor | None = None
     parts: Tensor | None = None
     pictures: Tensor | None = None
+    padding: tuple[int, ...] = ()
+
+    def with_padding_of(self, later: "ShownStream") -> "ShownStream":
+        """The same, told which tokens of a later sequence are padding."""
+        hidden = () if later.mask is None else later.tokens[~later.mask & (later.tokens >= 0)].tolist()
+        return replace(self, padding=(*self.padding, *hidden))
 
 
 def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
@@ -107,6 +114,11 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             found += known or ([] if index in targets else _pictures(streams, index, sequence, samples))
             continue
         text = _text(streams, index, sequence, inputs)
+        before = _before(streams, index)
+        same = [] if text is None else [one for one in found if one.given == text.given and one.sequence in before]
+        if text is not None and same:  # further up its own stream: its relevance goes on to where it enters
+            found = [one.with_padding_of(text) if one is same[0] else one for one in found]
+            text = None
         known = [] if text is None else [text]
         if index not in targets:
             whole = text is not None and text.tokens.shape == sequence.rows
@@ -118,6 +130,16 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     learned = [one for one in found if one.name == "queries" and streams.sequences[one.sequence].rows[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
+
+
+def _before(streams: Streams, index: int) -> set[int]:
+    """The sequences whose tokens become those of a sequence."""
+    found: set[int] = set()
+    new = {index}
+    while new:
+        new = {source for source, target in streams.since if target in new} - found
+        found |= new
+    return found
 
 
 def _states(streams: Streams, index: int, sequence: Sequence) -> list[ShownStream]:
