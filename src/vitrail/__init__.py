@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from vitrail.prepared import PreparedExplainer, prepare
     from vitrail.tools.answers import answer
     from vitrail.tools.audit import audit
-    from vitrail.tools.detail import detail
+    from vitrail.tools.doctor import structure
     from vitrail.tools.generations import generate
-    from vitrail.tools.guide import guide
+    from vitrail.tools.guide import detail, guide
     from vitrail.tools.rewrite import rewrite
-    from vitrail.tools.structure import structure
     from vitrail.tools.transfer import transfer
 else:
     _HOMES = {
@@ -47,7 +46,7 @@ else:
         "answer": "vitrail.tools.answers",
         "audit": "vitrail.tools.audit",
         "compare": "vitrail.api",
-        "detail": "vitrail.tools.detail",
+        "detail": "vitrail.tools.guide",
         "explain": "vitrail.api",
         "explain_many": "vitrail.many",
         "generate": "vitrail.tools.generations",
@@ -56,7 +55,7 @@ else:
         "prepare": "vitrail.prepared",
         "record": "vitrail.capture.forward",
         "rewrite": "vitrail.tools.rewrite",
-        "structure": "vitrail.tools.structure",
+        "structure": "vitrail.tools.doctor",
         "transfer": "vitrail.tools.transfer",
     }
     _MODULES = ("bench", "data", "metrics", "plots", "report", "targets", "zoo")

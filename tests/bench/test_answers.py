@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from vitrail.apps.cli.app import app
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
-from vitrail.evaluate.bench import contexts
-from vitrail.evaluate.bench.contexts import held_out_seed
+from vitrail.evaluate.bench import texts
 from vitrail.evaluate.bench.opened import open_data
+from vitrail.evaluate.bench.texts import held_out_seed
 from vitrail.evaluate.data.contexts import read_contexts
 
 METHODS = ("ifr", "attn_lrp", "rollout")
@@ -88,9 +88,9 @@ def test_a_wrong_answer_is_left_out_and_counted(tmp_path):
 
 
 def test_a_method_that_cannot_explain_one_context_keeps_the_others(tmp_path, monkeypatch):
-    real = contexts._of_question
+    real = texts._of_question
     monkeypatch.setattr(
-        contexts,
+        texts,
         "_of_question",
         lambda question, *rest: [InputError("no")] * 3 if question.gold == (2,) else real(question, *rest),
     )
@@ -168,8 +168,8 @@ def test_the_command_line_runs_it(tmp_path):
 
 def test_log_odds_are_explained_where_the_protocol_says_so(tmp_path, monkeypatch):
     """Both protocols in one run: their explanations must not be shared."""
-    asked, real = [], contexts.continuation
-    monkeypatch.setattr(contexts, "continuation", lambda *span, scalar: (asked.append(scalar), real(*span))[1])
+    asked, real = [], texts.continuation
+    monkeypatch.setattr(texts, "continuation", lambda *span, scalar: (asked.append(scalar), real(*span))[1])
     made = plan(methods=("ifr",), limit=1)
     both = bench.protocols_of(("answers(ablations=4)", "answers(ablations=4, scalar=log_odds)"))
     bench.run(bench.Plan(made.models, made.data, made.trials, both, limit=1), tmp_path / "r.db")

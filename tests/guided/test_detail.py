@@ -6,7 +6,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.errors import OptionError, TargetError
-from vitrail.tools.detail import FORMS, choose_form, contrast, detail_matrix
+from vitrail.tools.guide import FORMS, choose_form, contrast, detail_matrix
 
 
 def logits(*rows):

@@ -15,7 +15,7 @@ from vitrail.capture.shadow import autograd
 from vitrail.capture.stream_passes import generates
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import Anatomy, Block, Body
-from vitrail.models.anatomy.huggingface import answers_with_span, begins_with_mark
+from vitrail.models.anatomy.families import answers_with_span, begins_with_mark
 from vitrail.models.anatomy.parts import ENCODINGS
 from vitrail.models.inputs import Inputs
 

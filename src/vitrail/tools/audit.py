@@ -26,8 +26,7 @@ from vitrail.models.anatomy import Anatomy
 from vitrail.models.loading import find_class
 from vitrail.plots.page import document, render
 from vitrail.plots.pictures import Picture, as_picture, signed_thumbnail, thumbnail
-from vitrail.tools.detail import DEFAULT_METHOD, contrast
-from vitrail.tools.guide import RECOGNISED, Preprocess, find_preprocess
+from vitrail.tools.guide import DEFAULT_METHOD, RECOGNISED, Preprocess, contrast, find_preprocess
 
 
 @dataclass(frozen=True)

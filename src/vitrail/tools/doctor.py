@@ -1,10 +1,11 @@
-"""A self-test on the user's own model: is what is recorded what the model computed?
+"""The structure of a model as it was measured, and a self-test: is what is recorded what the model computed?
 
 For every attention layer A is computed again from the recorded queries and keys, multiplied with the recorded values
 and compared with the output the model's own kernel gave. The logits are compared, bit for bit, with those of a
 run without hooks.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.discovery import BlockSite, CallSite, Discovery, discover
 from vitrail.capture.forward import find_body, record
-from vitrail.capture.measure import no_origin, structure_of
+from vitrail.capture.measure import Structure, no_origin, structure_of
+from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import read_output
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.shadow import autograd, hooks, shadow
-from vitrail.models.anatomy import Anatomy
+from vitrail.errors import VitrailError
+from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs, read_inputs
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -152,3 +156,96 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
 
     with hooks([m.register_forward_hook(begin) for m in model.modules() if isinstance(m, nn.Embedding)]):
         yield
+
+
+PARTS = ("attending", "output", "attention_norm", "ffn_norm", "ffn_input", "ffn_output")
+
+
+@dataclass(frozen=True)
+class ModelStructure:
+    """What was found in a model for inputs of one form.
+
+    Args:
+        family: the family of the model in the table; None where only the model itself was asked.
+        calls: the attention calls in order of execution.
+        blocks: the blocks in order of execution, with the names of their parts.
+        origin: which token comes from which part of the input; words where that is not known.
+        refusal: why attention cannot be read token by token; None if it can.
+        assumed: what was not measured.
+        agrees: whether the family's blocks are those that were found; None without a family.
+    """
+
+    model: str
+    family: str | None
+    calls: tuple[CallSite, ...]
+    blocks: tuple[BlockSite, ...]
+    origin: Origin | str
+    refusal: str | None
+    assumed: tuple[str, ...]
+    agrees: bool | None
+
+    def __str__(self) -> str:
+        """The structure as lines of text."""
+        return "\n".join(_lines(self))
+
+
+def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructure:
+    """What is found in a model when it runs on these inputs; nothing is looked up.
+
+    Args:
+        model: as for `vitrail.explain`.
+        inputs: as for `vitrail.explain`.
+    """
+    read = read_inputs(inputs)
+    with shadow(model) as own:
+        found, known = discover(own, read), known_anatomy(own)
+        names = {id(module): name for name, module in own.named_modules()}
+        try:
+            body = find_body(own, None, read)
+            measured = structure_of(own, read, body)
+        except VitrailError as error:
+            body, measured = None, Structure(str(error), str(error))
+        agrees = None if known is None or body is None else _agrees(body, found, names)
+    return ModelStructure(
+        model=found.model,
+        family=None if known is None else known.name,
+        calls=found.calls,
+        blocks=found.blocks,
+        origin=measured.origin,
+        refusal=measured.refusal,
+        assumed=measured.assumed,
+        agrees=agrees,
+    )
+
+
+def _agrees(body: Body, found: Discovery, names: dict[int, str]) -> bool:
+    """Whether the blocks that a table names are those that were found."""
+    return [names.get(id(block.module)) for block in body.blocks] == [site.name for site in found.blocks]
+
+
+def _lines(found: ModelStructure) -> list[str]:
+    kinds = Counter(call.kind for call in found.calls)
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    lines = [f"{found.model}: {len(found.blocks)} blocks, attention calls: {told}"]
+    if found.family is not None:
+        agreement = "agrees with what was found" if found.agrees else "names other blocks than were found"
+        lines.append(f"family {found.family}: {agreement}")
+    lines += [_block_line(block, found.calls) for block in found.blocks]
+    if isinstance(found.origin, Origin):
+        origin = found.origin
+        grid = f" on a grid of {origin.grid[0]} x {origin.grid[1]}" if origin.grid else ""
+        lines.append(f"tokens: {origin.tokens}, of which {len(origin.index)} come from the input{grid}")
+    else:
+        lines.append(f"tokens: {found.origin}")
+    lines.append(
+        f"refused: {found.refusal}" if found.refusal else "every attention row belongs to the token of its place"
+    )
+    return [*lines, *(f"assumed: {what}" for what in found.assumed)]
+
+
+def _block_line(block: BlockSite, calls: tuple[CallSite, ...]) -> str:
+    own = [calls[index] for index in block.calls]
+    told = ", ".join(f"{c.kind} {c.queries} x {c.keys}{', causal' if c.causal else ''}" for c in own)
+    parts = [f"{name}={part}" for name in PARTS if (part := getattr(block.parts, name)) is not None]
+    again = f" (run {block.turn + 1})" if block.turn else ""
+    return f"  {block.name}{again}: {told}; {', '.join(parts) or 'no parts named'}"

@@ -120,8 +120,7 @@ def doctor(
 ) -> None:
     """Examine the model and print the report; exit code 1 if it fails."""
     from vitrail.apps.cli.session import open_model
-    from vitrail.tools.doctor import examine
-    from vitrail.tools.structure import structure
+    from vitrail.tools.doctor import examine, structure
 
     loaded = open_model(model, arch, device)
     inputs = loaded.example().inputs

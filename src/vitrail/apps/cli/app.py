@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vitrail.apps.cli import about, answering, audit, bench, bench_own, explain, guide, options, report, rewrite, serve
+from vitrail.apps.cli import about, answering, bench, bench_own, explain, guide, options, report, rewrite, serve
 from vitrail.apps.cli.screen import close_output, note
 
 MANUAL = """See what a Transformer looked at, in an image or a text.
@@ -123,7 +123,7 @@ COMMANDS = {
     "answer": (answering.HELP, answering.command),
     "guide": (guide.GUIDE, guide.guide),
     "detail": (guide.DETAIL, guide.detail),
-    "audit": (audit.HELP, audit.command),
+    "audit": (guide.AUDIT, guide.audit),
     "report": (report.HELP, report.command),
     "transfer": (rewrite.TRANSFER, rewrite.transfer),
     "rewrite": (rewrite.REWRITE, rewrite.rewrite),

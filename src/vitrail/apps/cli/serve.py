@@ -78,8 +78,8 @@ def app(  # noqa: PLR0913  (one parameter for each option of the command line)
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Serve the page until it is ended."""
+    from vitrail.apps.web import LOOPBACK, Settings, server
     from vitrail.apps.web.limits import MEGABYTE, MEGAPIXEL, Limits
-    from vitrail.apps.web.server import LOOPBACK, Settings, server
 
     limits = Limits(upload=max_upload * MEGABYTE, pixels=max_pixels * MEGAPIXEL, letters=max_letters)
     names, allowed = tuple(allow_host or ()), tuple(allow or ())

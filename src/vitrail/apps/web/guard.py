@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitrail.apps.web import LOOPBACK
 from vitrail.apps.web.limits import ForeignError, Refusal, SlowError, TooLargeError
-from vitrail.apps.web.server import LOOPBACK
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "

@@ -21,11 +21,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from vitrail.apps.web import bundle
+from vitrail.apps.web import Settings, bundle
 from vitrail.apps.web.guard import Guard, read_body, refused
 from vitrail.apps.web.limits import BusyError, MalformedError, Refusal
 from vitrail.apps.web.schema import ASKS, Ask, Cancel, Text, parse
-from vitrail.apps.web.server import Settings
 from vitrail.apps.web.sessions import MODELS, PICTURES, TEXTS, Session, Sessions, thumbnail
 from vitrail.apps.web.workers import LOAD, Event, Job, Steps, Workers, said
 from vitrail.errors import VitrailError

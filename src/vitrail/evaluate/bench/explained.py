@@ -17,11 +17,10 @@ from vitrail import targets
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, VitrailError, one_line
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.contexts import Contexts, explained_contexts
 from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
-from vitrail.evaluate.bench.texts import Batch, Texts
+from vitrail.evaluate.bench.texts import Batch, Contexts, Texts, explained_contexts
 from vitrail.repeated import RepeatedExplainer
 
 Values = list[dict[str, Any]]

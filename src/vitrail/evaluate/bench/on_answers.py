@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import answers
-from vitrail.evaluate.bench.contexts import Contexts
 from vitrail.evaluate.bench.explained import Shown, Values
 from vitrail.evaluate.bench.measure import Array, Column, Measure, Stored, plain
 from vitrail.evaluate.bench.protocols import Protocol
+from vitrail.evaluate.bench.texts import Contexts
 
 
 def _tokens(shown: Shown, number: int) -> Float[Tensor, " n"]:

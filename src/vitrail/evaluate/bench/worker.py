@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, one_line, suggest
-from vitrail.evaluate.bench.contexts import Contexts
 from vitrail.evaluate.bench.explained import Classes, Explanations, Shown
 from vitrail.evaluate.bench.measure import Measure
 from vitrail.evaluate.bench.measures import MEASURES
@@ -22,7 +21,7 @@ from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
 from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Unit
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.texts import READERS, Batch
+from vitrail.evaluate.bench.texts import READERS, Batch, Contexts
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.storage import is_finite
 

@@ -23,7 +23,7 @@ from vitrail.evaluate.data.imagenet import read_imagenet, read_imagenet_segmenta
 from vitrail.evaluate.data.pictures import resize_mask
 from vitrail.evaluate.data.rows import Source
 from vitrail.evaluate.data.segmented import COCO, read_coco, read_pets
-from vitrail.evaluate.data.squad import read_squad, read_squad2
+from vitrail.evaluate.data.texts import read_squad, read_squad2
 
 _LABEL = ("label",)
 _TABLE = "<split>.tsv, .csv or .parquet, or a datasets object"

@@ -12,7 +12,6 @@ from vitrail.evaluate.metrics.areas import (
     log_odds_per_level,
     sufficiency,
 )
-from vitrail.evaluate.metrics.correlation import Agreement, agreement, class_sensitivity, kendall, rank_correlation
 from vitrail.evaluate.metrics.localisation import (
     Segmentation,
     SegmentationCounts,
@@ -35,15 +34,28 @@ from vitrail.evaluate.metrics.perturbation import Curve, deletion, insertion, pe
 from vitrail.evaluate.metrics.rationales import (
     TokenF1,
     TokenRanking,
+    lds,
     precision_at_k,
+    recall_at,
     token_f1,
     token_f1_at_k,
     token_ranking,
+    topk_drop,
     word_scores,
 )
 from vitrail.evaluate.metrics.road import road, road_impute
-from vitrail.evaluate.metrics.sanity import Cascade, cascading_randomisation, infidelity, max_sensitivity, randomised
-from vitrail.evaluate.metrics.sources import lds, recall_at, topk_drop
+from vitrail.evaluate.metrics.sanity import (
+    Agreement,
+    Cascade,
+    agreement,
+    cascading_randomisation,
+    class_sensitivity,
+    infidelity,
+    kendall,
+    max_sensitivity,
+    randomised,
+    rank_correlation,
+)
 from vitrail.evaluate.metrics.texts import TextCurve, perturbed_ids, text_curve
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""Sanity checks: do scores depend on the weights, and how do they react to small changes of the input?
+"""Sanity checks: do scores depend on the class, the weights and the method, and on small changes of the input?
+
+Rankings are compared between classes (Kendall, class sensitivity) and between methods (agreement).
 
 Cascading randomisation: Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, arXiv:1810.03292. Weights are
 redrawn from a normal distribution with their own mean and spread, layer after layer from the output down, so that
@@ -6,19 +8,130 @@ activations keep their size. The model itself is never changed. Infidelity and m
 (In)fidelity and Sensitivity of Explanations", NeurIPS 2019, arXiv:1901.09392.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from vitrail.errors import InputError
-from vitrail.evaluate.metrics.arrays import Numbers, check_same, numbers_of, to_array, to_tensor
-from vitrail.evaluate.metrics.correlation import rank_correlation
+from vitrail.evaluate.metrics.arrays import Numbers, check_same, flags_of, look_up, numbers_of, to_array, to_tensor
+
+Row = Float[np.ndarray, " t"]
+Rows = Float[np.ndarray, "n t"]
+
+
+def _by_scores(a: Row, b: Row) -> float:
+    """Ordinary tau-b of the scores."""
+    return float(scipy.stats.kendalltau(a, b).statistic)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _by_positions(a: Row, b: Row) -> float:
+    """AttCAT's definition: tau of the two arrays of token positions in order of falling score."""
+    return _by_scores(np.argsort(-a, kind="stable").astype(float), np.argsort(-b, kind="stable").astype(float))
+
+
+MODES: dict[str, Callable[[Row, Row], float]] = {"scores": _by_scores, "attcat": _by_positions}
+
+
+def kendall(a: Numbers, b: Numbers, *, mode: str = "scores") -> Float[np.ndarray, " n"]:
+    """Kendall's tau of the scores `[n, t]` for one class and for another, one number per example.
+
+    NaN where all scores of an example are equal: there is no ranking.
+
+    Args:
+        a: scores for the explained class.
+        b: scores for another class; low correlation means the explanation depends on the class.
+        mode: `"scores"`, tau-b of the scores; `"attcat"`, tau of the sorted token positions, as AttCAT defines it.
+    """
+    measure = look_up(MODES, mode, "mode")
+    left, right = _two(a, b)
+    return np.array([measure(x, y) for x, y in zip(left, right, strict=True)])
+
+
+def rank_correlation(a: Numbers, b: Numbers, *, valid: Numbers | None = None) -> Float[np.ndarray, " n"]:
+    """Spearman's correlation of the maps of each example; a constant map, which ranks nothing, correlates 0.
+
+    Args:
+        a: maps, the examples first.
+        b: maps of the same shape.
+        valid: True for the entries that are real; all if None.
+    """
+    left, right = _two(a, b)
+    real = _real(valid, left)
+    return (_unit_ranks(left, real) * _unit_ranks(right, real)).sum(axis=1)
+
+
+def class_sensitivity(maps: Numbers, other_maps: Numbers, *, valid: Numbers | None = None) -> Float[np.ndarray, " n"]:
+    """Rank correlation of the maps of two classes: near 1, the method does not look at the class at all."""
+    return rank_correlation(maps, other_maps, valid=valid)
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """Rank correlations between methods: the mean over examples, and each example's."""
+
+    names: tuple[str, ...]
+    matrix: Float[np.ndarray, "m m"]
+    per_example: Float[np.ndarray, "n m m"]
+
+
+def agreement(maps: Mapping[str, Numbers], *, valid: Numbers | None = None) -> Agreement:
+    """Spearman's correlation between the maps of every two methods.
+
+    Args:
+        maps: name -> maps of the same examples, the examples first.
+        valid: True for the entries that are real; all if None.
+    """
+    if not maps:
+        raise InputError("agreement needs maps of at least one method, but there are none.")
+    all_rows = {name: _rows(values, name) for name, values in maps.items()}
+    first, expected = next(iter(all_rows.items()))
+    for name, rows in all_rows.items():
+        check_same(expected.shape, rows.shape, f"the shapes [examples, entries] of {first} and {name}")
+    real = _real(valid, expected)
+    ranks = np.stack([_unit_ranks(rows, real) for rows in all_rows.values()])
+    per_example = np.einsum("ant,bnt->nab", ranks, ranks)
+    return Agreement(tuple(all_rows), per_example.mean(axis=0), per_example)
+
+
+def _two(a: Numbers, b: Numbers) -> tuple[Rows, Rows]:
+    left, right = _rows(a, "the first maps"), _rows(b, "the second maps")
+    check_same(to_array(a).shape, to_array(b).shape, "the shapes of the two sets of maps")
+    return left, right
+
+
+def _rows(maps: Numbers, name: str) -> Rows:
+    array = to_array(maps)
+    return numbers_of(array.reshape(len(array), -1) if array.ndim > 2 else array, name, "n t")
+
+
+def _real(valid: Numbers | None, rows: Rows) -> Bool[np.ndarray, "n t"] | None:
+    if valid is None:
+        return None
+    real = flags_of(valid, "valid", "n t")
+    check_same(rows.shape, real.shape, "the shapes of the maps and of valid")
+    return real
+
+
+def _unit_ranks(rows: Rows, valid: Bool[np.ndarray, "n t"] | None) -> Rows:
+    """Ranks with mean 0 and length 1, so that products are correlations; zeros where not real, or all equal."""
+    if valid is None:
+        ranks = scipy.stats.rankdata(rows, axis=1)
+        centred = ranks - ranks.mean(axis=1, keepdims=True)
+    else:
+        centred = np.zeros_like(rows)
+        for out, row, real in zip(centred, rows, valid, strict=True):
+            ranks = scipy.stats.rankdata(row[real])
+            out[real] = ranks - ranks.mean()
+    length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
+    return centred / np.where(length > 0, length, 1)
+
 
 INPUT = "(input)"
 
@@ -128,12 +241,12 @@ def max_sensitivity(explain: Callable[[Any], Numbers], inputs: Numbers, deltas: 
     given = inputs if isinstance(inputs, Tensor) else to_array(inputs)
     small = to_tensor(deltas).to(given) if isinstance(given, Tensor) else to_array(deltas)
     check_same(given.shape, small.shape[1:], "the shapes of inputs and of a delta")
-    plain = _rows(explain(given))
+    plain = _flat(explain(given))
     size = np.maximum(np.linalg.norm(plain, axis=1), TINY)
-    found = [np.linalg.norm(_rows(explain(given + delta)) - plain, axis=1) / size for delta in small]
+    found = [np.linalg.norm(_flat(explain(given + delta)) - plain, axis=1) / size for delta in small]
     return np.max(found, axis=0)
 
 
-def _rows(scores: Numbers) -> Float[np.ndarray, "n t"]:
+def _flat(scores: Numbers) -> Float[np.ndarray, "n t"]:
     array = to_array(scores).astype(np.float64)
     return numbers_of(array.reshape(len(array), -1), "scores", "n t")

@@ -3,15 +3,21 @@
 from torch import nn
 
 from vitrail.errors import AnatomyError
-from vitrail.models.anatomy import huggingface
-from vitrail.models.anatomy.clip import TextTower, text_anatomy
-from vitrail.models.anatomy.encoder import encoder_anatomy
+from vitrail.models.anatomy.families import (
+    FAMILIES,
+    TIMM_CLASSES,
+    TextTower,
+    encoder_anatomy,
+    huggingface_anatomy,
+    text_anatomy,
+    timm_anatomy,
+    torchvision_anatomy,
+)
 from vitrail.models.anatomy.parts import Anatomy, Block, Body, Finder, resolve
-from vitrail.models.anatomy.vision import TIMM_CLASSES, timm_anatomy, torchvision_anatomy
 
 FINDERS: tuple[Finder, ...] = (
     text_anatomy,
-    huggingface.anatomy_of,
+    huggingface_anatomy,
     timm_anatomy,
     torchvision_anatomy,
     encoder_anatomy,
@@ -30,7 +36,7 @@ def anatomy(model: nn.Module) -> Anatomy:
     lists = [n for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     raise AnatomyError(
         f"no anatomy is known for {type(model).__name__}. Looked for: Hugging Face "
-        f"{', '.join(huggingface.FAMILIES)}; timm {', '.join(sorted(TIMM_CLASSES))}; torchvision "
+        f"{', '.join(FAMILIES)}; timm {', '.join(sorted(TIMM_CLASSES))}; torchvision "
         f"VisionTransformer; nn.TransformerEncoder. Found lists of modules at: {', '.join(lists) or 'nowhere'}. "
         "Name the parts yourself: vitrail.explain(..., anatomy=vitrail.Anatomy(blocks='encoder.layers', "
         "prefix=1, readout='cls', ...)); attention-only methods need no more than prefix and readout."

@@ -1,18 +1,40 @@
-"""The data of a report: the inputs, the model's answer to each, and every method's map."""
+"""The report of inputs: the model's answer to each, every method's map, and the page that shows them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
+from markupsafe import Markup
 
 from vitrail.evaluate.metrics import area
+from vitrail.plots.canvas import AGAINST, FOR, SIGNED_MAP, UNSIGNED_MAP, WHITE
+from vitrail.plots.page import render
+from vitrail.plots.report.markup import (
+    CHANCE,
+    Cell,
+    Content,
+    Line,
+    Section,
+    chart,
+    decimal,
+    look_of,
+    percent,
+    report_page,
+    small,
+    table,
+    token_class,
+)
 from vitrail.plots.tokens import Piece
 
 Curve = tuple[float, ...]
 """The probability of the explained class while 0, 10, ..., 100 % are removed, the highest scores first."""
+LEVELS = tuple(k / 10 for k in range(11))
+RANDOM = 3
+"""Random orders whose mean is shown beside the methods."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +139,6 @@ class Report:
 
     def to_html(self) -> str:
         """The page."""
-        from vitrail.plots.report.page import to_page
-
         return to_page(self)
 
     def save(self, path: str | Path) -> Path:
@@ -131,3 +151,187 @@ class Report:
 def area_under(curve: Curve) -> float:
     """The area under a curve, from 0 to 1."""
     return float(area(np.array(curve), rule="unit")) / 100
+
+
+def key_of(number: int) -> str:
+    """The id of an input's part of the page."""
+    return f"input-{number + 1}"
+
+
+def article(report: Report, number: int) -> Markup:
+    """The part of the page of one input."""
+    entry = report.entries[number]
+    rows = [(row, _alike(row), _curves_of(report, row)) for row in entry.rows]
+    values = {"key": key_of(number), "entry": entry, "rows": rows, "token_class": token_class}
+    return render("plots/report/templates/input.html", **values)
+
+
+def _curves_of(report: Report, row: Row) -> Markup:
+    if row.random is None:
+        return Markup()
+    numbers = {label: number for number, label in enumerate(report.methods)}
+    lines = [Line(m.label, look_of(numbers[m.label]), LEVELS, m.curve) for m in row.maps if m.curve is not None]
+    lines.append(Line(CHANCE, CHANCE, LEVELS, row.random))
+    return chart(lines, across="removed fraction", up="probability")
+
+
+def _alike(row: Row) -> str:
+    if row.agreement is None or row.mean_agreement is None:
+        return ""
+    labels, matrix = [shown.label for shown in row.maps], row.agreement
+    found = {(i, j): matrix[i, j] for i in range(len(labels)) for j in range(i)}
+    least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    told = [f"mean {row.mean_agreement:.2f}"]
+    if len(found) > 1:
+        told += [
+            f"{word} {labels[j]} and {labels[i]} {found[i, j]:.2f}"
+            for word, (i, j) in (("most", most), ("least", least))
+        ]
+    return "; ".join(told)
+
+
+def scales(report: Report) -> Markup:
+    """What the colours mean, for the kinds of map that there are."""
+    signs = sorted({shown.signed for row in report.rows() for shown in row.maps})
+    told = Markup(" ").join(_scale(*SCALES[report.kind, sign]) for sign in signs)
+    seen = " The first picture is what the model saw of the input." if report.kind == "image" else ""
+    return small(Markup("{} Every map is scaled by its own largest value.{}").format(told, seen))
+
+
+def _scale(what: str, colours: Callable[[], Sequence[str]], low: str, high: str) -> Markup:
+    shown = Markup('{}: {}<span class="scale" style="background:linear-gradient(90deg,{})"></span>{}.')
+    return shown.format(what, low, ",".join(colours()), high)
+
+
+def _stops(name: str) -> list[str]:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps[name](step / 8)) for step in range(9)]
+
+
+SCALES: dict[tuple[str, bool], tuple[str, Callable[[], Sequence[str]], str, str]] = {
+    ("image", True): ("Maps with a sign", partial(_stops, SIGNED_MAP), "against", "for the class"),
+    ("image", False): ("Maps without a sign", partial(_stops, UNSIGNED_MAP), "least", "most"),
+    ("text", True): ("Scores with a sign", lambda: (AGAINST, WHITE, FOR), "against", "for the class"),
+    ("text", False): ("Scores without a sign", lambda: (WHITE, FOR), "none", "most"),
+}
+"""Kind and sign -> what it is called, its colours, and the words at their ends."""
+
+
+CUT = 90
+KINDS = {"image": ("picture", "pictures"), "text": ("text", "texts")}
+
+
+def to_page(report: Report) -> str:
+    """The whole document."""
+    one, many = KINDS[report.kind]
+    counted = f"{len(report.entries)} {one if len(report.entries) == 1 else many}"
+    methods = f"{len(report.methods)} method{'' if len(report.methods) == 1 else 's'}"
+    title = f"{report.source}: {counted} explained by {methods}"
+    about = {"made": f"{report.made:%Y-%m-%d %H:%M} UTC", **report.about}
+    parts = [
+        Section("summary", "Summary", _summary(report)),
+        Section("methods", "Methods", _methods(report)),
+    ]
+    if report.curves:
+        parts.append(Section("curves", "Curves", _curves(report)))
+    if any(row.agreement is not None for row in report.rows()):
+        parts.append(Section("agreement", "Agreement between methods", _agreement(report)))
+    inputs = Markup().join(article(report, i) for i in range(len(report.entries)))
+    parts.append(Section("inputs", many.capitalize(), scales(report) + inputs))
+    if report.broken:
+        broken = table("Left out", ["input", "reason"], list(report.broken.items()))
+        parts.append(Section("broken", f"Left out: {len(report.broken)}", broken))
+    return report_page(title, about, parts, contents=True)
+
+
+def _summary(report: Report) -> Markup:
+    several = len(report.methods) > 1
+    head = ["input", "prediction", "probability", "explained", "its probability", "methods"]
+    head += ["agreement"] * several + [f"area, {label}" for label in report.methods] * report.curves
+    head += [f"area, {CHANCE}"] * report.curves
+    rows, keys = [], []
+    for number, entry in enumerate(report.entries):
+        for row in entry.rows:
+            rows.append(list(_line(report, number, entry, row)))
+            keys.append(key_of(number))
+    made = table("Summary of the inputs", head, rows, sortable=True, keys=keys)
+    return render("plots/report/templates/summary.html", table=made, left_out=len(report.broken))
+
+
+def _line(report: Report, number: int, entry: Entry, row: Row) -> Iterator[Content]:
+    yield Markup('<a href="#{}">{}</a>{}').format(key_of(number), entry.name, _cut(entry.text))
+    yield entry.answer
+    yield percent(entry.probability)
+    yield row.target
+    yield percent(row.probability)
+    tried = len(row.maps) + len(row.failed)
+    yield Cell(f"{len(row.maps)} of {tried}" if row.failed else str(tried), len(row.maps))
+    if len(report.methods) > 1:
+        yield decimal(row.mean_agreement)
+    if report.curves:
+        areas = {shown.label: shown.area for shown in row.maps}
+        yield from (decimal(areas.get(label)) for label in report.methods)
+        yield decimal(None if row.random is None else area_under(row.random))
+
+
+def _cut(text: str) -> str:
+    short = text if len(text) <= CUT else f"{text[: CUT - 1].rstrip()}…"
+    return f" {short}" if text else ""
+
+
+def _methods(report: Report) -> Markup:
+    head = ["method", "made with", "maps", "sign"] + ["mean area"] * report.curves
+    head += [f"below {CHANCE}"] * report.curves
+    rows = []
+    for label, options in report.methods.items():
+        found = [(row, shown) for row in report.rows() for shown in row.maps if shown.label == label]
+        pair = [(shown.area, area_under(row.random)) for row, shown in found if shown.area is not None and row.random]
+        line: list[Content] = [
+            label,
+            options,
+            Cell(str(len(found)), len(found)),
+            "for and against" if found[0][1].signed else "how much",
+        ]
+        if report.curves:
+            areas = [own for own, _ in pair if own is not None]
+            below = sum(own < chance for own, chance in pair if own is not None)
+            line += [decimal(float(np.mean(areas)) if areas else None), Cell(f"{below} of {len(pair)}", below)]
+        rows.append(line)
+    return table("Methods", head, rows)
+
+
+def _curves(report: Report) -> Markup:
+    """The mean over inputs, level by level."""
+    lines = []
+    for number, label in enumerate(report.methods):
+        own = [shown.curve for row in report.rows() for shown in row.maps if shown.label == label and shown.curve]
+        if own:
+            lines.append(Line(label, look_of(number), LEVELS, np.mean(own, axis=0).tolist()))
+    chance = [row.random for row in report.rows() if row.random]
+    lines.append(Line(CHANCE, CHANCE, LEVELS, np.mean(chance, axis=0).tolist()))
+    removed = "pixels are turned black" if report.kind == "image" else "tokens are deleted"
+    said = (
+        f"Mean over {len(chance)} explanations of the explained class's probability while the highest-scored "
+        f"{removed}, from none to all. A curve that falls faster, with a smaller area, found what the model uses; "
+        f"{CHANCE} is the mean of {RANDOM} random orders of each input."
+    )
+    return small(said) + chart(lines, across="removed fraction", up="probability")
+
+
+def _agreement(report: Report) -> Markup:
+    """The mean rank correlation of every two methods over the inputs that both explain."""
+    labels = list(report.methods)
+    total, count = np.zeros((len(labels),) * 2), np.zeros((len(labels),) * 2)
+    for row in report.rows():
+        if row.agreement is not None:
+            where = np.ix_(*[[labels.index(shown.label) for shown in row.maps]] * 2)
+            total[where] += row.agreement
+            count[where] += 1
+    rows = [
+        [label, *(decimal(total[i, j] / count[i, j] if count[i, j] else None, tinted=True) for j in range(len(labels)))]
+        for i, label in enumerate(labels)
+    ]
+    said = "Rank correlation (Spearman) of the scores of two methods, mean over the inputs: 1 the same order, 0 none."
+    return small(said) + table("Agreement between methods", ["method", *labels], rows)

@@ -27,7 +27,7 @@ from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
 from vitrail.plots.pictures import as_picture, sample_map, smallest, with_map
-from vitrail.plots.report.entries import Curve, Entry, Map, Report, Row
+from vitrail.plots.report.entries import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
 from vitrail.plots.tokens import pieces
 from vitrail.targets import AnyTarget, only, probability
 
@@ -111,10 +111,7 @@ READERS: dict[str, Callable[[Path, Loaded, bool], list[Item]]] = {
 """A model's task -> how its inputs are listed."""
 
 
-LEVELS = tuple(k / 10 for k in range(11))
 FILL = "black"
-RANDOM = 3
-"""Random orders whose mean is shown beside the methods."""
 Curves = tuple[list[Curve], Curve]
 Measure = Callable[[Sample, Sequence[Attribution], int], Curves]
 
