@@ -1,4 +1,4 @@
-"""The commands `guide` (a picture stitched to one of another class), `detail` (two classes of one input) and `audit`."""
+"""The commands `guide` (a picture stitched to one of another class), `detail` (two classes of an input), `audit`."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -23,7 +23,7 @@ def read(name: str) -> str:
     return files("vitrail.apps.web").joinpath("static", *name.split("/")).read_text("utf-8")
 
 
-def _pairs(names: str, joint: str) -> list[tuple[str, str]]:
+def _pairs(names: str) -> list[tuple[str, str]]:
     """`a, b as c` as pairs of the name before and after `as`."""
     parts = [part.strip().split(" as ") for part in names.split(",") if part.strip()]
     return [(part[0].strip(), part[-1].strip()) for part in parts]
@@ -38,14 +38,14 @@ def _module(name: str, text: str) -> tuple[str, list[str]]:
         other = normpath(join(dirname(name), path))
         needed.append(other)
         parts = [f"default: {whole}"] if whole else []
-        parts += [f"{a}: {b}" if a != b else a for a, b in _pairs(names or "", " as ")]
+        parts += [f"{a}: {b}" if a != b else a for a, b in _pairs(names or "")]
         return f'const {{{", ".join(parts)}}} = modules["{other}"];'
 
     body = _IMPORT.sub(imported, _NOTE.sub("", text))
     exported = [f"{found[1]}: {found[1]}" for found in _EXPORT.finditer(body)]
     body = _EXPORT.sub("", body)
     for match in _LIST.finditer(body):
-        exported += [f"{b}: {a}" for a, b in _pairs(match[1], " as ")]
+        exported += [f"{b}: {a}" for a, b in _pairs(match[1])]
     body = _LIST.sub("", body)
     if _DEFAULT.search(body):
         body = _DEFAULT.sub("const exported = ", body)
