@@ -17,6 +17,7 @@ ORDER = [
     {"capture"},
     {"relevance"},
     {"methods"},
+    {"requests"},
     {"stream_gradients"},
     {"stream_explaining"},
     {"api"},

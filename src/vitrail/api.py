@@ -5,8 +5,8 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
-from vitrail.capture.early import read_together
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import structure_of
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import ComputeSettings, Wanted
+from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import shadow
@@ -35,19 +34,14 @@ from vitrail.errors import (
     OptionError,
     RuleError,
     SeamError,
-    TargetError,
     VitrailError,
     suggest,
 )
 from vitrail.methods import (
     DEFAULT_METHOD,
-    DEFAULT_OF,
-    DEFAULT_ON_STREAMS,
     LAST_RESORT,
     METHODS,
-    PREFERRED,
     READABLE,
-    Method,
 )
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, led_by_text, patch_sums, read_inputs
@@ -56,248 +50,23 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
+from vitrail.requests import (
+    MethodSpec,
+    Request,
+    by_target,
+    check_scalar,
+    instead,
+    on_streams,
+    read_request,
+    settled,
+    told,
+    wanted_by,
+)
 from vitrail.stream_explaining import explain_at_inputs, explain_streams, has_streams, reads_changes
 from vitrail.stream_gradients import check_level_at_inputs, is_gradient
-from vitrail.targets import AnyTarget, Target, as_target, with_scalar
-
-MethodSpec = str | tuple[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """One method with all its options, on inputs prepared for it.
-
-    Args:
-        otherwise: gives what stands in for it where it does not apply; None where the user asked for it by name.
-        on_streams: gives what the default is instead on several streams of tokens.
-        reason: why it stands in for another one, if it does.
-        level: where the user asked for relevance to be read; None where the method's own level is taken.
-        at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
-        wanted: what it reads of a pass.
-        differentiates: whether the method reads any gradient.
-    """
-
-    entry: Method
-    preset: str
-    options: Mapping[str, Any]
-    signed: bool
-    plan: Walk | RerunMethod
-    wanted: Wanted
-    inputs: Inputs
-    target: Target | Callable[[Tensor], Tensor]
-    scalar_given: bool = False
-    otherwise: "Callable[[], Request] | None" = None
-    on_streams: "Callable[[], Request] | None" = None
-    reason: str | None = None
-    level: str | None = None
-    at_inputs: str | None = None
-    differentiates: bool = True
-
-
-def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
-    """A method by name, or by name and options, made ready to run; for the default, the best one that applies."""
-    match spec:
-        case str(name):
-            given = {}
-        case (str(name), Mapping() as options):
-            given = dict(options)
-        case _:
-            raise _unknown(spec)
-    preset = given.pop("preset", preset)
-    if name == DEFAULT_METHOD:
-        return _default(given, preset, inputs, target)
-    if name not in METHODS:
-        raise _unknown(name)
-    # Others than plain options may be large, or change.
-    known = _resolved if all(type(x) in PLAIN_OPTIONS for x in given.values()) else _resolved.__wrapped__
-    found = known(METHODS[name], preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
-    plan = found.entry.build(**found.options) if found.walk is None else found.walk
-    return Request(
-        entry=found.entry,
-        preset=preset,
-        options=dict(found.options),
-        signed=found.signed,
-        plan=plan,
-        wanted=found.wanted or wanted_by([plan]),
-        inputs=inputs if found.entry.prepare_by is None else found.entry.prepare(inputs, found.options),
-        target=with_scalar(target, plan.scalar, explicit="scalar" in given),
-        scalar_given="scalar" in given,
-        level=given.get("level"),
-        differentiates=any(need.endswith("_grad") for need in plan.needs),
-    )
-
-
-PLAIN_OPTIONS = (str, int, float, bool, type(None))
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A method with all its options; the walk that they make, and what it reads of a pass.
-
-    A walk is three functions of what it is given, so that calls may share it. A `RerunMethod` may keep states of its
-    pass, and threads that share one would mix their passes: `walk` is None, and it is built for each call.
-    """
-
-    entry: Method
-    options: Mapping[str, Any]
-    signed: bool
-    walk: Walk | None
-    wanted: Wanted | None
-
-
-@lru_cache(maxsize=256)
-def _resolved(entry: Method, preset: str, kind: str, given: tuple[tuple[str, type, Any], ...]) -> Resolved:
-    """A method with all its options, checked, for one kind of input."""
-    options = entry.resolve(preset, {option: value for option, _, value in given}, kind)
-    if kind not in entry.inputs:
-        raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
-    plan = entry.build(**options)
-    walk = plan if isinstance(plan, Walk) else None
-    return Resolved(entry, options, entry.is_signed(options), walk, None if walk is None else wanted_by([walk]))
-
-
-def _unknown(given: object) -> MethodError:
-    """What to say of something that names no method."""
-    if isinstance(given, str):
-        return MethodError(f"unknown method {given!r}. {suggest(given, METHODS)}")
-    wrong = given[0] if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping) else given
-    return MethodError(
-        f"unknown method {wrong!r}: a method is a name, or a pair of a name and a mapping of options. "
-        f"{suggest('', METHODS)}"
-    )
-
-
-def check_scalar(request: Request) -> None:
-    """Refuse a scalar that was asked for where the model answers with a span, which is explained by its logits."""
-    if request.scalar_given:
-        raise TargetError(
-            "the option scalar applies to a plain class or next token, but this model answers with a span."
-        )
-
-
-def wanted_by(plans: Sequence[Walk | RerunMethod]) -> Wanted:
-    """All that these methods read of one pass."""
-    needs = frozenset[str]().union(*(plan.needs for plan in plans))
-    last_only = [
-        isinstance(one, Walk) and one.last_only for one in plans if any(need.endswith("_grad") for need in one.needs)
-    ]
-    early = read_together([(plan.needs, plan.early if isinstance(plan, Walk) else None) for plan in plans])
-    return replace(Wanted.of(needs, last_only=bool(last_only) and all(last_only)), early=early)
-
-
-def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:
-    """Requests that share a scalar share a backward pass; those without gradients join the first."""
-    groups: list[tuple[AnyTarget, list[Request]]] = []
-    # Sorting is stable: those that differentiate come first, in their order.
-    for request in sorted(requests, key=lambda r: not r.differentiates):
-        fitting = (group for target, group in groups if _joins(request, target))
-        group = next(fitting, None)
-        if group is None:
-            groups.append((request.target, [request]))
-        else:
-            group.append(request)
-    return groups
-
-
-def _joins(request: Request, target: AnyTarget) -> bool:
-    """Whether a request can be read beside this target: it is its own, or only its gradients would tell them apart."""
-    spans = any(isinstance(one, Target) and one.name == "continuation" for one in (target, request.target))
-    return target == request.target or (not request.differentiates and not spans)
-
+from vitrail.targets import AnyTarget, as_target
 
 logger = logging.getLogger("vitrail")
-
-
-def _default(
-    given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]
-) -> Request:
-    """The best method with these options, and what stands in where it does not apply."""
-    if isinstance(target, Target) and target.name in DEFAULT_OF:
-        return _default_of_answers(given, preset, inputs, target)
-    best, second = PREFERRED
-    known = {name: preset in {"recommended", *METHODS[name].presets} for name in PREFERRED}
-    if known[second] and not known[best]:
-        return _told(read_request((second, given), preset, inputs, target), f"{best} has no preset {preset!r}.")
-    # Options are those of the best method: where they are given, no other can stand in.
-    alone = bool(given) or not known[second]
-    otherwise = None if alone else partial(_or_gradients, (second, given), preset, inputs, target)
-    streams = _on_streams(otherwise, given, preset, inputs, target)
-    return replace(read_request((best, given), preset, inputs, target), otherwise=otherwise, on_streams=streams)
-
-
-def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target) -> Request:
-    """The best method for answers, and the walk that stands in; passages are named to those that know them."""
-    best, second = DEFAULT_OF[target.name]
-    rest = {name: value for name, value in given.items() if name != "sources"}
-    walk = partial(_or_gradients, (second, rest), preset, inputs, target)
-    streams = _on_streams(walk, rest, preset, inputs, target)
-    named = preset in {"recommended", *METHODS[best].presets} and rest.keys() <= METHODS[best].options.keys()
-    if not named or inputs.kind not in METHODS[best].inputs:
-        return replace(walk(), on_streams=streams)
-    if (tokens := inputs.shown.shape[1]) > LONGEST_ANSWER:
-        why = f"{best} is the default for answers in texts of at most {LONGEST_ANSWER} tokens; this one has {tokens}."
-        return replace(_told(walk(), why), on_streams=streams)
-    known = read_request((best, given), preset, inputs, target)
-    return replace(known, otherwise=None if rest else walk, on_streams=streams)
-
-
-LONGEST_ANSWER = 4096
-"""Tokens up to which `soft_ablation` is the default for answers: it adds a number for each pair of tokens to the scores
-of attention, and longer texts are explained by the walk, which was measured on them (docs/answers.md)."""
-
-
-def _on_streams(
-    walk: Callable[[], Request] | None,
-    given: Mapping[str, Any],
-    preset: str,
-    inputs: Inputs,
-    target: Target | Callable[[Tensor], Tensor],
-) -> Callable[[], Request] | None:
-    """What the default is on several streams; None where options or a preset of another method are given.
-
-    Args:
-        walk: what stands in on streams where a rule is missing.
-    """
-    if given or preset not in {"recommended", *METHODS[DEFAULT_ON_STREAMS].presets}:
-        return None
-    return lambda: replace(read_request(DEFAULT_ON_STREAMS, preset, inputs, target), otherwise=walk)
-
-
-def on_streams(request: Request) -> Request:
-    """The request, or what the default is on several streams."""
-    if request.on_streams is None:
-        return request
-    best = DEFAULT_OF.get(getattr(request.target, "name", ""), PREFERRED)[0]
-    return _told(
-        request.on_streams(),
-        f"{best} is defined on one stream of tokens. On several, {DEFAULT_ON_STREAMS} found planted tokens most often "
-        "(docs/streams.md).",
-    )
-
-
-def _or_gradients(
-    spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]
-) -> Request:
-    """A request of the default, with the gradient method that stands in where attention cannot be followed."""
-    last = partial(read_request, LAST_RESORT, "recommended", inputs, target)
-    return replace(read_request(spec, preset, inputs, target), otherwise=last)
-
-
-def settled(request: Request, model: nn.Module, body: Body) -> Request:
-    """The request, or what stands in for it, if its method does not apply to the model and the inputs."""
-    assert isinstance(request.plan, RerunMethod)
-    try:
-        request.plan.check(model, body, request.inputs)
-    except VitrailError as error:
-        return instead(request, error)
-    return request
-
-
-def instead(request: Request, error: VitrailError) -> Request:
-    """What stands in for a request that cannot be done, or the reason as an error."""
-    if request.otherwise is None:
-        raise error
-    return _told(request.otherwise(), str(error))
 
 
 def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | None) -> Request:
@@ -308,22 +77,15 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
     """
     if isinstance(error, CutGraphError):
         raise error
-    found, refused = request, anatomy is not None or isinstance(error, NoAttentionError)
-    while not is_gradient(found.entry.name):
-        if found.otherwise is None or refused:
+    if not is_gradient(request.entry.name):
+        last = [one for one in request.others if one.spec == LAST_RESORT]
+        if not last or anatomy is not None or isinstance(error, NoAttentionError):
             raise error
-        found = found.otherwise()
-    if found is not request:
-        return _told(found, str(error))
+        return told(read_request(*last[0]), str(error))
     found = replace(request, at_inputs=str(error))
     check_level_at_inputs(found)
     logger.warning("%s is read at the inputs: %s", request.entry.name, error)
     return found
-
-
-def _told(request: Request, reason: str) -> Request:
-    logger.warning("no method was named, and %s explains: %s", request.entry.name, reason)
-    return replace(request, reason=reason)
 
 
 def attribution_of(
@@ -587,9 +349,7 @@ def _on_shadow(
         try:
             if has_streams(own, read, anatomy):
                 check_memory(settings, "a model with several streams")
-                identity, made = explain_streams(
-                    own, [on_streams(one) for one in requests], settings, by_target=by_target, instead=instead
-                )
+                identity, made = explain_streams(own, [on_streams(one) for one in requests], settings)
             else:
                 body = find_body(own, anatomy, read)
                 answer = _on_one_stream if body.loose is None else _without_blocks
@@ -670,9 +430,7 @@ def _without_blocks(
         if refusal is not None and any(reads_changes(requests[i]) for i in apart):  # such as attention side by side
             raise SeamError(refusal)
     moved = [replace(requests[i], at_inputs=body.loose if at_inputs[i] else None) for i in apart]
-    identity, found = (
-        explain_streams(model, moved, settings, by_target=by_target, instead=instead) if apart else (None, {})
-    )
+    identity, found = explain_streams(model, moved, settings) if apart else (None, {})
     made = {i: found[place] for place, i in enumerate(apart)}
     if rest:
         identity, found = _on_one_stream(model, body, [requests[i] for i in rest], settings)

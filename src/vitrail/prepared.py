@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.api import Request, attribution_of, explain, read_request, shown_over
+from vitrail.api import attribution_of, explain, shown_over
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
@@ -37,6 +37,7 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
+from vitrail.requests import Request, read_request
 from vitrail.targets import FORMULAS, SCALARS, Target, as_target
 
 Batch = Tensor | Mapping[str, Any]

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from vitrail import prepared
-from vitrail.api import compare, explain, read_request
+from vitrail.api import compare, explain
 from vitrail.attribution import Attribution, Comparison
 from vitrail.errors import VitrailError
 from vitrail.models.inputs import read_inputs
 from vitrail.prepared import MASK, Batch, first_class, is_plain, settings_in, tensors_of
 from vitrail.relevance import Walk
 from vitrail.relevance.runner import RerunMethod
+from vitrail.requests import read_request
 from vitrail.targets import AnyTarget, Target, as_target
 
 logger = logging.getLogger("vitrail")

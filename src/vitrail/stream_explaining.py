@@ -1,10 +1,10 @@
 """Explanations of models with several streams of tokens, or whose tokens change between blocks."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,8 @@ from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.streams import Relevance, walk_events
 from vitrail.relevance.walk import STARTS
+from vitrail.requests import Request, by_target, instead
 from vitrail.stream_gradients import explain_inputs, is_gradient, shown_streams
-
-if TYPE_CHECKING:
-    from vitrail.api import Request
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
 SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
@@ -125,37 +123,29 @@ def _may_have(model: nn.Module, inputs: Inputs) -> bool:
 
 def explain_streams(
     model: nn.Module,
-    requests: "list[Request]",
+    requests: list[Request],
     settings: ComputeSettings,
-    *,
-    by_target: "Callable[[list[Request]], list[tuple[Any, list[Request]]]]",
-    instead: "Callable[[Request, VitrailError], Request]",
 ) -> tuple[str, dict[int, Attribution]]:
-    """Every request answered from one pass that is measured and one that is differentiated.
-
-    Args:
-        by_target: the requests that share a scalar together.
-        instead: what stands in for a request that cannot be done, or the reason as an error.
-    """
+    """Every request answered from one pass that is measured and one that is differentiated."""
     walking = [i for i, request in enumerate(requests) if not is_gradient(request.entry.name)]
     rest = [i for i in range(len(requests)) if i not in walking]
     shown, made = _streams_of_default(model, requests), {}
     if walking:
-        shown, found = _walks(model, [requests[i] for i in walking], settings, by_target, instead)
+        shown, found = _walks(model, [requests[i] for i in walking], settings)
         made = dict(zip(walking, found, strict=True))
     for i in rest:
         try:
             _, found = explain_at_inputs(model, [requests[i]], shown)
         except RuleError as error:  # an operation that the method has no rule for
             walk = instead(requests[i], error)
-            _, found = explain_streams(model, [walk], settings, by_target=by_target, instead=instead)
+            _, found = explain_streams(model, [walk], settings)
         made[i] = found[0]
     return fingerprint(model), made
 
 
-def _streams_of_default(model: nn.Module, requests: "list[Request]") -> list[ShownStream] | None:
+def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[ShownStream] | None:
     """The streams, or the reason as an error why there are none, where the default explains; else None."""
-    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.otherwise is not None]
+    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.others]
     if not inputs:
         return None
     with measured_streams(model, inputs[0]) as found:
@@ -165,10 +155,8 @@ def _streams_of_default(model: nn.Module, requests: "list[Request]") -> list[Sho
 
 def _walks(
     model: nn.Module,
-    requests: "list[Request]",
+    requests: list[Request],
     settings: ComputeSettings,
-    by_target: "Callable[[list[Request]], list[tuple[Any, list[Request]]]]",
-    instead: "Callable[[Request, VitrailError], Request]",
 ) -> tuple[list[ShownStream], list[Attribution]]:
     """The streams, and the result of every method that walks over them, from two passes."""
     begun, inputs = time.perf_counter(), requests[0].inputs
@@ -205,7 +193,7 @@ def _walks(
 
 
 def explain_at_inputs(
-    model: nn.Module, requests: "list[Request]", shown: Sequence[ShownStream] | None = None
+    model: nn.Module, requests: list[Request], shown: Sequence[ShownStream] | None = None
 ) -> tuple[str, dict[int, Attribution]]:
     """Every request of a gradient method answered at the inputs of the model, whatever is inside it.
 
@@ -234,10 +222,10 @@ Starts = dict[str, Tensor]
 def _walked(
     run: StreamPass,
     target: object,
-    group: "list[Request]",
+    group: list[Request],
     starts: list[Starts],
     settings: ComputeSettings,
-) -> "dict[Request, Found]":
+) -> dict[Request, Found]:
     """The relevance of every token, for every request and every scalar of the target."""
     found: dict[Request, Found] = {request: [] for request in group}
     needs = any(request.differentiates for request in group)
@@ -269,7 +257,7 @@ def _from_lengths(walked: Relevance, run: StreamPass) -> Relevance:
     return Relevance(walked.scores * lengths, walked.own * lengths)
 
 
-def reads_changes(request: "Request") -> bool:
+def reads_changes(request: Request) -> bool:
     """Whether a method reads how tokens are transformed."""
     return isinstance(request.plan, Walk) and request.plan.across is not None and "output_weight" in request.plan.needs
 
@@ -290,7 +278,7 @@ def _changes(
         return None, why
 
 
-def _refusal(request: "Request", shown: Sequence[ShownStream], unknown: SeamError | None) -> VitrailError | None:
+def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError | None) -> VitrailError | None:
     """Why a method is not defined on several streams, or None if it is.
 
     Args:
@@ -314,7 +302,7 @@ def _refusal(request: "Request", shown: Sequence[ShownStream], unknown: SeamErro
     )
 
 
-def _given(request: "Request") -> str:
+def _given(request: Request) -> str:
     """The options that are not those of the recommended preset, as the user would write them."""
     usual = request.entry.resolve("recommended", {}, "text")
     return ", ".join(f"{name}={value!r}" for name, value in request.options.items() if value != usual.get(name))
@@ -325,7 +313,7 @@ def _plan(entry: Any) -> object:  # noqa: ANN401
 
 
 def _attribution(
-    request: "Request",
+    request: Request,
     found: Found,
     run: StreamPass,
     shown: Sequence[ShownStream],
@@ -375,7 +363,7 @@ def main_stream(streams: Streams, shown: Sequence[ShownStream]) -> str:
 
 
 def _one(
-    request: "Request",
+    request: Request,
     part: Scalar,
     run: StreamPass,
     stream: ShownStream,
@@ -418,7 +406,7 @@ def _one(
     )
 
 
-def _assumed(request: "Request", run: StreamPass) -> list[str]:
+def _assumed(request: Request, run: StreamPass) -> list[str]:
     """What was not measured, or is a choice where the method's paper has one stream alone."""
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
     changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []

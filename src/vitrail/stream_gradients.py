@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,7 @@ from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.inputs import Inputs, patch_sums
-
-if TYPE_CHECKING:
-    from vitrail.api import Request
+from vitrail.requests import Request
 
 SQUARE = 16
 ASSUMED = f"pixels are summed over squares of at most {SQUARE} pixels: which of them make a token was not measured"
@@ -29,15 +27,15 @@ CANCELS = (
 )
 
 
-def _by_rules(model: nn.Module, request: "Request") -> InputAttribution:
+def _by_rules(model: nn.Module, request: Request) -> InputAttribution:
     return input_x_gradient(model, request.inputs, request.target, request.plan.pass_options)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _integrated(model: nn.Module, request: "Request") -> InputAttribution:
+def _integrated(model: nn.Module, request: Request) -> InputAttribution:
     return integrated_gradients(model, request.inputs, request.target, steps=request.options["steps"])
 
 
-METHODS: dict[str, Callable[[nn.Module, "Request"], InputAttribution]] = {
+METHODS: dict[str, Callable[[nn.Module, Request], InputAttribution]] = {
     "input_x_gradient": _by_rules,
     "integrated_gradients": _integrated,
     "conservative_lrp": _by_rules,
@@ -66,7 +64,7 @@ BY_PATCH = ("attn_lrp", "conservative_lrp")
 """Methods whose maps of single pixels are too grainy to read."""
 
 
-def explain_inputs(model: nn.Module, request: "Request", shown: Sequence[ShownStream]) -> Attribution:
+def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStream]) -> Attribution:
     """One gradient method: the attribution of the input that is looked at, with those of all inputs.
 
     Args:
@@ -130,7 +128,7 @@ def level_of(given: str) -> str:
     return "inputs_embeds" if given.endswith(("input_ids", "inputs_embeds")) else LEVELS.get(given, "inputs")
 
 
-def check_level_at_inputs(request: "Request") -> None:
+def check_level_at_inputs(request: Request) -> None:
     """Refuse a level that the caller named and that no input has."""
     inputs = request.inputs
     names = {inputs.main or ("input_ids" if inputs.ids is not None else PICTURE), *inputs.kwargs}
@@ -209,7 +207,7 @@ def _pictures(x: Tensor, shown: Sequence[ShownStream]) -> list[Tensor]:
 
 
 def _one(
-    request: "Request",
+    request: Request,
     made: InputAttribution,
     given: str,
     values: Tensor,
@@ -249,7 +247,7 @@ def _one(
     return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
 
 
-def _by_patch(request: "Request") -> bool:
+def _by_patch(request: Request) -> bool:
     """Whether sums over patches alone are given: by rules, as where there is one stream whose attention is followed.
 
     Single pixels are given where the caller asks for them, and where they stand in for a level that cannot be read.

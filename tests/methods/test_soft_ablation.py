@@ -8,7 +8,7 @@ from golden2_sets import golden2
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import api, targets
+from vitrail import requests, targets
 from vitrail.capture.seams.intercept import InterceptAttention, Override
 
 IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33], [7, 7, 11, 4, 28, 19, 35, 2, 14, 6]])
@@ -155,7 +155,7 @@ def test_it_is_the_default_for_answers_and_gae_stands_in(monkeypatch):
     assert_close(found.scores, explained(model, share=0.5))
     walked = vitrail.explain(model, {"input_ids": IDS}, target=targets.continuation(START), readout="gradient")
     assert walked.method == "gae"
-    monkeypatch.setattr(api, "LONGEST_ANSWER", IDS.shape[1] - 1)
+    monkeypatch.setattr(requests, "LONGEST_ANSWER", IDS.shape[1] - 1)
     long = vitrail.explain(model, {"input_ids": IDS}, target=targets.continuation(START), sources=SOURCES)
     assert long.method == "gae"
     assert "of at most 9 tokens; this one has 10" in long.provenance["default"]

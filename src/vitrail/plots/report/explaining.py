@@ -18,17 +18,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.api import DEFAULT_METHOD, MethodSpec, compare
+from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
 from vitrail.evaluate.bench.opened import Opened, affine
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
+from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
 from vitrail.plots.pictures import as_picture, sample_map, smallest, with_map
 from vitrail.plots.report.entries import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
 from vitrail.plots.tokens import pieces
+from vitrail.requests import MethodSpec
 from vitrail.targets import AnyTarget, only, probability
 
 if TYPE_CHECKING:
