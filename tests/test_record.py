@@ -8,12 +8,17 @@ import pytest
 import torch
 from applying import WALKING
 from golden_sets import golden
-from tiny_models import MODELS, tiny
+from tiny_models import MODELS, VOCABULARY, WIDTH, tiny
 from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.errors import InputError, OptionError, SeamError
+from vitrail import targets
+from vitrail.capture.forward import find_body, forward
+from vitrail.capture.pass_options import ComputeSettings, Wanted
+from vitrail.capture.shadow import shadow
+from vitrail.errors import InputError, OptionError, SeamError, TargetError
+from vitrail.models.inputs import read_inputs
 from vitrail.relevance import walk
 
 METHODS = WALKING
@@ -234,3 +239,16 @@ class Silent(nn.Module):
 def test_a_model_without_attention_is_an_error_that_says_what_was_listened_for():
     with pytest.raises(SeamError, match="scaled_dot_product_attention"):
         vitrail.explain(Silent(), torch.randn(1, 3, 8, 8), anatomy=vitrail.Anatomy(blocks="layers"))
+
+
+def test_a_model_that_sees_both_ways_is_not_taken_for_a_causal_one_when_its_layers_were_read():
+    """Calls are freed with the last layers, and whether none of them is causal cannot be told from none at all."""
+    from transformers import BertConfig, BertForTokenClassification
+
+    model = BertForTokenClassification(BertConfig(**WIDTH, **VOCABULARY)).double().eval()
+    read, wanted = read_inputs(MODELS["hf_bert"].inputs()), Wanted.of(frozenset({"output_grad"}))
+    with shadow(model) as own, forward(own, read, find_body(own, None, read), wanted, ComputeSettings()) as run:
+        (part,) = run.parts(targets.logit(0, position=3))
+        assert len(list(run.layers(part, wanted, again=False))) == 3
+        with pytest.raises(TargetError, match="answers at every token"):
+            run.parts(1)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import shadow
 from vitrail.capture.stream_passes import generates
-from vitrail.capture.torch_private import transformed
+from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
     CutGraphError,
     InputError,
@@ -221,8 +221,7 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
     settings = ComputeSettings(backend, chunk_rows, memory)
-    (found,) = _answer(model, prepared(model, inputs), target, preset, anatomy, settings, [(method, options)])
-    return found
+    return _answer(model, prepared(model, inputs), [((method, options), target)], preset, settings, anatomy)[0]
 
 
 def compare(  # noqa: PLR0913  (each is a choice of its own)
@@ -263,7 +262,11 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
-    run = partial(_answer, model, given, target, preset, anatomy, ComputeSettings(backend, chunk_rows, memory))
+    settings = ComputeSettings(backend, chunk_rows, memory)
+
+    def run(methods: Sequence[MethodSpec]) -> list[Attribution]:
+        return _answer(model, given, [(method, target) for method in methods], preset, settings, anatomy)
+
     return Comparison(run(methods)) if on_error == "raise" else _keeping(run, methods)
 
 
@@ -285,27 +288,6 @@ def _keeping(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: 
     return Comparison(found, failed)
 
 
-def _answer(
-    model: object,
-    given: Prepared,
-    target: AnyTarget,
-    preset: str,
-    anatomy: Anatomy | None,
-    settings: ComputeSettings,
-    methods: Sequence[MethodSpec],
-) -> list[Attribution]:
-    """The results of all methods, in their order."""
-    if transformed():
-        raise InputError(
-            "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
-            "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
-        )
-    started, read, chosen = time.perf_counter(), read_inputs(given.inputs), as_target(target)
-    read = _by_text(model, read) if read.shared else read
-    requests = [read_request(spec, preset, read, chosen) for spec in methods]
-    return _on_shadow(model, given, read, requests, settings, anatomy, started)
-
-
 def _by_text(model: object, read: Inputs) -> Inputs:
     """Pictures with texts; of a model that writes text, or of what holds one, each text is a sample with all of its."""
     held = (model, *(getattr(model, name, None) for name in ("model", "module")))
@@ -314,7 +296,7 @@ def _by_text(model: object, read: Inputs) -> Inputs:
 
 def explain_each(
     model: object,
-    inputs: Tensor | Mapping[str, Any],
+    inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
     method: str,
     targets: Sequence[AnyTarget],
     preset: str = "recommended",
@@ -323,26 +305,31 @@ def explain_each(
     **options: Any,  # noqa: ANN401
 ) -> Comparison:
     """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
-    started, read = time.perf_counter(), read_inputs(inputs)
-    read = _by_text(model, read) if read.shared else read
-    requests = [read_request((method, options), preset, read, as_target(target)) for target in targets]
-    # The same plan for all: what it needs of a forward pass is then done once.
-    requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
-    return Comparison(
-        _on_shadow(model, Prepared(inputs), read, requests, ComputeSettings(memory=memory), None, started)
-    )
+    spec = (method, options)
+    asked = [(spec, target) for target in targets]
+    return Comparison(_answer(model, prepared(model, inputs), asked, preset, ComputeSettings(memory=memory)))
 
 
-def _on_shadow(
+def _answer(
     model: object,
     given: Prepared,
-    read: Inputs,
-    requests: list[Request],
+    asked: Sequence[tuple[MethodSpec, AnyTarget]],
+    preset: str,
     settings: ComputeSettings,
-    anatomy: Anatomy | None,
-    started: float,
+    anatomy: Anatomy | None = None,
 ) -> list[Attribution]:
-    """Every request answered on a shadow of the model, with its provenance."""
+    """Every method for its target, in their order, on a shadow of the model; with where each result comes from."""
+    if current_transform() is not None:
+        raise InputError(
+            "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
+            "passes are its own, and its result has no gradient. Call it outside, on the whole batch."
+        )
+    started, read = time.perf_counter(), read_inputs(given.inputs)
+    read = _by_text(model, read) if read.shared else read
+    requests = [read_request(spec, preset, read, as_target(target)) for spec, target in asked]
+    if len(asked) > 1 and all(spec is asked[0][0] for spec, _ in asked):
+        # One method for several targets: what it needs of a forward pass is done once.
+        requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
     with shadow(model) as own:
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
@@ -355,12 +342,9 @@ def _on_shadow(
                 answer = _on_one_stream if body.loose is None else _without_blocks
                 identity, made = answer(own, body, requests, settings)
         except SeamError as error:
-            identity, made = explain_at_inputs(
-                own, [at_inputs_instead(request, error, anatomy) for request in requests]
-            )
+            identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
+        origin = provenance(own, samples=read.batch, identity=identity)
         seconds = time.perf_counter() - started
-        backend = made[0].provenance["backend"]
-        origin = provenance(own, seconds=seconds, backend=backend, samples=read.batch, identity=identity)
     if len(made) == 1:  # all of the call is its own
         return [shown_over(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
     shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made.values()))

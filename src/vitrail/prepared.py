@@ -25,8 +25,8 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PLAIN, ComputeSettings, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, sampled_weights
-from vitrail.capture.references import Snapshot, snapshot
-from vitrail.capture.shadow import settings_of, shadow
+from vitrail.capture.references import settings_of
+from vitrail.capture.shadow import Snapshot, shadow, snapshot
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.anatomy import Anatomy

@@ -31,10 +31,10 @@ from vitrail.capture.executions import (
     reached,
     tensors_in,
 )
-from vitrail.capture.layers import call_shape
 from vitrail.capture.long_texts import LONGEST, as_it_was, ends_of_text, part_of_text
 from vitrail.capture.refusals import check_model, no_graph
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.seams.call import call_shape
 from vitrail.capture.shadow import Remembered, autograd, without_recomputation
 from vitrail.models.inputs import Inputs, check_fits
 

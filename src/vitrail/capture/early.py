@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vitrail.capture.layers import call_shape, operands_of, stream_around, unequal, weights_of, with_added
+from vitrail.capture.layers import stream_around, unequal, weights_of, with_added
 from vitrail.capture.recording import Layer, own_dtypes
+from vitrail.capture.seams.call import call_shape, operands_of
 from vitrail.capture.torch_private import without_functions
 from vitrail.errors import SeamError
 

@@ -1,5 +1,6 @@
 """One forward pass of a shadow with every attention layer captured; a recording of its layers, or its logits alone."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOpti
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
-from vitrail.capture.shadow import autograd, callers_device, in_precision, keep_saved, memory_of, shadow
+from vitrail.capture.shadow import callers_device, in_precision, keep_saved, memory_of, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import AnatomyError, CutGraphError, InputError, OptionError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
@@ -29,6 +30,8 @@ from vitrail.models.inputs import Inputs, check_fits, read_inputs
 from vitrail.models.readouts import last_position
 from vitrail.models.taking import check_target, prepared
 from vitrail.targets import AnyTarget, as_target
+
+logger = logging.getLogger("vitrail")
 
 
 @contextmanager
@@ -51,9 +54,12 @@ def forward(
     """
     pass_options = _in_range(pass_options, model) if pass_options.wide_range else pass_options
     plan = plan_pass(model, inputs, body, wanted, settings, pass_options, lean=lean, rows=rows)
-    own = nullcontext() if pass_options.dtype is None else own_precision(inputs, pass_options)
-    with autograd(gradients=plan.cut), own, ExitStack() as stack:
-        inputs = inputs.usable() if pass_options.dtype is None else inputs.usable().cast(pass_options.dtype)
+    dtype = pass_options.dtype
+    own = nullcontext() if dtype is None else own_precision(inputs, dtype)
+    # Whatever the caller's own setting; never inference mode, and nothing compiled.
+    graph = torch.set_grad_enabled(plan.cut)
+    with torch.inference_mode(mode=False), graph, uncompiled(), own, ExitStack() as stack:
+        inputs = inputs.usable() if dtype is None else inputs.usable().cast(dtype)
         capture, inputs, output = _forward(model, inputs, plan, stack)
         if not capture.complete:
             raise capture.incomplete(model)
@@ -110,14 +116,17 @@ def _forward(model: nn.Module, inputs: Inputs, plan: PassPlan, stack: ExitStack)
     with suppress(CheckpointError):  # recomputed under rules, which is not how it was computed
         found = run(plan)
     if found is None or (found[0].checkpointed and plan.cut):  # recomputed after hooks and rules are gone
+        logger.debug("%s runs again: it has checkpointed regions.", type(model).__name__)
         keep_saved(model)
         stack.close()
         found = run(plan)
     if found[0].attending and not found[0].complete:  # attention is not where the structure says: intercept everywhere
+        logger.debug("%s runs again: attention is intercepted in all of its modules.", type(model).__name__)
         stack.close()
         found = run(replace(plan, lean=False))
     capture, given, output = found
     if not output.sound and bool(output.logits.detach().isnan().any()):  # at padding, and then in gradients too
+        logger.debug("%s runs again: rows of attention that see nothing get no weight.", type(model).__name__)
         stack.close()
         capture, given, safe = run(replace(plan, lean=False, safe=True))
         output = _same_answer(output, safe)
@@ -187,19 +196,17 @@ def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, 
     return leaves[0], out
 
 
-def own_precision(inputs: Inputs, pass_options: PassOptions) -> AbstractContextManager[object]:
+def own_precision(inputs: Inputs, dtype: torch.dtype) -> AbstractContextManager[object]:
     """A caller's autocast is for the model as it is, not for one in a precision that was asked for."""
-    if pass_options.dtype is None:
-        return nullcontext()
     device = inputs.shown.device.type
-    if device == "mps" and pass_options.dtype is torch.float64:
+    if device == "mps" and dtype is torch.float64:
         raise OptionError("Apple's GPUs have no float64: use precision='float32', or move the model to the CPU.")
     return torch.autocast(device, enabled=False)
 
 
-def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
-    """What the model returns, computed by a copy of its weights in another precision if asked for."""
-    if dtype is None or all(p.dtype is dtype for p in model.parameters()):
+def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype) -> Any:  # noqa: ANN401
+    """What the model returns, computed by a copy of its weights in this precision."""
+    if all(p.dtype is dtype for p in model.parameters()):
         return run_model(model, inputs)
     with in_precision(model, dtype):
         try:

@@ -1,7 +1,7 @@
 """The hooks of one forward pass, and the capture they fill: attention calls and stream states with their graph."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
-from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.seams.call import AttentionCall
+from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.capture.shadow import hooks
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import SeamError
@@ -214,32 +215,41 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
     Args:
         only: the index of the one block that runs, None for the whole model.
     """
+    override, safe = capture.pass_options.override, capture.plan.safe
+    mode = InterceptAttention(capture.add_call, override, lambda: capture.block, safe=safe)
+    capture.same = mode.follower.same
+    known = capture.attending if only is None else capture.attending[only : only + 1]
+    # Empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`.
+    entered = ExitStack()
+    enter, leave = (lambda *_: entered.enter_context(mode) and None), (lambda *_: entered.close())
     handles: list[RemovableHandle] = []
-    with hooks(handles):
-        if not capture.lean:
-            for name, module in model.named_modules():
-                if capture.pass_options.within is not None or _may_attend(module):  # rules name every module
-                    handles += _name_hooks(capture, name, module)
-        for index in range(len(capture.blocks)) if only is None else (only,):
-            handles += _block_hooks(capture, index)
-        if only is None:
-            handles += _hooks_around(model, capture)
-        known, safe = capture.attending, capture.plan.safe
-        only_in = known if only is None or not known else known[only : only + 1]
-        calls = attention_calls(
-            capture.add_call, capture.pass_options.override, lambda: capture.block, only_in=only_in, safe=safe
-        )
-        with calls as follower:
-            capture.same = follower.same
-            yield
-        if not capture.blocks:
-            capture.layers[:0] = [BlockCapture([call]) for call in capture.loose.calls]
-        capture.complete = bool(capture.layers) and all(len(captured.calls) == 1 for captured in capture.layers)
+    try:
+        _add_hooks(handles, model, capture, only)
+        for module in known:  # all else runs at its own speed
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        if not known:
+            entered.enter_context(mode)
+        yield
+    finally:  # torch calls no hook after a KeyboardInterrupt
+        entered.close()
+        for handle in handles:
+            handle.remove()
+    if not capture.blocks:
+        capture.layers[:0] = [BlockCapture([call]) for call in capture.loose.calls]
+    capture.complete = bool(capture.layers) and all(len(captured.calls) == 1 for captured in capture.layers)
 
 
-def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
-    """Hooks on what comes before and after the blocks."""
-    handles = []
+def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Capture, only: int | None) -> None:
+    """Set the hooks of one block that runs alone, or of all blocks and of what comes before and after them."""
+    if not capture.lean:
+        rules = capture.pass_options.within is not None  # which name every module
+        named = [(name, module) for name, module in model.named_modules() if rules or _may_attend(module)]
+        handles += [handle for name, module in named for handle in _name_hooks(capture, name, module)]
+    for index in range(len(capture.blocks)) if only is None else (only,):
+        handles += _block_hooks(capture, index)
+    if only is not None:
+        return
     if capture.body.pool is not None:
         handles += _place_hooks(capture, capture.body.pool, capture.pool)
     if capture.body.head is not None:
@@ -248,7 +258,6 @@ def _hooks_around(model: nn.Module, capture: Capture) -> list[RemovableHandle]:
         )
     if capture.cut and (capture.level != "embedding_output" or not capture.blocks):
         handles += LEVEL_HOOKS[capture.level](capture, model)
-    return handles
 
 
 @contextmanager
@@ -330,24 +339,24 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
 
     In a pass without a graph, one begins after the last block.
     """
-    capture.here = capture.loose
+    capture.here, stream = capture.loose, out[0] if isinstance(out, (tuple, list)) else out
     if not capture.cut and capture.blocks[index].adding is not None:
-        capture.measure_added(index, first_tensor(out).device.type)
+        capture.measure_added(index, stream.device.type)
     last = index == len(capture.blocks) - 1
     if last and not capture.cut:
         torch.set_grad_enabled(True)
-        leaf = first_tensor(out).detach().requires_grad_()
+        leaf = stream.detach().requires_grad_()
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
         if capture.early.reads:
             read_early(capture, index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if capture.recomputed is not None:
         by_hand = any(call.weights is not None for call in capture.blocks[index].calls)
-        fresh = capture.recomputed.leave(index, first_tensor(out), by_hand=by_hand)
+        fresh = capture.recomputed.leave(index, stream, by_hand=by_hand)
         if fresh is not None:
             return with_stream_of(out, capture.dropped(index, fresh, last=index == capture.recomputed.count - 1))
     if last or capture.keeps["leaving"]:
-        capture.blocks[index].states["leaving"], capture.blocks[index].returned = first_tensor(out), out
+        capture.blocks[index].states["leaving"], capture.blocks[index].returned = stream, out
     if capture.early.reads:
         read_early(capture, index)
     return None

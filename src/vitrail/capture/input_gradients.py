@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.forward import own_precision, run_in
 from vitrail.capture.hooks import Capture, naming
-from vitrail.capture.outputs import Scalar
+from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import OVERWRITTEN, REENTRANT, check_differentiable, no_graph, why_no_gradient
@@ -124,7 +124,7 @@ def _run(
     roots: dict[str, Tensor] = {}
     with (
         autograd(gradients=True),
-        own_precision(inputs, pass_options),
+        nullcontext() if pass_options.dtype is None else own_precision(inputs, pass_options.dtype),
         _rules(model, pass_options) as capture,
     ):
         usable = (inputs if dtype is None else inputs.cast(dtype)).usable()
@@ -149,7 +149,7 @@ def _run(
             if isinstance(module, nn.Embedding)
         ]
         with hooks(handles), watching:
-            answer = run_in(model, some, dtype)
+            answer = run_model(model, some) if dtype is None else run_in(model, some, dtype)
         return AtInputs(roots, read_answer(answer, some, [], generates=generates(model)))
 
 

@@ -28,10 +28,11 @@ from vitrail.capture.long_texts import as_it_was, for_length, part_of, untouched
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
+from vitrail.capture.references import settings_of
 from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
 from vitrail.capture.row_maps import CheapProjections, EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, settings_of
+from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,

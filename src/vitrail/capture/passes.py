@@ -1,6 +1,7 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -9,24 +10,14 @@ from torch import Tensor
 from vitrail.capture.continuations import continued
 from vitrail.capture.discovery import is_causal
 from vitrail.capture.hooks import Capture
-from vitrail.capture.layers import (
-    as_heads,
-    call_shape,
-    gradient_as_heads,
-    gradient_of_map,
-    operands_of,
-    stream_around,
-    unequal,
-    weights_of,
-    with_added,
-    with_hidden_prefix,
-)
+from vitrail.capture.layers import stream_around, unequal, weights_of, with_added, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Stream, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map, operands_of
 from vitrail.errors import AnatomyError, SeamError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import READOUTS, agreed, by_gradient, mean_all, position
@@ -50,6 +41,14 @@ def index_on(index: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(index, dtype=torch.int64, device=device)
 
 
+@dataclass(frozen=True)
+class Readout:
+    """The rows that a scalar is read from: weights that sum to one, and the same by the norms of their gradients."""
+
+    rows: Tensor
+    norms: Tensor | None
+
+
 class Pass:
     """One forward pass, ready to be differentiated as often as there are scalars to explain."""
 
@@ -62,7 +61,6 @@ class Pass:
         self.structure, self.origin = structure, structure.origin
         self.captured = capture.layers
         self.depth = len(self.captured)
-        self.shared = False  # whether several methods read each layer
         # How many blocks are run again for the gradients of their attention.
         self.recomputed = 0 if capture.recomputed is None else capture.recomputed.count
         first = self.captured[0].calls[0]
@@ -82,22 +80,20 @@ class Pass:
         counted = () if self.origin.measured else ("tokens are those of the input in order",)
         # What was not measured on the model.
         self.assumed = (*structure.assumed, *counted, *((MENDED,) if output.mended else ()))
-        self.measured: Tensor | None = None  # the rows read by the scalar that was last differentiated
-        self.norms: Tensor | None = None  # the same rows, weighed by the norms of their gradients
+        # Whether no token sees those after it: as the anatomy says, else where no call does. Only models that answer at
+        # every token are asked; calls are freed when layers are read, so it is found out now.
+        self.causal = capture.body.anatomy.causal or (
+            output.logits.ndim == 3 and all(is_causal(call) for captured in self.captured for call in captured.calls)
+        )
+        self.readout: Readout | None = None  # of the scalar that was last differentiated
 
     def parts(self, target: AnyTarget) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
-        chosen = as_target(target)
+        chosen = target if isinstance(target, Target) else as_target(target)
         if isinstance(chosen, Target) and chosen.name == "continuation":
             calls = [call for captured in self.captured for call in captured.calls]
             return (continued(self.output, chosen, self.inputs, calls),)
         return parts(self.output, chosen, self.valid, causal=self.output.logits.ndim == 3 and self.causal)
-
-    @property
-    def causal(self) -> bool:
-        """Whether no token sees those behind it: as the anatomy says, else where no attention call does."""
-        calls = [call for captured in self.captured for call in captured.calls]
-        return self.capture.body.anatomy.causal or (self.output.logits.ndim == 3 and all(map(is_causal, calls)))
 
     def _valid(self, call: AttentionCall) -> Tensor:
         """Which tokens are real: by the attention mask given, else all that any query of the first layer may see.
@@ -150,16 +146,15 @@ class Pass:
         """
         if self.structure.refusal is not None:
             raise SeamError(self.structure.refusal)
-        self.shared = shared
         # A caller's autocast is for the model, not for the relevance algebra.
         with own_dtypes(self.valid.device.type):
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
-            self.measured = self._readout(part, gradients)
+            self.readout = readout = self._readout(part, gradients[-1])
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:
                     gradients[index], arriving = self._again(index, arriving, wanted, again=again)
-                yield self._layer(index, gradients[index], scale, wanted.gradients)
+                yield self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
                 gradients[index].clear()
                 if dropped:
                     self._drop(index)
@@ -283,14 +278,25 @@ class Pass:
         scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
         return gradient / scale.view(-1, *[1] * (gradient.ndim - 1)), logits, scale
 
-    def _readout(self, part: Scalar, gradients: list[dict[str, Tensor]]) -> Tensor:
-        """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees."""
-        body = self.capture.body
-        if body.pool is not None:
+    def _readout(self, part: Scalar, gradients: Mapping[str, Tensor]) -> Readout:
+        """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees.
+
+        Args:
+            gradients: those of the last layer.
+        """
+        if self.capture.body.pool is not None:
             queries = call_shape(self.captured[-1].calls[0])[0]
-            self.norms = None
-            return torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device)
-        measured = self._measured_readout(gradients[-1])
+            return Readout(torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device), None)
+        arriving = self._arriving(gradients)
+        measured, norms = by_gradient(arriving, self.valid)
+        return Readout(self._agreed(part, measured, arriving.dtype), norms)
+
+    def _agreed(self, part: Scalar, measured: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows at which the gradient arrives, or those that are named, if the gradient does not contradict.
+
+        Args:
+            dtype: of the gradient.
+        """
         claimed, named = self._claimed_readout(part)
         empty = ~(measured > 0).any(dim=1)
         if claimed is None and part.needed and bool(empty.any()):
@@ -300,8 +306,7 @@ class Pass:
                 "probability of exactly one has no gradient: explain the logit instead."
             )
         # In half precision small gradients vanish, and so does that of a token whose probability is one.
-        rounded = gradients[-1]["leaving_grad" if self.capture.blocks else "output_grad"].dtype.itemsize < 4
-        coarse = rounded or part.rows is not None
+        coarse = dtype.itemsize < 4 or part.rows is not None
         if claimed is None or part.position is None:
             return measured if claimed is None else agreed(claimed, measured, coarse=coarse, named=named)
         inside = (measured * claimed).sum(dim=1) > 0
@@ -313,8 +318,8 @@ class Pass:
             )
         return torch.where(empty[:, None], claimed, measured)
 
-    def _measured_readout(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The tokens of the last layer at which the gradient arrives, alike."""
+    def _arriving(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """The gradient at the tokens that the last layer gives, `[b, t, d]`."""
         if self.capture.blocks:
             arriving = gradients["leaving_grad"]
             arriving = arriving if self.capture.body.blocks[-1].batch_first else arriving.transpose(0, 1)
@@ -327,8 +332,7 @@ class Pass:
                 f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
                 f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
             )
-        found, self.norms = by_gradient(arriving, self.valid)
-        return found
+        return arriving
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
         """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""
@@ -352,13 +356,23 @@ class Pass:
 
     def readout_position(self) -> Tensor | None:
         """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
-        if self.measured is None or self.capture.body.pool is not None:
+        if self.readout is None or self.capture.body.pool is not None:
             return None
+        rows = self.readout.rows
         places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
         places[index_on(self.origin.index, places.device)] = torch.arange(len(self.index), device=self.valid.device)
-        return torch.where(self.measured.amax(dim=1) == 1, places[self.measured.argmax(dim=1)], -1)
+        return torch.where(rows.amax(dim=1) == 1, places[rows.argmax(dim=1)], -1)
 
-    def _layer(self, index: int, gradients: Mapping[str, Tensor], scale: Tensor | None, asked: frozenset[str]) -> Layer:
+    def _layer(
+        self,
+        index: int,
+        gradients: Mapping[str, Tensor],
+        scale: Tensor | None,
+        asked: frozenset[str],
+        read: Readout,
+        *,
+        shared: bool,
+    ) -> Layer:
         """A layer as methods read it; of the gradients of the stream, those that were asked for."""
         captured, (call,) = self.captured[index], self.captured[index].calls
         queries, keys = call_shape(call)
@@ -373,8 +387,8 @@ class Pass:
         computed = call.query if call.weights is None else call.weights
         dtype = torch.promote_types(torch.float32 if computed is None else computed.dtype, torch.float32)
         # Below a pooling query every token is read.
-        readout = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else self.measured
-        if readout is None or readout.shape[1] != queries:
+        rows = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else read.rows
+        if rows.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         states = {name: x for name, x in captured.states.items() if name in self.capture.keep}
         moved = {name: x for name, x in gradients.items() if name in asked and name not in AT_ATTENTION}
@@ -387,8 +401,8 @@ class Pass:
             index=index,
             depth=self.depth,
             valid=self.valid,
-            readout=readout.to(dtype),
-            readout_norms=None if self.norms is None or pooling else self.norms.to(dtype),
+            readout=rows.to(dtype),
+            readout_norms=None if read.norms is None else read.norms.to(dtype),
             prefix=self.prefix,
             from_input=self.inside,
             kind=self.inputs.kind,
@@ -405,6 +419,6 @@ class Pass:
             early=captured.early,
             backend=self.settings.backend,
             chunk_rows=self.settings.chunk_rows,
-            shared=self.shared,
+            shared=shared,
         )
         return with_hidden_prefix(layer, hidden) if hidden else layer

@@ -111,10 +111,8 @@ def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
     return found
 
 
-def provenance(
-    model: nn.Module, *, seconds: float, backend: str, samples: int, identity: str | None = None
-) -> dict[str, Any]:
-    """What every result carries beside method, preset, options and target.
+def provenance(model: nn.Module, *, samples: int, identity: str | None = None) -> dict[str, Any]:
+    """What every result of a call carries of its model, beside what it says of itself.
 
     Args:
         identity: the model's fingerprint, if it was taken before.
@@ -129,7 +127,5 @@ def provenance(
         "model_hash": identity or fingerprint(model),
         **({"model_hash_lacks": f"the values of {lacking} weights"} if lacking else {}),
         "versions": dict(versions()),
-        "backend": backend,
         "samples": samples,
-        "seconds": seconds,
     }

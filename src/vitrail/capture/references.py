@@ -1,7 +1,4 @@
-"""What an object refers to: attributes, closures, methods, and every module that can be reached from it.
-
-A `Snapshot` remembers all of that, and tells later, much faster than by copying, whether anything was exchanged since.
-"""
+"""What an object refers to: attributes, closures, methods, and every module that can be reached from it."""
 
 import dis
 import functools
@@ -9,9 +6,7 @@ import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from operator import is_
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -76,7 +71,7 @@ def methods(kind: type, *, every: bool = False) -> Iterator[tuple[str, types.Fun
 
 def known_to(function: types.FunctionType) -> Iterator[object]:
     """Modules that a function of a class leads to by its closure or by a global name."""
-    found = (function.__globals__.get(name) for name in _global_names(function.__code__))
+    found = (function.__globals__.get(name) for name in global_names(function.__code__))
     yield from (x for x in found if isinstance(x, nn.Module))
     if function.__closure__:
         yield from (x for x in reachable(referents(function)) if isinstance(x, nn.Module))
@@ -120,98 +115,32 @@ def referents(x: Any) -> list[Any]:  # noqa: ANN401
 
 
 @functools.lru_cache(maxsize=4096)
-def _global_names(code: types.CodeType) -> frozenset[str]:
+def global_names(code: types.CodeType) -> frozenset[str]:
     """The global names that a function and the functions inside it read.
 
     `co_names` would not do: it lists attributes too, so `self.model` would be taken for a global `model`.
     """
     own = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    inner = (_global_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    inner = (global_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(own).union(*inner)
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """Every object that belongs to some modules, and all that each of them referred to.
-
-    Nothing was exchanged as long as each of them refers to the very same objects. What changes in place is seen where
-    it is a container or an object written in Python; of tensors shape, type, device and `requires_grad`.
-    """
-
-    objects: list[Any]
-    referents: list[Any]
-    sized: Sequence[Sized]
-    sizes: list[int]
-    tensors: list[Tensor]
-    forms: list[tuple[torch.Size, torch.dtype, torch.device, bool]]
-    names: list[tuple[dict[str, Any], str]]  # global names that methods read
-    named: list[Any]
-
-    def holds(self) -> bool:
-        """Whether nothing was exchanged since."""
-        now, named = gc.get_referents(*self.objects), [table.get(name) for table, name in self.names]
-        return (
-            len(now) == len(self.referents)
-            and all(map(is_, now, self.referents))
-            and list(map(len, self.sized)) == self.sizes
-            and all(map(is_, named, self.named))
-            and [(x.shape, x.dtype, x.device, x.requires_grad) for x in self.tensors] == self.forms
-        )
+SETTING = (bool, int, float, str, type(None))
 
 
-def snapshot(module: nn.Module, model: nn.Module, *, classes: bool) -> Snapshot | None:
-    """What belongs to a module; None if something may change unseen, or leads back to the model.
-
-    A snapshot that led back to a model would keep it alive for ever.
-
-    Args:
-        classes: whether the attributes of the classes of all modules belong to it too.
-    """
-    if any("__slots__" in vars(base) for base in type(module).__mro__):
-        return None
-    objects: list[Any] = []  # not the module itself, which would live for ever
-    tensors: list[Tensor] = []
-    kinds: set[type] = {type(module)}
-    waiting, seen, back = [vars(module)], {id(module)}, id(model)
-    while waiting:
-        x = waiting.pop()
-        kind, own = type(x), id(x)
-        if own == back:
-            return None
-        if kind in ATOMS or own in seen or kind is types.ModuleType or isinstance(x, type):
-            continue
-        seen.add(own)
-        if isinstance(x, Tensor):
-            tensors.append(x)
-        elif kind is types.FunctionType:  # its globals are no part of the model
-            waiting += referents(x)
-        elif kind in CONTAINERS or _is_visible(x, kind):
-            objects.append(x)
-            kinds.add(kind)
-            waiting += gc.get_referents(x)
-        else:
-            return None
-    modules = {base for kind in kinds if issubclass(kind, nn.Module) for base in kind.__mro__}
-    return _taken(objects, tensors, modules - {nn.Module, object} if classes else set())
+def settings_of(model: nn.Module) -> list[tuple[type, str, object]]:
+    """What modules are and hold beside tensors: settings, switched adapters, how many hooks."""
+    found: list[tuple[type, str, object]] = []
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, SETTING):
+                found.append((type(module), name, value))
+            elif "_hooks" in name:
+                found.append((type(module), name, len(value)))
+            elif isinstance(value, (dict, list, tuple)) and all(isinstance(x, SETTING) for x in _values(value)):
+                found.append((type(module), name, str(value)))
+    return found
 
 
-def _is_visible(x: object, kind: type) -> bool:
-    """Whether the garbage collector sees all that an object refers to."""
-    getattr(x, "__dict__", None)  # made when first asked for
-    return kind in REFERRING or all(base in VISIBLE or base.__flags__ & HEAP_TYPE for base in kind.__mro__)
-
-
-def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snapshot | None:
-    """The snapshot of these objects, of the attributes of these classes and of the globals their methods read."""
-    functions = [function for kind in kinds for _, function in methods(kind)]
-    cells = [cell for function in functions for cell in function.__closure__ or ()]
-    objects = [*objects, *cells, *(table for kind in kinds for table in gc.get_referents(vars(kind)))]
-    names = list(
-        {(id(f.__globals__), n): (f.__globals__, n) for f in functions for n in _global_names(f.__code__)}.values()
-    )
-    named = [table.get(name) for table, name in names]
-    if any(isinstance(x, nn.Module) for x in (*named, *gc.get_referents(*cells))):
-        return None
-    sized = [x for x in objects if isinstance(x, tuple(CONTAINERS))]
-    forms = [(x.shape, x.dtype, x.device, x.requires_grad) for x in tensors]
-    return Snapshot(objects, gc.get_referents(*objects), sized, list(map(len, sized)), tensors, forms, names, named)
+def _values(given: dict | list | tuple) -> Iterable[object]:
+    return given.values() if isinstance(given, dict) else given

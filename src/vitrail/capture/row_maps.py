@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.torch_private import transformed
+from vitrail.capture.torch_private import current_transform
 
 Pair = tuple[Tensor, Tensor]
 """What the numbers of a row of the output are summed with, and what the sum is handed to the row of the input by."""
@@ -71,7 +71,7 @@ class CheapProjections(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; a projection with the cheap gradient."""
         kwargs, place = kwargs or {}, PROJECTIONS.get(func)
-        if place is None or not self.active() or transformed() or not _is_plain(args, place):
+        if place is None or not self.active() or current_transform() is not None or not _is_plain(args, place):
             return func(*args, **kwargs)
         x, before, after = args[place.rows], args[: place.rows], args[place.rows + 1 :]
         pair = self._pair(x, args[place.weight].shape[place.axis])
@@ -143,7 +143,13 @@ class EvenMaxima(TorchFunctionMode):
         """Run the function; a maximum over places with the even gradient."""
         kwargs = kwargs or {}
         known = func in MAXIMA or func in POOLS
-        if not known or not args or type(args[0]) is not Tensor or not args[0].requires_grad or transformed():
+        if (
+            not known
+            or not args
+            or type(args[0]) is not Tensor
+            or not args[0].requires_grad
+            or current_transform() is not None
+        ):
             return func(*args, **kwargs)
         x, rest = args[0], args[1:]
         if func in POOLS:

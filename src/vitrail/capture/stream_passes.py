@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from vitrail.capture.continuations import continued
 from vitrail.capture.cut_pass import rooted, start_graph
-from vitrail.capture.layers import call_dtype
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.recording import Layer, Stream, own_dtypes
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.seams.call import call_dtype
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.stream_changes import FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition

@@ -44,18 +44,14 @@ saving_hooks: Callable[[], object] = partial(
     True,  # noqa: FBT003  (torch takes it by position)
 )
 """Gives the hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
-_transform_level: Callable[[], int | None] = _private(
+current_transform: Callable[[], int | None] = _private(
     "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
 )
+"""Gives the level of the transform of torch.func (vmap, grad, jvp) that the code runs in; None outside of all."""
 NEEDED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks"}
 _guards: Any = _private("_guards", "run compiled functions as they were written")
 SAVED_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
 """Under which names the graph holds what fused attention kept for its backward pass; it may be under none."""
-
-
-def transformed() -> bool:
-    """Whether the code that calls this runs inside of a transform of torch.func, such as vmap, grad or jvp."""
-    return _transform_level() is not None
 
 
 def uncompiled() -> AbstractContextManager[None]:

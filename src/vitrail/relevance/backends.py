@@ -1,18 +1,20 @@
 """Choose the backend that computes the sums over a layer's attention maps: dense, chunked or fused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import ParamSpec, TypeVar, cast
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import OutOfMemoryError
 from vitrail.relevance import chunked, dense, fused
-from vitrail.relevance.dense import Weigh, entries, note_backend
+from vitrail.relevance.dense import entries, note_backend
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BACKENDS: dict[str, ModuleType] = {"dense": dense, "chunked": chunked, "fused": fused}
 
@@ -67,33 +69,27 @@ def fused_refusal(layer: Layer | AttentionCall, device: str) -> str | None:
     return fused.refusal(device=device, dtype=layer.query.dtype, widths=widths)
 
 
-def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:
-    """Per head, the rows of the weighed map, summed with these weights: `sum_q rows[q] * w[h, q, k]`."""
-    return _compute("pull", layer, rows, weigh)
+def _by_backend(reference: Callable[P, T]) -> Callable[P, T]:
+    """A function of `dense`, computed by the layer's backend; where memory runs out, an error says what would fit."""
+
+    @wraps(reference)
+    def compute(*args: P.args, **kwargs: P.kwargs) -> T:
+        layer = cast(Layer, args[0])
+        backend = backend_of(layer)
+        if backend != "fused":  # which reports itself whether a kernel or blocks did the work
+            note_backend(backend)
+        try:
+            return getattr(BACKENDS[backend], reference.__name__)(*args, **kwargs)
+        except RuntimeError as error:  # a GPU's has a type of its own, a CPU's only its words
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            rows = chunked.fitting_rows(layer)
+            raise OutOfMemoryError(
+                f"memory ran out over the attention maps of layer {layer.index} (backend {backend!r}). "
+                f"backend='chunked', chunk_rows={rows} would fit, or a smaller batch."
+            ) from error
+
+    return compute
 
 
-def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"]:
-    """The head mean of A applied to columns: `E_h A[h] @ columns`."""
-    return _compute("push", layer, columns)
-
-
-def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
-    """Blocks of queries that together make the layer, for reductions over whole maps."""
-    return _compute("tiles", layer)
-
-
-def _compute(function: str, layer: Layer, *args: Any) -> Any:  # noqa: ANN401
-    """A function of the layer's backend; where memory runs out, an error that says how many rows would fit."""
-    backend = backend_of(layer)
-    if backend != "fused":  # which reports itself whether a kernel or blocks did the work
-        note_backend(backend)
-    try:
-        return getattr(BACKENDS[backend], function)(layer, *args)
-    except RuntimeError as error:  # a GPU's has a type of its own, a CPU's only its words
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-            raise
-        rows = chunked.fitting_rows(layer)
-        raise OutOfMemoryError(
-            f"memory ran out over the attention maps of layer {layer.index} (backend {backend!r}). "
-            f"backend='chunked', chunk_rows={rows} would fit, or a smaller batch."
-        ) from error
+pull, push, tiles = _by_backend(dense.pull), _by_backend(dense.push), _by_backend(dense.tiles)

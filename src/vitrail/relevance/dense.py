@@ -80,7 +80,7 @@ def entries(layer: Layer) -> int:
 
 
 def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
-    """The layer as one piece."""
+    """Blocks of queries that together make the layer, for reductions over whole maps; here all of them at once."""
     yield slice(None), layer
 
 

@@ -168,7 +168,7 @@ class RerunMethod:
     Args:
         explain: the method.
         pass_options: how the pass is run that is made for it.
-        needs: states and gradients that pass keeps (`record.KEEPS`).
+        needs: states and gradients that pass keeps (`capture.pass_options.KEEPS`).
         scalar: `"logit"` or `"probability"`: what of a plain class target is explained.
         check: raises if the method does not apply to this model and these inputs; called before the model runs.
     """

@@ -40,7 +40,7 @@ class Walk:
     """Three small functions: a state made at the last layer, changed at each, and read at the first.
 
     Args:
-        needs: states and gradients the step reads beside queries, keys and values (`record.KEEPS`).
+        needs: states and gradients the step reads beside queries, keys and values (`capture.pass_options.KEEPS`).
         last_only: whether gradients are read at the last layer (and at the last block, where a query pools what it
             gives) only, so the backward pass may stop there.
         scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.

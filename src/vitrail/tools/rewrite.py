@@ -334,7 +334,7 @@ def rewrite_levels(
     walk = PixelPath(original.clone(), way.eta)
     levels, after = _follow(lens, original, aim, budget, walk)
     settings = {**vars(replace(way, eta=walk.eta)), "l2": budget.l2, "linf": budget.linf}
-    origin = provenance(lens.sight.model, seconds=time.perf_counter() - started, backend="dense", samples=1)
+    spent = {"backend": "dense", "seconds": time.perf_counter() - started}
     return Rewriting(
         levels=(original, levels),
         classes=(aim.source, aim.target),
@@ -343,7 +343,7 @@ def rewrite_levels(
         trace=torch.stack(walk.trace),
         reached=aim.reached(after),
         settings=settings,
-        provenance={"notice": NOTICE, **origin},
+        provenance={"notice": NOTICE, **provenance(lens.sight.model, samples=1), **spent},
     )
 
 

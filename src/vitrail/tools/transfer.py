@@ -310,7 +310,8 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
     settings = {
         "eta": eta, "steps": steps, "direction": direction, "gradient": gradient, "renormalise": renormalise,
     }  # fmt: skip
-    origin = provenance(model, seconds=time.perf_counter() - started, backend="dense", samples=read.batch)
+    spent = {"backend": "dense", "seconds": time.perf_counter() - started}
+    origin = {**provenance(model, samples=read.batch), **spent}
     return Transfer(
         target=seen[0].attribution.target,
         logits=torch.stack([one.logits for one in seen]),

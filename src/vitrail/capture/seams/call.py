@@ -1,4 +1,4 @@
-"""One attention call: its operands and its result, and the arguments of torch functions by position."""
+"""One attention call: its operands and its result, as the model has them and as a `Layer` has them."""
 
 import math
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.capture.torch_private import SAVED_LOGSUMEXP
+from vitrail.errors import SeamError
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,80 @@ def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
         kept = kept.squeeze(-1)
     kept = kept[..., : query.shape[-2]]  # memory-efficient attention rounds the length up
     return kept if kept.shape == query.shape[:-1] else None
+
+
+def call_shape(call: AttentionCall) -> tuple[int, int]:
+    """How many queries and keys a call has."""
+    if call.weights is not None:
+        return call.weights.shape[-2], call.weights.shape[-1]
+    assert call.query is not None
+    assert call.key is not None
+    return call.query.shape[-2], call.key.shape[-2]
+
+
+def call_dtype(call: AttentionCall) -> torch.dtype:
+    """The dtype a call was computed in."""
+    tensor = call.weights if call.weights is not None else call.query
+    assert tensor is not None
+    return tensor.dtype
+
+
+def as_heads(x: Tensor | None, batch: int) -> Tensor | None:
+    """An operand as `[b, h, t, d]`, without the graph."""
+    if x is None:
+        return None
+    x = x.detach()
+    if x.ndim == 3:
+        x = x.view(batch, -1, *x.shape[1:])
+    if x.shape[0] not in (1, batch):
+        raise SeamError(
+            f"an attention call has batch {x.shape[0]} where the inputs have {batch}: attention over "
+            "windows or packed sequences cannot be walked token by token."
+        )
+    return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1)
+
+
+def gradient_as_heads(gradient: Tensor | None, of: Tensor | None, batch: int) -> Tensor | None:
+    """An operand's gradient as `[b, h, t, d]`; None if samples share the operand, so that it is the sum of theirs."""
+    shared = of is not None and of.ndim == 4 and of.shape[0] != batch
+    return None if shared else as_heads(gradient, batch)
+
+
+def gradient_of_map(gradient: Tensor, weights: Tensor, batch: int) -> Tensor:
+    """The gradient of a map that the model computed itself as `[b, h, q, k]`."""
+    found = gradient_as_heads(gradient, weights, batch)
+    if found is None:
+        raise SeamError(
+            f"all {batch} samples share one attention map of shape {tuple(weights.shape)}, so its gradient is the sum "
+            "of theirs. Explain one sample at a time."
+        )
+    return found
+
+
+def as_mask(mask: Tensor, batch: int) -> Tensor:
+    """A mask as `[b, h, q, k]`, where each of the first three axes may be one."""
+    mask = mask.detach()
+    if mask.ndim == 3 and mask.shape[0] > 1 and mask.shape[0] % batch == 0:  # samples and heads together
+        return mask.view(batch, -1, *mask.shape[1:])
+    return mask[(None,) * (4 - mask.ndim)]
+
+
+def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
+    """What entered an attention call and what it gave, by the names of `Layer`."""
+    return {
+        "query": as_heads(call.query, batch),
+        "key": as_heads(call.key, batch),
+        "value": as_heads(call.value, batch),
+        "output": as_heads(call.output, batch),
+        "weights": as_heads(call.weights, batch),
+        "softmax_input": as_heads(call.softmax_input, batch),
+        "mask": None if call.mask is None else as_mask(call.mask, batch),
+        "causal": call.causal,
+        "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
+        "scale": call.scale,
+        "by_hand": call.by_hand,
+        "plain": call.plain,
+    }
 
 
 def allowed_keys(

@@ -9,21 +9,20 @@ values.
 """
 
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.seams.call import AttentionCall, allowed_keys, positional, read_sdpa
 from vitrail.capture.seams.eager import MULTIPLYING, SOFTMAX, Follower, is_attention, with_values
 from vitrail.capture.seams.einsum import is_plain
-from vitrail.capture.shadow import hooks
 from vitrail.errors import SeamError
 
 
@@ -316,7 +315,6 @@ def attention_calls(
     override: Override | None = None,
     block: Callable[[], int | None] = lambda: None,
     *,
-    only_in: Sequence[nn.Module] = (),
     safe: bool = False,
     cut: Cut | None = None,
 ) -> Iterator[Follower]:
@@ -325,21 +323,9 @@ def attention_calls(
     Args:
         override: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
-        only_in: intercept while one of these modules runs, and let all else run at its own speed; empty for everywhere.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
     """
     mode = InterceptAttention(emit, override, block, safe=safe, cut=cut)
-    if not only_in:
-        with mode:
-            yield mode.follower
-        return
-    entered = (
-        ExitStack()
-    )  # empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`
-    enter = lambda *_: entered.enter_context(mode) and None  # noqa: E731
-    leave = lambda *_: entered.close()  # noqa: E731
-    handles = [module.register_forward_pre_hook(enter, prepend=True) for module in only_in]
-    handles += [module.register_forward_hook(leave, always_call=True) for module in only_in]
-    with hooks(handles), entered:  # torch calls no hook after a KeyboardInterrupt
+    with mode:
         yield mode.follower
