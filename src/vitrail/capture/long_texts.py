@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from vitrail.capture.hooks import first_tensor, stream_of
 from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import run_model
-from vitrail.capture.shadow import SETTING, hooks
+from vitrail.capture.references import SETTING
+from vitrail.capture.shadow import hooks
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module
