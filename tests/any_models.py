@@ -20,6 +20,8 @@ MARKS = {"bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {**TEXT, **MARKS, "num_key_value_heads": 2}
 GPT = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **MARKS}
 PICTURE = {**SHORT, "image_size": 32, "patch_size": 8}
+DEEPER = {**PICTURE, "num_hidden_layers": 3}
+"""In two blocks a patch is read through one norm alone, which its length does not change: AttCAT gives zeros."""
 EAGER_EXPERTS = {"experts_implementation": "eager"}  # the grouped kernel has no float64
 EXPERTS = {**EAGER_EXPERTS, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 ROUTED = {**EAGER_EXPERTS, "num_local_experts": 3, "num_experts_per_tok": 2}
@@ -278,8 +280,8 @@ ENCODERS = {
                       block_sizes=[1, 1], d_model=32, n_head=4, d_head=8, d_inner=48, num_decoder_layers=1),
 }  # fmt: skip
 VISION = {
-    "vit": vision("ViTForImageClassification", **PICTURE),
-    "deit": vision("DeiTForImageClassification", **PICTURE),
+    "vit": vision("ViTForImageClassification", **DEEPER),
+    "deit": vision("DeiTForImageClassification", **DEEPER),
     "beit": vision("BeitForImageClassification", **PICTURE, use_relative_position_bias=True),
     "data2vec_vision": vision("Data2VecVisionForImageClassification", **PICTURE,
                               use_shared_relative_position_bias=True),

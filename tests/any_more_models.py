@@ -5,6 +5,7 @@ from dataclasses import replace
 from any_models import (
     AUDIO,
     BERT,
+    DEEPER,
     EAGER_EXPERTS,
     EXPERTS,
     GROUPED,
@@ -159,7 +160,7 @@ VISION = {
     "metaclip2": vision("MetaClip2ForImageClassification", vision_config=PICTURE),
     "imagegpt": Entry(hf("ImageGPTForImageClassification", num_labels=5, vocab_size=WORDS, n_positions=64, n_embd=32,
                          n_layer=2, n_head=4), "text", "vision", None, attentions=True, kind="ImageGPT"),
-    "deit_teacher": vision("DeiTForImageClassificationWithTeacher", **PICTURE),
+    "deit_teacher": vision("DeiTForImageClassificationWithTeacher", **DEEPER),
     "mobilevit": vision("MobileViTForImageClassification", attentions=False, refused="mixed between two attention",
                         image_size=32, patch_size=2, hidden_sizes=[16, 24, 32], num_attention_heads=2,
                         neck_hidden_sizes=[8, 8, 16, 16, 24, 24, 32]),

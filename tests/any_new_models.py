@@ -467,18 +467,21 @@ VISION = {
         masked_unit_attention=[True, False],
         mlp_ratio=2.0,
     ),
-    "depth_anything": asked(
-        vision(
-            "DepthAnythingForDepthEstimation",
-            attentions=False,
-            patch_size=8,
-            backbone_config=dinov2_backbone(),
-            reassemble_hidden_size=32,
-            fusion_hidden_size=8,
-            neck_hidden_sizes=[8, 8, 8, 8],
-            head_hidden_size=4,
+    "depth_anything": replace(
+        asked(
+            vision(
+                "DepthAnythingForDepthEstimation",
+                attentions=False,
+                patch_size=8,
+                backbone_config=dinov2_backbone(),
+                reassemble_hidden_size=32,
+                fusion_hidden_size=8,
+                neck_hidden_sizes=[8, 8, 8, 8],
+                head_hidden_size=4,
+            ),
+            lambda depth, i: depth[:, i:].mean(dim=(1, 2)),
         ),
-        lambda depth, i: depth[:, i:].mean(dim=(1, 2)),
+        single=True,  # depth has no classes
     ),
     "dpt_segments": asked(
         vision(

@@ -183,10 +183,10 @@ def test_a_batch_gives_what_its_samples_give_and_classes_differ(name, request):
     model, inputs = prepared(entry)
     for method in applying(name, request):
         whole = explained(entry, model, inputs, method)
-        allowed = close(model)
-        if method == "integrated_gradients":
-            # Norms of Hugging Face compute in float32: near zero they round by much of what they are given.
-            allowed = {**allowed, "atol": max(allowed["atol"], 1e-6 * float(whole.abs().max()))}
+        allowed = SINGLE if name in ANSWERS_IN_FLOAT32 else close(model)
+        # Norms of Hugging Face compute in float32: near zero they round by much of what they are given.
+        share = 1e-5 if name in ROUNDS_TO_FLOAT32 else 1e-6 if method == "integrated_gradients" else 0
+        allowed = {**allowed, "atol": max(allowed["atol"], share * float(whole.abs().max()))}
         for i in range(2):
             assert_close(explained(entry, model, taken(inputs, i), method), whole[i : i + 1], **allowed)
         if not entry.single:
@@ -245,11 +245,16 @@ def taken(inputs, i: int):
     return inputs[i : i + 1]
 
 
+SINGLE = {"atol": 1e-4, "rtol": 1e-3}
+ANSWERS_IN_FLOAT32 = {"decoder/beam"}
+"""Models whose logits are float32 where their weights are float64."""
+ROUNDS_TO_FLOAT32 = {"decoder/openai_privacy"}
+"""Models whose experts compute in float32."""
+
+
 def close(model) -> dict[str, float]:
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    return {torch.float64: {"atol": 1e-9, "rtol": 1e-7}, torch.float32: {"atol": 1e-4, "rtol": 1e-3}}.get(
-        dtype, {"atol": 5e-2, "rtol": 5e-2}
-    )
+    return {torch.float64: {"atol": 1e-9, "rtol": 1e-7}, torch.float32: SINGLE}.get(dtype, {"atol": 5e-2, "rtol": 5e-2})
 
 
 class ParallelInPlace(Parallel):
