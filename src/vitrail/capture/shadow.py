@@ -182,7 +182,7 @@ def _mend_batch_norms(own: nn.Module) -> None:
     The backward pass of torch (2.15, on CPUs) takes the gradient of a single sample that is flattened into tokens for
     one whose channels stand last, and gives wrong numbers without an error.
     """
-    for module in own.modules():
+    for module in every_module(own):
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             module.register_forward_hook(_in_one_piece)
 
