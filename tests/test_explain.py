@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from type_checks import unchecked
 
 import vitrail
+from vitrail.api import explain_each
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, SeamError, VitrailError
 from vitrail.relevance.walk import Result, Walk, walk_layers
 
@@ -402,3 +403,13 @@ def test_a_comparison_can_keep_what_works_and_name_what_does_not():
         vitrail.compare(model, inputs, methods, 1)
     with pytest.raises(OptionError, match="on_error='skip'"):
         vitrail.compare(model, inputs, methods, 1, on_error="skip")
+
+
+def test_several_targets_are_explained_and_refused_as_one_is():
+    model, x = tiny("timm_vit"), MODELS["timm_vit"].inputs()
+    for found, target in zip(explain_each(model, x, "gae", [0, 2]), [0, 2], strict=True):
+        assert_close(found.scores, vitrail.explain(model, x, "gae", target).scores)
+    with pytest.raises(InputError, match="batch axis missing"):
+        explain_each(model, x[0], "gae", [0, 2])
+    with pytest.raises(InputError, match=r"torch\.vmap"):
+        torch.vmap(lambda one: explain_each(model, one[None], "gae", [0, 2])[0].scores)(x)
