@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vitrail.evaluate.data.pictures import Shape, fill, paint, unroll
@@ -25,6 +25,7 @@ def test_a_square_holds_exactly_its_pixels():
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(-3, 12), st.floats(-3, 12)), min_size=3, max_size=9))
+@example([(-0.4592016881006469, -0.4592016881006469), (2.0, 2.0), (0.0, 0.0)])  # edges through the centres of pixels
 def test_filling_equals_the_even_odd_rule_point_by_point(corners):
     expected = [[inside_by_ray(corners, x + 0.5, y + 0.5) for x in range(9)] for y in range(6)]
     np.testing.assert_array_equal(fill(np.array(corners, dtype=np.float64), (6, 9)), expected)

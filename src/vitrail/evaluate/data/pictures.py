@@ -166,8 +166,8 @@ def fill(polygon: Polygon, size: Size) -> Inside:
     centres = np.arange(height) + 0.5
     (x0, y0), (x1, y1) = polygon.T[:, :, None], np.roll(polygon, -1, axis=0).T[:, :, None]
     edges, rows = np.nonzero((y0 <= centres) != (y1 <= centres))
-    slopes = ((x1 - x0) / np.where(y1 == y0, 1.0, y1 - y0))[edges, 0]
-    crossings = x0[edges, 0] + (centres[rows] - y0[edges, 0]) * slopes
+    along, down = (x1 - x0)[edges, 0], (y1 - y0)[edges, 0]
+    crossings = x0[edges, 0] + (centres[rows] - y0[edges, 0]) * along / down
     np.add.at(switches, (rows, np.ceil(crossings - 0.5).clip(0, width).astype(np.int64)), 1)
     return (switches.cumsum(axis=1, dtype=np.uint8)[:, :width] & 1).astype(bool)
 
