@@ -189,7 +189,7 @@ def test_a_batch_gives_what_its_samples_give_and_classes_differ(name, request):
         allowed = {**allowed, "atol": max(allowed["atol"], share * float(whole.abs().max()))}
         for i in range(2):
             assert_close(explained(entry, model, taken(inputs, i), method), whole[i : i + 1], **allowed)
-        if not entry.single:
+        if not entry.single and (name, method) not in TOO_SMALL:
             other = explained(entry, model, inputs, method, index=2)
             assert float((whole - other).abs().max()) > 1e-13, method  # layer scale begins at 1e-5
 
@@ -245,6 +245,8 @@ def taken(inputs, i: int):
     return inputs[i : i + 1]
 
 
+TOO_SMALL = {("adapted/data_parallel", "tokentm")}
+"""Where what differs between classes is less than float32 keeps of the score."""
 SINGLE = {"atol": 1e-4, "rtol": 1e-3}
 ANSWERS_IN_FLOAT32 = {"decoder/beam"}
 """Models whose logits are float32 where their weights are float64."""
@@ -471,3 +473,22 @@ def test_what_a_model_changes_of_itself_on_a_part_of_a_text_is_undone(causal, le
         assert all(pair.attend.local for pair in pairs)
     for one in found[:-1]:
         assert_close(one, found[-1], atol=1e-14, rtol=1e-12)
+
+
+class InChunks(Attend):
+    """Attention that takes its queries four at a time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (3, 8)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        parts = [torch.nn.functional.scaled_dot_product_attention(one, k, v) for one in q.split(4, dim=2)]
+        return self.out(torch.cat(parts, dim=2).transpose(1, 2).flatten(2))
+
+
+def test_a_text_whose_queries_are_taken_in_parts_is_refused():
+    torch.manual_seed(0)
+    pairs = [Pair(InChunks(), torch.nn.Linear(24, 24)) for _ in range(3)]
+    model = Own(torch.nn.Embedding(64, 24), torch.nn.Sequential(*pairs)).double()
+    ids = TABLE["own/parallel"].inputs()
+    with pytest.raises(VitrailError, match=r"stand in 3 sequences, each with a part of them"):
+        vitrail.explain(model, ids, "gae", 1)
+    assert vitrail.explain(model, ids, "attn_lrp", 1).scores.shape == ids.shape

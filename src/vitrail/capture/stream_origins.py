@@ -1,5 +1,6 @@
 """Which tokens of a model with several streams come from which part of its inputs, and what the streams are called."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -126,10 +127,23 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             known += seen or _embedded(streams, index, sequence)
             known = known or [_other(index, sequence, inputs, samples)]
         found += known
+    _check_whole(found)
     # The one query of an attention pool, of each picture or tile, stands for no token.
     learned = [one for one in found if one.name == "queries" and streams.sequences[one.sequence].rows[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
+
+
+def _check_whole(found: list[ShownStream]) -> None:
+    """Refuse a text whose words stand in several sequences, as where queries are taken some at a time."""
+    parts = Counter(one.given for one in found if one.words is not None and bool((one.tokens < 0).any()))
+    for name, many in parts.items():
+        if many > 1:
+            raise SeamError(
+                f"the words of {name or 'a text'} stand in {many} sequences, each with a part of them, as where "
+                "attention takes its queries some at a time, so no one map of them can be walked. Use a method that "
+                "follows gradients to the embeddings, such as attn_lrp or integrated_gradients."
+            )
 
 
 def _before(streams: Streams, index: int) -> set[int]:
