@@ -56,9 +56,8 @@ def forward(
     plan = plan_pass(model, inputs, body, wanted, settings, pass_options, lean=lean, rows=rows)
     dtype = pass_options.dtype
     own = nullcontext() if dtype is None else own_precision(inputs, dtype)
-    # Whatever the caller's own setting; never inference mode, and nothing compiled.
-    graph = torch.set_grad_enabled(plan.cut)
-    with torch.inference_mode(mode=False), graph, uncompiled(), own, ExitStack() as stack:
+    # As `autograd` does. In this order: `inference_mode` puts back the setting of gradients that it finds.
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(plan.cut), uncompiled(), own, ExitStack() as stack:
         inputs = inputs.usable() if dtype is None else inputs.usable().cast(dtype)
         capture, inputs, output = _forward(model, inputs, plan, stack)
         if not capture.complete:
