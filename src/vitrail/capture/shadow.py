@@ -184,10 +184,10 @@ def _mend_batch_norms(own: nn.Module) -> None:
     """
     for module in every_module(own):
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-            module.register_forward_hook(_in_one_piece)
+            module.register_forward_hook(lambda module, args, out: _in_one_piece(out))
 
 
-def _in_one_piece(module: nn.Module, args: tuple, out: object) -> None:
+def _in_one_piece(out: object) -> None:
     if isinstance(out, Tensor) and out.requires_grad and out.device.type == "cpu" and len(out) == 1:
         out.register_hook(Tensor.contiguous)
 

@@ -436,7 +436,9 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     """
     weights, bring = read_parts(parts), check_choice("negative", negative, SCALES)
     if not 0 < power < math.inf or not 0 <= smooth < math.inf:
-        raise OptionError(f"power={power} and smooth={smooth}, but power must be above 0, smooth at least 0.")
+        raise OptionError(
+            f"power={power} and smooth={smooth}, but power must be above 0, smooth a finite number of at least 0."
+        )
     finish = Finish.of(shift=shift, radius=radius, eps=eps, calibration=calibration)
     pooled = Pooled.of(weights, lambda scores, content: bring(scores, content, power))
 
