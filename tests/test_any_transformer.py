@@ -19,6 +19,7 @@ import vitrail
 from vitrail import stream_explaining
 from vitrail.capture import forward
 from vitrail.errors import VitrailError
+from vitrail.tools.doctor import examine
 
 WORKING = [name for name, entry in TABLE.items() if entry.refused is None]
 REFUSED = [name for name, entry in TABLE.items() if entry.refused is not None]
@@ -237,6 +238,27 @@ def test_what_cannot_be_attributed_is_refused_with_what_was_found(name):
     with pytest.raises(VitrailError) as error:
         explained(entry, model, inputs, "gae")
     assert re.search(str(entry.refused), str(error.value))
+
+
+@pytest.mark.parametrize("name", tenth([name for name, cells in documented().items() if cells["gae"] == "ok"]))
+def test_what_is_recorded_is_what_a_model_computed(name):
+    model, inputs = prepared(TABLE[name])
+    if name in MERGING or name in WITHOUT_LOGITS:
+        words = "compares the layers of one stream" if name in MERGING else "an explanation needs logits"
+        with pytest.raises(VitrailError, match=words):
+            examine(model, inputs)
+    else:
+        assert examine(model, inputs).passed
+
+
+MERGING = {
+    "decoder/gemma3n", "decoder/hy_v4", "series/patchtst", "series/patchtst_channels", "series/patchtst_cls",
+    "series/patchtst_prediction", "series/patchtst_regression", "timm/fastvit", "timm/hiera", "timm/swin",
+    "timm/swinv2_cr", "timm/visformer", "vision/eomt", "vision/hiera", "vision/pvt", "vision/swin",
+}  # fmt: skip
+"""Models of several streams, or that merge tokens on the way: the self-test reads the layers of one stream."""
+WITHOUT_LOGITS = {"vision/aimv2", "vision/dinov3", "vision/mlcd", "vision/pixio"}
+"""Encoders, whose scalar is a similarity."""
 
 
 def taken(inputs, i: int):

@@ -21,9 +21,10 @@ from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import read_output
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.shadow import autograd, hooks, shadow
-from vitrail.errors import VitrailError
+from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.stream_explaining import has_streams
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """The largest error against the largest output: about a hundred roundings of the dtype."""
@@ -80,7 +81,14 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
         anatomy: where the parts of the model are, if it is of no known family.
     """
     read = read_inputs(inputs)
-    recording = record(model, inputs, _first_logit, keep={"output_grad"}, anatomy=anatomy)
+    with shadow(model) as own:
+        if has_streams(own, read, anatomy):
+            raise SeamError(
+                f"{type(model).__name__} has several streams of tokens, or merges its tokens on the way, and this test "
+                "compares the layers of one stream. vitrail.explain measures its streams in every call, and refuses "
+                "what it cannot measure."
+            )
+    recording = record(model, inputs, _largest_logits, keep={"output_grad"}, anatomy=anatomy)
     with shadow(model) as own:
         body, plain = find_body(own, anatomy, read), _plain_logits(own, read)
         origin = structure_of(own, read, body).origin
@@ -97,9 +105,9 @@ def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy 
     )
 
 
-def _first_logit(logits: Tensor) -> Tensor:
-    """A scalar that every model has."""
-    return logits.flatten(1)[:, 0]
+def _largest_logits(logits: Tensor) -> Tensor:
+    """A scalar that every model has: the largest logit, of all tokens, because any one of them may be padding."""
+    return logits.amax(dim=-1).nan_to_num().reshape(len(logits), -1).sum(dim=1)
 
 
 def _row(layer: Layer) -> LayerCheck:
@@ -152,7 +160,7 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
     """
 
     def begin(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
-        return out.detach().requires_grad_()
+        return out.detach().requires_grad_().clone()  # which a model may write into
 
     with hooks([m.register_forward_hook(begin) for m in model.modules() if isinstance(m, nn.Embedding)]):
         yield
