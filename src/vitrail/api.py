@@ -22,8 +22,8 @@ from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
-from vitrail.capture.provenance import fingerprint, provenance
-from vitrail.capture.shadow import shadow
+from vitrail.capture.provenance import hashed, provenance, sampled_weights
+from vitrail.capture.shadow import once, shadow
 from vitrail.capture.stream_passes import generates
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
@@ -464,7 +464,7 @@ def _walk(
                 found[request].append((part, walked.result))
                 used[request] |= walked.backends
                 spent[request] += walked.seconds
-        identity = fingerprint(model)
+        identity = hashed(*sampled_weights(model))
         made = []
         for request in requests:
             if len(requests) > 1:  # else both passes are its own
@@ -477,7 +477,7 @@ def _rerun(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
-    double = any(p.dtype is torch.float64 for p in model.parameters())
+    double = torch.float64 in once(model, "dtypes", lambda: {p.dtype for p in model.parameters()})
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, requests[0].wanted, settings, procedure.pass_options, rows=rows) as run:

@@ -170,7 +170,23 @@ class Added:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHandle]:
+@dataclass(frozen=True)
+class Watched:
+    """The modules of a block that tell what is added: which give the results of its parts, and which take them."""
+
+    callers: tuple[tuple[nn.Module, str, bool], ...]  # with the part's name, and whether it is the projection itself
+    takers: tuple[nn.Module, ...]
+
+
+def watched_in(block: Block) -> Watched:
+    """The modules of a block that tell what is added."""
+    parts = [(x, name) for x, name in ((block.output, "attention"), (block.ffn_output, "ffn")) if x is not None]
+    callers = [(_caller(block, module), name, module) for module, name in parts]
+    takers = tuple(m for m in every_module(block.module) if is_norm(m) or passes(m) or scales(m))
+    return Watched(tuple((caller, name, caller is module) for caller, name, module in callers), takers)
+
+
+def hooks_for(adding: Adding, watched: Watched, running: Callable[[], bool]) -> list[RemovableHandle]:
     """Hooks that fill in what is added in one block; to be set before those that read it.
 
     Args:
@@ -180,12 +196,8 @@ def hooks_for(adding: Adding, running: Callable[[], bool]) -> list[RemovableHand
     reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
     before = [(block.module, partial(_enter, adding)), (reads, partial(_read, adding))]
     after: list[tuple[nn.Module, Callable[..., Tensor | None]]] = [(block.module, partial(_leave, adding))]
-    for module, name in ((block.output, "attention"), (block.ffn_output, "ffn")):
-        if module is not None:
-            caller = _caller(block, module)
-            after.append((caller, partial(_give, adding, name, caller is module)))
-    watched = (m for m in every_module(block.module) if is_norm(m) or passes(m) or scales(m))
-    after += [(module, partial(_take, adding)) for module in watched]
+    after += [(caller, partial(_give, adding, name, own)) for caller, name, own in watched.callers]
+    after += [(module, partial(_take, adding)) for module in watched.takers]
 
     def only_then(hook: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         return lambda *given: hook(*given) if running() else None

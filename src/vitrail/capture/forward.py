@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,9 +22,18 @@ from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOpti
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
-from vitrail.capture.shadow import callers_device, in_precision, keep_saved, memory_of, shadow
+from vitrail.capture.shadow import callers_device, in_precision, keep_saved, once, shadow
 from vitrail.capture.torch_private import uncompiled
-from vitrail.errors import AnatomyError, CutGraphError, InputError, OptionError, SeamError, TargetError, VitrailError
+from vitrail.errors import (
+    AnatomyError,
+    CutGraphError,
+    InputError,
+    OptionError,
+    RuleError,
+    SeamError,
+    TargetError,
+    VitrailError,
+)
 from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_fits, read_inputs
 from vitrail.models.readouts import last_position
@@ -67,12 +76,15 @@ def forward(
         if plan.cut and not capture.roots:
             raise no_root(capture, inputs)
         assert plan.structure is not None
-        yield Pass(inputs, capture, output, settings, plan.structure)
+        run = Pass(inputs, capture, output, settings, plan.structure)
+        yield run
+        run.settle()
 
 
 def _in_range(pass_options: PassOptions, model: nn.Module) -> PassOptions:
     """How the pass is run, in single precision where float16 would not hold what goes back."""
-    narrow = pass_options.dtype is None and any(weight.dtype is torch.float16 for weight in model.parameters())
+    dtypes = once(model, "dtypes", lambda: {p.dtype for p in model.parameters()})
+    narrow = pass_options.dtype is None and torch.float16 in dtypes
     return replace(pass_options, dtype=torch.float32) if narrow else pass_options
 
 
@@ -112,8 +124,13 @@ def _forward(model: nn.Module, inputs: Inputs, plan: PassPlan, stack: ExitStack)
         stack: frees what was captured when it is closed.
     """
     run, found = partial(_run_captured, model, inputs, stack=stack), None
-    with suppress(CheckpointError):  # recomputed under rules, which is not how it was computed
+    try:
         found = run(plan)
+    except CheckpointError:  # recomputed under rules, which is not how it was computed
+        pass
+    except RuleError:  # once more, to say in which module
+        stack.close()
+        found = run(replace(plan, named=True))
     if found is None or (found[0].checkpointed and plan.cut):  # recomputed after hooks and rules are gone
         logger.debug("%s runs again: it has checkpointed regions.", type(model).__name__)
         keep_saved(model)
@@ -288,10 +305,7 @@ def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs | None = N
     known = _families[model]
     if known is None:
         return found_body(model, inputs)
-    bodies = memory_of(model).known
-    if known not in bodies:
-        bodies[known] = resolve(known, model)
-    return bodies[known]
+    return once(model, known, lambda: resolve(known, model))
 
 
 _families: "WeakKeyDictionary[nn.Module, Anatomy | None]" = WeakKeyDictionary()

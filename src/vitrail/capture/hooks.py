@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.additions import Added, Adding, hooks_for, measured
+from vitrail.capture.additions import Added, Adding, hooks_for, measured, watched_in
 from vitrail.capture.early import EarlyReads, read_early
 from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
@@ -19,7 +19,7 @@ from vitrail.capture.recording import own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
 from vitrail.capture.seams.call import AttentionCall
 from vitrail.capture.seams.intercept import InterceptAttention
-from vitrail.capture.shadow import hooks
+from vitrail.capture.shadow import hooks, once
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import SeamError
 
@@ -242,12 +242,12 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
 
 def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Capture, only: int | None) -> None:
     """Set the hooks of one block that runs alone, or of all blocks and of what comes before and after them."""
-    if not capture.lean:
-        rules = capture.pass_options.within is not None  # which name every module
+    rules = capture.pass_options.within is not None
+    if capture.plan.named or not (capture.lean or rules):
         named = [(name, module) for name, module in model.named_modules() if rules or _may_attend(module)]
         handles += [handle for name, module in named for handle in _name_hooks(capture, name, module)]
     for index in range(len(capture.blocks)) if only is None else (only,):
-        handles += _block_hooks(capture, index)
+        handles += _block_hooks(model, capture, index)
     if only is not None:
         return
     if capture.body.pool is not None:
@@ -294,16 +294,16 @@ def _place_hooks(capture: Capture, module: nn.Module, captured: BlockCapture) ->
     ]
 
 
-def _block_hooks(capture: Capture, index: int) -> list[RemovableHandle]:
-    module, captured = capture.body.blocks[index].module, capture.blocks[index]
+def _block_hooks(model: nn.Module, capture: Capture, index: int) -> list[RemovableHandle]:
+    block, captured = capture.body.blocks[index], capture.blocks[index]
+    module = block.module
+    handles = [module.register_forward_pre_hook(partial(_enter, capture, index), with_kwargs=True)]
     if "output_weight" in capture.keep:
-        captured.adding = Adding(capture.body.blocks[index])
-    return [
-        module.register_forward_pre_hook(partial(_enter, capture, index), with_kwargs=True),
-        *(() if captured.adding is None else hooks_for(captured.adding, lambda: capture.filing(captured))),
-        module.register_forward_hook(partial(_leave, capture, index)),
-        *(_state_hooks(capture, index) if capture.keep & INSIDE else ()),
-    ]
+        captured.adding = Adding(block)
+        watched = once(model, ("watched", module, block.output, block.ffn_output), lambda: watched_in(block))
+        handles += hooks_for(captured.adding, watched, lambda: capture.filing(captured))
+    handles.append(module.register_forward_hook(partial(_leave, capture, index)))
+    return handles + (_state_hooks(capture, index) if capture.keep & INSIDE else [])
 
 
 def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

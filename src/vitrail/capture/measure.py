@@ -32,7 +32,7 @@ from vitrail.capture.references import settings_of
 from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
 from vitrail.capture.row_maps import CheapProjections, EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved
+from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
 from vitrail.capture.token_order import (
     AT_THE_INPUTS,
     MeasuredBlock,
@@ -131,7 +131,8 @@ def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, s
 
     Where any setting of the model has changed, nothing is known: what is added may hang on it.
     """
-    return _additions.get(model, (_form(inputs, body), tuple(settings_of(model))), dict)
+    settings = once(model, "settings", lambda: tuple(settings_of(model)))
+    return _additions.get(model, (_form(inputs, body), settings), dict)
 
 
 def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:

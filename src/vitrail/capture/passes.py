@@ -1,6 +1,6 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,9 +18,9 @@ from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Stream, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map, operands_of
-from vitrail.errors import AnatomyError, SeamError, TargetError
+from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import READOUTS, agreed, by_gradient, mean_all, position
+from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contradiction, mean_all, position
 from vitrail.targets import AnyTarget, Target, as_target
 
 UNMOVED = (
@@ -42,11 +42,31 @@ def index_on(index: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """Samples in which something is wrong, if any are, and the error that says so.
+
+    A question to a GPU waits until all its work is done, so those that decide nothing else are asked at the end.
+    """
+
+    wrong: Tensor
+    error: Callable[[list[int]], VitrailError]
+
+
+@dataclass(frozen=True)
 class Readout:
     """The rows that a scalar is read from: weights that sum to one, and the same by the norms of their gradients."""
 
     rows: Tensor
     norms: Tensor | None
+
+
+def unread(samples: list[int]) -> TargetError:
+    """What to say where the target reads no token."""
+    return TargetError(
+        f"the gradient of the target is zero at every token of samples {samples}, padding aside, so nothing was read. "
+        "A target that reads padding alone has nothing to explain; a probability of exactly one has no gradient: "
+        "explain the logit instead."
+    )
 
 
 class Pass:
@@ -86,6 +106,7 @@ class Pass:
             output.logits.ndim == 3 and all(is_causal(call) for captured in self.captured for call in captured.calls)
         )
         self.readout: Readout | None = None  # of the scalar that was last differentiated
+        self.doubts: list[Doubt] = []
 
     def parts(self, target: AnyTarget) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
@@ -94,6 +115,13 @@ class Pass:
             calls = [call for captured in self.captured for call in captured.calls]
             return (continued(self.output, chosen, self.inputs, calls),)
         return parts(self.output, chosen, self.valid, causal=self.output.logits.ndim == 3 and self.causal)
+
+    def settle(self) -> None:
+        """Raise if any of the readouts was wrong."""
+        doubts, self.doubts = self.doubts, []
+        for doubt in doubts:
+            if bool(doubt.wrong.any()):
+                raise doubt.error(doubt.wrong.nonzero()[:, 0].tolist())
 
     def _valid(self, call: AttentionCall) -> Tensor:
         """Which tokens are real: by the attention mask given, else all that any query of the first layer may see.
@@ -287,39 +315,6 @@ class Pass:
         if self.capture.body.pool is not None:
             queries = call_shape(self.captured[-1].calls[0])[0]
             return Readout(torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device), None)
-        arriving = self._arriving(gradients)
-        measured, norms = by_gradient(arriving, self.valid)
-        return Readout(self._agreed(part, measured, arriving.dtype), norms)
-
-    def _agreed(self, part: Scalar, measured: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows at which the gradient arrives, or those that are named, if the gradient does not contradict.
-
-        Args:
-            dtype: of the gradient.
-        """
-        claimed, named = self._claimed_readout(part)
-        empty = ~(measured > 0).any(dim=1)
-        if claimed is None and part.needed and bool(empty.any()):
-            raise TargetError(
-                f"the gradient of the target is zero at every token of samples {empty.nonzero()[:, 0].tolist()}, "
-                "padding aside, so nothing was read. A target that reads padding alone has nothing to explain; a "
-                "probability of exactly one has no gradient: explain the logit instead."
-            )
-        # In half precision small gradients vanish, and so does that of a token whose probability is one.
-        coarse = dtype.itemsize < 4 or part.rows is not None
-        if claimed is None or part.position is None:
-            return measured if claimed is None else agreed(claimed, measured, coarse=coarse, named=named)
-        inside = (measured * claimed).sum(dim=1) > 0
-        if not bool((inside | empty).all()):
-            raise SeamError(
-                f"the answer is asked for at {named}, but the gradient does not arrive at that token of the last of "
-                f"the {len(self.capture.blocks)} blocks found: the model answers in another sequence of tokens than "
-                "the one these blocks work on."
-            )
-        return torch.where(empty[:, None], claimed, measured)
-
-    def _arriving(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """The gradient at the tokens that the last layer gives, `[b, t, d]`."""
         if self.capture.blocks:
             arriving = gradients["leaving_grad"]
             arriving = arriving if self.capture.body.blocks[-1].batch_first else arriving.transpose(0, 1)
@@ -332,7 +327,37 @@ class Pass:
                 f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
                 f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
             )
-        return arriving
+        measured, norms = by_gradient(arriving, self.valid)
+        return Readout(self._agreed(part, measured, arriving.dtype), norms)
+
+    def _agreed(self, part: Scalar, measured: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows at which the gradient arrives, or those that are named, if the gradient does not contradict.
+
+        Args:
+            dtype: of the gradient.
+        """
+        claimed, named = self._claimed_readout(part)
+        empty = ~(measured > 0).any(dim=1)
+        if claimed is None:
+            self.doubts += [Doubt(empty, unread)] if part.needed else []
+            return measured
+        if part.position is None:
+            # In half precision small gradients vanish, and so does that of a token whose probability is one.
+            wrong = contradicted(claimed, measured, coarse=dtype.itemsize < 4 or part.rows is not None)
+            say = lambda samples: contradiction(claimed, measured, samples[0], named=named)  # noqa: E731
+            self.doubts.append(Doubt(wrong, say))
+            return claimed
+        inside = (measured * claimed).sum(dim=1) > 0
+        self.doubts.append(Doubt(~(inside | empty), lambda samples: self._elsewhere(named)))
+        return torch.where(empty[:, None], claimed, measured)
+
+    def _elsewhere(self, named: str) -> SeamError:
+        """An answer that is not given at the tokens of the blocks."""
+        return SeamError(
+            f"the answer is asked for at {named}, but the gradient does not arrive at that token of the last of the "
+            f"{len(self.capture.blocks)} blocks found: the model answers in another sequence of tokens than the one "
+            "these blocks work on."
+        )
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
         """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.attribution import versions
-from vitrail.capture.shadow import memory_of
+from vitrail.capture.shadow import once
 from vitrail.capture.torch_private import without_functions
 
 SAMPLES = 256
@@ -85,14 +85,15 @@ class _Weights:
 
 def _weights_of(model: nn.Module) -> _Weights:
     """The weights of a model; of a shadow they are looked up once."""
-    known = memory_of(model).known
-    if "state" not in known:
-        state = _state(model)
-        header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
-        parts = [(x, _plain_parts(x)) for _, x in state]
-        tensors = [(x, _spaced(x) if len(found) == 1 and found[0] is x else None) for x, found in parts]
-        known["state"] = _Weights(tensors, header, sum(not found for _, found in parts))
-    return known["state"]
+    return once(model, "state", lambda: _read_weights(model))
+
+
+def _read_weights(model: nn.Module) -> _Weights:
+    state = _state(model)
+    header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
+    parts = [(x, _plain_parts(x)) for _, x in state]
+    tensors = [(x, _spaced(x) if len(found) == 1 and found[0] is x else None) for x, found in parts]
+    return _Weights(tensors, header, sum(not found for _, found in parts))
 
 
 def _state(model: nn.Module) -> list[tuple[str, Tensor]]:

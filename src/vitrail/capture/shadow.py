@@ -301,8 +301,8 @@ class _Shadow:
         self.root, self.restless = self.copied.root, restless  # one that changed itself in a call will do so again
         _mend_batch_norms(self.root)
         # A graph reads and writes this copy's memory as long as it lives, so no other call may use or free it.
-        once = restless or recorded or bool(self.copied.watched)
-        self.model = None if once else snapshot(model, model, classes=True)
+        unkept = restless or recorded or bool(self.copied.watched)
+        self.model = None if unkept else snapshot(model, model, classes=True)
         self.copy = None if self.model is None else snapshot(self.root, model, classes=False)
         self.memory = Memory()
         _shadows[id(self.root)] = self
@@ -327,6 +327,14 @@ def memory_of(root: nn.Module) -> Memory:
     """What is known of the modules of a shadow; nothing of any other model."""
     found = _shadows.get(id(root))
     return found.memory if found is not None and found.root is root else Memory()
+
+
+def once(root: nn.Module, name: Hashable, find: Callable[[], T]) -> T:
+    """What is found out of a shadow once, as long as nothing in it is exchanged; of any other model in every call."""
+    known = memory_of(root).known
+    if name not in known:
+        known[name] = find()
+    return known[name]
 
 
 FIRST = 64
@@ -360,14 +368,14 @@ class Remembered(Generic[T]):
     def get(self, model: nn.Module, form: Hashable, measure: Callable[[], T]) -> T:
         """What is known for this form, measured if it is not known or no longer holds."""
         kept, memory = self.kept.setdefault(model, {}), memory_of(model)
-        call, known = memory.call, memory.known
+        call = memory.call
         if "weights" not in call:  # the same for all measurements of one call
-            call["modules"] = known["modules"] = known.get("modules") or every_module(model)
+            call["modules"] = once(model, "modules", lambda: every_module(model))
             call["zeros"] = set[tuple[Place, ...]]()
+            weights = once(model, "parameters", lambda: _parameters(call["modules"]))
+            plain = once(model, "plain", lambda: [x for x in weights if type(x) is nn.Parameter and not x.is_meta])
             # Which tensors the parameters are, where they lie, and how often they were written to.
-            weights = [x for module in call["modules"] for x in module._parameters.values() if x is not None]
-            places = [x.data_ptr() if type(x) is nn.Parameter and not x.is_meta else 0 for x in weights]
-            call["weights"] = writes_to_all(weights), hash((tuple(map(id, weights)), tuple(places)))
+            call["weights"] = writes_to_all(weights), hash((*map(id, weights), *map(Tensor.data_ptr, plain)))
         key = form, call["weights"]
         found = kept.get(key)
         if found is None or (found[1] not in call["zeros"] and _any_nonzero(call["modules"], found[1])):
@@ -378,6 +386,10 @@ class Remembered(Generic[T]):
             found = kept[key] = measure(), call["places"]
         call["zeros"].add(found[1])
         return found[0]
+
+
+def _parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    return [x for module in modules for x in module._parameters.values() if x is not None]
 
 
 def _is_plain(x: Tensor) -> bool:

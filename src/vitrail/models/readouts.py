@@ -90,21 +90,26 @@ def by_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> tuple[Weights
     return alike / alike.sum(dim=1, keepdim=True).clamp(min=1), norms / norms.sum(dim=1, keepdim=True).clamp(min=tiny)
 
 
-def agreed(claimed: Weights, measured: Weights, *, coarse: bool, named: str) -> Weights:
-    """The rows that are said to be read, if the gradient does not contradict.
+def contradicted(claimed: Weights, measured: Weights, *, coarse: bool) -> Bool[Tensor, " b"]:
+    """The samples in which other rows are read than those that are said to be, by the gradient.
 
     Args:
         coarse: whether small gradients may have vanished, as in half precision.
-        named: what says so, for the message.
     """
     said, seen = claimed > 0, measured > 0
-    told = seen.any(dim=1, keepdim=True)  # a gradient that is zero everywhere says nothing
+    known = seen.any(dim=1, keepdim=True)  # a gradient that is zero everywhere says nothing
     missed = torch.zeros_like(said) if coarse else said & ~seen
-    wrong = told & ((seen & ~said) | missed)
-    if not bool(wrong.any()):
-        return claimed
-    sample = int(wrong.any(dim=1).nonzero()[0, 0])
-    raise SeamError(
+    return (known & ((seen & ~said) | missed)).any(dim=1)
+
+
+def contradiction(claimed: Weights, measured: Weights, sample: int, *, named: str) -> SeamError:
+    """What to say where the gradient contradicts the rows that are named.
+
+    Args:
+        named: what names them.
+    """
+    said, seen = claimed > 0, measured > 0
+    return SeamError(
         f"{named} says that the prediction is read from tokens {_listed(said[sample])}, but the gradient of the target "
         f"arrives at tokens {_listed(seen[sample])} of the last block. Leave the readout out, and it is measured: "
         "vitrail.Anatomy(readout='auto')."

@@ -23,7 +23,8 @@ from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional
 from vitrail.capture.seams.intercept import on_top_of
-from vitrail.capture.shadow import hooks
+from vitrail.capture.shadow import hooks, once
+from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.kinds import (
     ADDITIONS,
@@ -233,6 +234,8 @@ class _Propagate(TorchFunctionMode):
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """The result of an operation by its rule, known to depend on what is explained."""
         block = self.capture.block
+        # A region that is run again in the backward pass would be run without rules.
+        self.capture.checkpointed |= saving_hooks() != self.capture.outside
         function = _KeepingResult(func)
         if kind == "residual":  # the stream was there before the sub-layer that read it
             active = tuple(sorted(active, key=self._age))
@@ -484,9 +487,8 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
     changed: list[tuple[nn.Module, Any]] = []
     handles: list[RemovableHandle] = []
     try:
-        for module in model.modules():
-            kind = next((kind for kind, fits in MODULES if fits(module)), None)
-            if kind is not None and kind in table.rules:
+        for module, kind in once(model, "kinds", lambda: _whole_modules(model)):
+            if kind in table.rules:
                 changed.append((module, module.__dict__.get("forward")))
                 module.forward = partial(_whole, mode, kind, module.forward)
         with hooks(handles), mode:
@@ -499,6 +501,12 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
                 del module.forward
             else:
                 module.forward = own
+
+
+def _whole_modules(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """The modules that rules take as one operation, with its kind."""
+    kinds = [(module, next((kind for kind, fits in MODULES if fits(module)), None)) for module in model.modules()]
+    return [(module, kind) for module, kind in kinds if kind is not None]
 
 
 def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
