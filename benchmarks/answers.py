@@ -6,13 +6,21 @@ package flashtrace is measured in the same run where it is installed.
 
     python benchmarks/answers.py [--tokens 1000 --tokens 5000] [--rows gae --rows ifr] [--json FILE] [--markdown FILE]
     python benchmarks/answers.py --size tiny --device cpu --tokens 60 --answer 8
+
+A row that fails, runs out of memory or takes longer than its cap is kept with the reason, and the next one begins. With
+`--json` every row is written as soon as it is measured, and the same command measures the rows that are missing. After
+an error that makes the GPU unusable the program ends with status 3: run it again.
 """
 
 import argparse
+import gc
 import json
+import signal
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,19 +33,21 @@ import vitrail
 from vitrail import targets
 
 FLOOR = "forward + gradient"
-OURS: dict[str, tuple[str | None, dict[str, Any]]] = {
-    "the default": (None, {}),
-    "gae": ("gae", {}),
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "gae, memory=low": ("gae", {"memory": "low"}),
-    "tokentm": ("tokentm", {}),
+    "gae": ("gae", {}),
+    "ifr": ("ifr", {}),
+    "flashtrace": ("flashtrace", {}),
     "tokentm, memory=low": ("tokentm", {"memory": "low"}),
+    "tokentm": ("tokentm", {}),
     "attn_lrp": ("attn_lrp", {}),
     "soft_ablation": ("soft_ablation", {}),
     "soft_ablation, memory=low": ("soft_ablation", {"memory": "low"}),
-    "ifr": ("ifr", {}),
-    "flashtrace": ("flashtrace", {}),
 }
+"""In the order in which they are measured: what costs least first."""
 PACKAGE = {"flashtrace package": False, "flashtrace package, recompute": True}
+BROKEN = 3
+"""Status of a program that has to be started again."""
 LONGEST = 8.0
 """Seconds after which nothing is repeated; a first run, which may compile kernels, counts only if it takes longer."""
 SIZES: dict[str, dict[str, int]] = {
@@ -103,9 +113,8 @@ def floor(asked: Asked) -> None:
 def ours(asked: Asked, name: str) -> vitrail.Attribution:
     """The whole answer as one unit."""
     method, options = OURS[name]
-    named = {} if method is None else {"method": method}
     target = targets.continuation(-asked.answer)
-    return vitrail.explain(asked.model, {"input_ids": asked.ids}, target=target, **named, **options)
+    return vitrail.explain(asked.model, {"input_ids": asked.ids}, method, target, **options)
 
 
 def package(asked: Asked, *, recompute: bool) -> object:
@@ -143,40 +152,68 @@ def tasks(asked: Asked) -> dict[str, Callable[[], object]]:
     return found
 
 
-def measure(run: Callable[[], object], repeats: int, device: str) -> dict[str, Any]:
-    """The median of some runs and the peak of memory; the first run counts only where it is long. Errors are kept."""
-    cuda, seconds = device == "cuda", []
+class TooLongError(Exception):
+    """A row took longer than its cap."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise if what is inside takes longer; noticed when Python runs again after a kernel or a wait."""
+
+    def stop(*_: object) -> None:
+        raise TooLongError(f"longer than {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        _reset(device)
-        started = time.perf_counter()
-        last = run()
-        _wait(device)
-        first = time.perf_counter() - started
-        if first > LONGEST:
-            seconds.append(first)
-        else:
-            _reset(device)
-        while not seconds or (len(seconds) < repeats and sum(seconds) < LONGEST):
-            started = time.perf_counter()
-            last = run()
-            _wait(device)
-            seconds.append(time.perf_counter() - started)
-        known = getattr(last, "provenance", {})
-        return {
-            "seconds": statistics.median(seconds), "first": first, "runs": len(seconds),
-            "bytes": torch.cuda.max_memory_allocated() if cuda else 0,
-            "method": getattr(last, "method", None), "recomputed": known.get("recomputed_blocks", 0),
-        }  # fmt: skip
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def measure(run: Callable[[], object], repeats: int, device: str, cap: float) -> dict[str, Any]:
+    """The median of some runs and the peak of memory, or why there is none."""
+    try:
+        with at_most(cap):
+            return _timed(run, repeats, device)
     except torch.OutOfMemoryError:
         return {"failed": "out of memory"}
+    except TooLongError as error:
+        return {"failed": str(error)}
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    finally:
-        if cuda:
-            torch.cuda.empty_cache()
+
+
+def _timed(run: Callable[[], object], repeats: int, device: str) -> dict[str, Any]:
+    """Seconds and bytes; the first run counts only where it is long."""
+    cuda, seconds = device == "cuda", []
+    _reset(device)
+    first, last = _seconds(run, device)
+    if first > LONGEST:
+        seconds.append(first)
+    else:
+        _reset(device)
+    while not seconds or (len(seconds) < repeats and sum(seconds) < LONGEST):
+        del last
+        one, last = _seconds(run, device)
+        seconds.append(one)
+    known = getattr(last, "provenance", {})
+    return {
+        "seconds": statistics.median(seconds), "first": first, "runs": len(seconds),
+        "bytes": torch.cuda.max_memory_allocated() if cuda else 0,
+        "method": getattr(last, "method", None), "recomputed": known.get("recomputed_blocks", 0),
+    }  # fmt: skip
+
+
+def _seconds(run: Callable[[], object], device: str) -> tuple[float, object]:
+    started = time.perf_counter()
+    last = run()
+    _wait(device)
+    return time.perf_counter() - started, last
 
 
 def _reset(device: str) -> None:
+    gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -185,6 +222,16 @@ def _reset(device: str) -> None:
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def _usable(device: str) -> bool:
+    """Whether the GPU still computes; an illegal access ends that for the process."""
+    try:
+        _wait(device)
+        torch.zeros(1, device=device).item()
+    except RuntimeError:
+        return False
+    return True
 
 
 def line(tokens: int, what: str, one: dict[str, Any], base: dict[str, Any]) -> str:
@@ -199,37 +246,78 @@ def line(tokens: int, what: str, one: dict[str, Any], base: dict[str, Any]) -> s
 HEAD = "| tokens | what | time | × forward + gradient | peak memory |\n|---:|---|---:|---:|---:|"
 
 
+def plan(lengths: list[int], rows: list[str] | None) -> list[tuple[int, str]]:
+    """What is measured, in order: ours at all lengths, then the package, which takes longest."""
+    ours_first = [FLOOR, *(name for name in OURS if not rows or name in rows)]
+    package_rows = [name for name in PACKAGE if find_spec("flashtrace") and (not rows or name in rows)]
+    return [(n, row) for some in (ours_first, package_rows) for n in lengths for row in some]
+
+
+def measure_all(given: argparse.Namespace) -> int:
+    """Measure what is not known yet, print each row as it comes, and write all of them."""
+    known: dict[str, Any] = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    missing = [(n, row) for n, row in plan(given.tokens, given.rows) if f"{n} {row}" not in known]
+    print(HEAD, flush=True)
+    begun, warm, model = time.monotonic(), set[str](), build(given.size, given.device)
+    for tokens, row in missing:
+        if time.monotonic() - begun > 60 * given.minutes:
+            print(f"{given.minutes} minutes are over: {tokens:,} tokens, {row} and what follows is not measured.")
+            break
+        known[f"{tokens} {row}"] = {"failed": "the program ended here"}  # in case it does
+        _write(given.json, known)
+        if row not in warm:  # kernels are compiled here
+            measure(_task(model, 4 * given.answer, row, given), 1, given.device, given.cap)
+            warm.add(row)
+        found = measure(_task(model, tokens, row, given), given.repeats, given.device, given.cap)
+        known[f"{tokens} {row}"] = found
+        _write(given.json, known)
+        print(line(tokens, row, found, known.get(f"{tokens} {FLOOR}", {})), flush=True)
+        if not _usable(given.device):
+            return BROKEN
+    return 0
+
+
+def _task(model: nn.Module, tokens: int, row: str, given: argparse.Namespace) -> Callable[[], object]:
+    words = torch.Generator(device=given.device).manual_seed(tokens)
+    size = (1, tokens)
+    ids = torch.randint(3, SIZES[given.size]["vocab_size"], size, generator=words, device=given.device)
+    return tasks(Asked(model, ids, given.answer))[row]
+
+
+def _write(path: Path | None, known: dict[str, Any]) -> None:
+    if path:
+        path.write_text(json.dumps(known, indent=1))
+
+
+def written(path: Path, lengths: list[int], rows: list[str] | None) -> str:
+    """The table of all rows that are known."""
+    known = json.loads(path.read_text())
+    order = [(n, row) for n, row in plan(lengths, rows) if f"{n} {row}" in known]
+    order.sort(key=lambda one: one[0])
+    return "\n".join([HEAD, *(line(n, row, known[f"{n} {row}"], known.get(f"{n} {FLOOR}", {})) for n, row in order)])
+
+
 def main() -> None:
-    """Measure everything, print each row as it comes, write the table."""
+    """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="8B")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--answer", type=int, default=64, help="tokens of the answer")
-    parser.add_argument("--rows", action="append", help="measure these rows only")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--rows", action="append", choices=[*OURS, *PACKAGE], help="measure these rows only")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cap", type=float, default=90.0, help="seconds that one row may take, all its runs together")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no row begins after these")
+    parser.add_argument("--json", type=Path, help="where every row is written; rows that are there are not repeated")
+    parser.add_argument("--markdown", type=Path, help="where the table is written; needs --json")
     given = parser.parse_args()
-    model, results, lines = build(given.size, given.device), {}, [HEAD]
-    short = torch.randint(3, SIZES[given.size]["vocab_size"], (1, 4 * given.answer), device=given.device)
-    for name, run in tasks(Asked(model, short, given.answer)).items():
-        if name == FLOOR or not given.rows or name in given.rows:
-            measure(run, 1, given.device)  # kernels are compiled here
-    print(HEAD, flush=True)
-    for tokens in given.tokens or (1000, 5000, 16000, 65536):
-        ids = torch.randint(3, SIZES[given.size]["vocab_size"], (1, tokens), device=given.device)
-        runs, base = tasks(Asked(model, ids, given.answer)), {}
-        for name in [FLOOR, *(n for n in given.rows or runs if n != FLOOR)]:
-            found = measure(runs[name], given.repeats, given.device)
-            base = base or found
-            results[f"{tokens} {name}"] = found
-            lines.append(line(tokens, name, found, base))
-            print(lines[-1], flush=True)
-            if given.json:
-                given.json.write_text(json.dumps(results, indent=1))
+    given.tokens = given.tokens or [1000, 5000, 16000, 65536]
+    if given.markdown and not given.json:
+        parser.error("--markdown needs --json")
+    status = measure_all(given)
     if given.markdown:
-        given.markdown.write_text("\n".join(lines) + "\n")
+        given.markdown.write_text(written(given.json, given.tokens, given.rows) + "\n")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

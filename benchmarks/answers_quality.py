@@ -1,18 +1,22 @@
 """How well, and how fast, explanations name what the answers of a language model rest on.
 
-Without seconds, but resumable and with intervals: `vitrail bench run -m ./lm -d people --protocol answers`.
+With intervals for every number: `vitrail bench run -m ./lm -d people --protocol answers`. This script adds seconds and
+the differences to context_cite, and several processes share the work on one GPU:
 
-    python benchmarks/answers_quality.py --model ./lm --contexts 100 --sentences 16 [--json FILE]
+    for i in 0 1 2 3; do python benchmarks/answers_quality.py --model ./lm --part $i/4 --lines lines.$i & done; wait
+    python benchmarks/answers_quality.py --table lines.*
 
-Three tables. `passages`: whole generated answers about the sentences of a context, by the linear datamodeling score and
-the log-probability without the best sentences, on ablations that nothing was fitted to. `needle` and `variables`: one
-known sentence or a known chain of them; only answers that are right count, and how many are is printed. Seeds below 0
-(`--tune`) are for choosing a method, the others for reporting.
+`people`: whole generated answers about the sentences of a context, by the linear datamodeling score and the
+log-probability without the best sentences, on ablations that nothing was fitted to. `needle` and `variables`: one known
+sentence or a known chain of them; only answers that are right count, and how many are is printed. Every question is one
+line of the file, and a question that has its line is not asked again. Seconds are meant for a process that runs alone.
+Tune on other contexts than those reported: `--first 1000000`.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import torch
 from vitrail.evaluate import answers
 from vitrail.evaluate.answers import PRIORS, Scores, ask, by_method, difference, measure
 from vitrail.evaluate.data import contexts
+from vitrail.evaluate.data.examples import ContextExample
 
 METHODS: dict[str, Scores] = {
     **PRIORS,
@@ -34,113 +39,148 @@ METHODS: dict[str, Scores] = {
     "gae, log-odds": by_method("gae", scalar="log_odds"),
     "tokentm, log-odds": by_method("tokentm", scalar="log_odds"),
     "input_x_gradient": by_method("input_x_gradient"),
+    "integrated_gradients(steps=8)": by_method("integrated_gradients", steps=8),
     "attcat": by_method("attcat"),
     "soft_ablation": by_method("soft_ablation"),
+    "soft_ablation(share=0)": by_method("soft_ablation", share=0.0),
     "soft_ablation(presence=0.1)": by_method("soft_ablation", presence=0.1),
+    "soft_ablation(presence=0.1, share=0)": by_method("soft_ablation", presence=0.1, share=0.0),
     "ifr": by_method("ifr"),
     "flashtrace": by_method("flashtrace"),
     "rollout": by_method("rollout"),
-    "sentence_drop": by_method("sentence_drop"),
+    "sentence_drop": by_method("sentence_drop", batch=16),
     "context_cite": by_method("context_cite", batch=16),
 }
 REFERENCE = "context_cite"
-
-
-MAKE = {
-    "passages": lambda seed, given: contexts.people(seed, sentences=given.sentences),
-    "needle": lambda seed, given: contexts.needle(seed, sentences=given.sentences),
-    "four needles": lambda seed, given: contexts.needle(seed, sentences=given.sentences, needles=4),
-    "long needle": lambda seed, given: contexts.needle(seed, sentences=4 * given.sentences),
-    "variables": lambda seed, given: contexts.variables(seed, sentences=given.sentences),
+KINDS: dict[str, Callable[[int], ContextExample]] = {
+    "people": lambda seed: contexts.people(seed, sentences=15),
+    "needle": lambda seed: contexts.needle(seed, sentences=16),
+    "four needles": lambda seed: contexts.needle(seed, sentences=16, needles=4),
+    "long needle": lambda seed: contexts.needle(seed, sentences=66),
+    "four long needles": lambda seed: contexts.needle(seed, sentences=66, needles=4),
+    "variables": lambda seed: contexts.variables(seed, sentences=16),
 }
-
-
-ABLATED = ("passages",)
+ABLATED = ("people",)
 """Kinds of questions whose answers are also measured on ablations."""
+ASKED = {"four needles": 1.25, "four long needles": 1.5, "variables": 3.0}
+"""How many questions are asked for one that counts; the rest of the answers is wrong."""
 
 
-def run(kind: str, model: Any, tokenizer: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Every method on every question that the model answers, rightly where the right answer is known."""
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in given.method or METHODS}
-    found, kept, asked = [], [], 0
-    first = 1_000_000 if given.tune else 0
-    while len(found) < given.contexts and asked < 6 * given.contexts and time.time() < given.deadline:
-        question = ask(model, tokenizer, MAKE[kind](first + asked, given), max_new_tokens=given.new)
-        asked += 1
-        if question.right is False:
+def asked(given: argparse.Namespace, model: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """One line for each question of this part that has none yet."""
+    known = {(line["kind"], line["seed"]) for line in _lines([given.lines] if given.lines.exists() else [])}
+    part, parts = given.part
+    for kind in given.kind:
+        last = given.first + round(ASKED.get(kind, 1.0) * given.contexts)
+        for seed in range(given.first + part, last, parts):
+            if time.monotonic() > given.deadline:
+                return
+            if (kind, seed) not in known:
+                yield {"kind": kind, "seed": seed, **answered(model, tokenizer, kind, seed, given)}
+
+
+def answered(model: Any, tokenizer: Any, kind: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
+    """What every method reached on one question; nothing where the model's answer is wrong."""
+    question = ask(model, tokenizer, KINDS[kind](seed), max_new_tokens=given.new)
+    if question.right is False:
+        return {"right": False}
+    known = answers.ablations_of(model, question, given.ablations) if kind in ABLATED else None
+    names = [name for name in given.method or METHODS if kind in ABLATED or name != REFERENCE]
+    rows = {name: measure(model, question, METHODS[name], known, pool=given.pool).row() for name in names}
+    return {"right": True, "tokens": len(question.ids), "rows": rows}
+
+
+def _lines(paths: list[Path]) -> list[dict[str, Any]]:
+    """The lines of all files; a line that was cut off is left out."""
+    found = []
+    for text in (line for path in paths for line in path.read_text().splitlines()):
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            print(f"left out: {text[:60]!r} is cut off")
+    return found
+
+
+def tables(paths: list[Path], count: int) -> str:
+    """One table for each kind, of the first questions that were answered rightly."""
+    once = {(line["kind"], line["seed"]): line for line in _lines(paths)}
+    lines = sorted(once.values(), key=lambda line: line["seed"])
+    found = []
+    for kind in [kind for kind in KINDS if any(line["kind"] == kind for line in lines)]:
+        every = [line for line in lines if line["kind"] == kind]
+        right = [line for line in every if line["right"]][:count]
+        if not right:
+            found.append(f"\n{kind}: none of {len(every)} answered rightly")
             continue
-        found.append(question)
-        known = answers.ablations_of(model, question, given.ablations) if kind in ABLATED else None
-        for name in rows:
-            rows[name].append(measure(model, question, METHODS[name], known, pool=given.pool).row())
-        if given.json:  # a run that is cut short leaves something
-            given.json.with_suffix(".part").write_text(json.dumps(rows))
-        if given.raw and known is not None:
-            kept.append(raw(model, question, known, list(rows)))
-            given.raw.write_text(json.dumps(kept))
-    if not found:
-        return {"asked": asked, "used": 0}
-    used = len(found)
-    length = float(np.mean([len(q.ids) for q in found]))
-    print(f"\n{kind}: {used} questions of {asked} asked, {length:.0f} tokens on average", flush=True)
-    print(table(rows), flush=True)
-    return {"asked": asked, "used": used, "tokens": length, "rows": rows}
-
-
-def raw(model: Any, question: Any, known: Any, names: list[str]) -> dict[str, Any]:
-    """The tokens' scores in each sentence by every method, and what became of the answer, to look for other forms."""
-    scores = {name: METHODS[name](model, question) for name in names if name not in (REFERENCE, "sentence_drop")}
-    parts = {name: [one[a:b].tolist() for a, b in question.sources] for name, one in scores.items()}
-    return {"keep": known.keep.int().tolist(), "values": known.values.tolist(), "scores": parts}
+        length = np.mean([line["tokens"] for line in right])
+        rows = {name: [line["rows"][name] for line in right] for name in right[0]["rows"]}
+        answered_all = sum(line["right"] for line in every)
+        found.append(f"\n{kind}: {answered_all} of {len(every)} answered rightly, {len(right)} of them here, ")
+        found[-1] += f"{length:.0f} tokens on average\n{table(rows)}"
+    return "\n".join(found)
 
 
 def table(rows: dict[str, list[dict[str, float]]]) -> str:
-    """Means of all columns, and the difference to context_cite with its interval where both are known."""
+    """Means of all columns, the median of seconds, and differences to context_cite with their intervals."""
     columns = [c for c in next(iter(rows.values()))[0] if any(np.isfinite(r[c]) for one in rows.values() for r in one)]
-    lines = [f"| method | {' | '.join(columns)} | lds - 0.9 context_cite | drop@3 - context_cite |",
-             "|---|" + "---:|" * (len(columns) + 2)]  # fmt: skip
+    against = [("lds", 0.9), ("drop@1", 1.0), ("drop@3", 1.0)] if REFERENCE in rows else []
+    heads = [*columns, *(f"{column} - {share} context_cite" for column, share in against)]
+    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for name, found in rows.items():
-        means = [f"{np.nanmean([row[c] for row in found]):.3f}" for c in columns]
-        against = [_against(rows, name, "lds", 0.9), _against(rows, name, "drop@3", 1.0)]
-        lines.append(f"| {name} | {' | '.join(means)} | {' | '.join(against)} |")
+        # The first call of a process compiles and measures, which a median of seconds leaves out.
+        mean = {c: np.nanmedian if c == "seconds" else np.nanmean for c in columns}
+        means = [f"{mean[c]([row[c] for row in found]):.3f}" for c in columns]
+        beside = [_against(rows, name, column, share) for column, share in against]
+        lines.append(f"| {name} | {' | '.join([*means, *beside])} |")
     return "\n".join(lines)
 
 
 def _against(rows: dict[str, list[dict[str, float]]], name: str, column: str, share: float) -> str:
-    if REFERENCE not in rows or name == REFERENCE or column not in rows[name][0]:
+    if name == REFERENCE:
         return ""
     ours, theirs = ([row[column] for row in rows[one]] for one in (name, REFERENCE))
     mean, low, high = difference(ours, theirs, share=share)
     return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
-def main() -> None:
-    """Measure everything that the time allows."""
+def parsed() -> argparse.Namespace:
+    """The arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="a folder with a language model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--contexts", type=int, default=100)
-    parser.add_argument("--sentences", type=int, default=16)
+    parser.add_argument("--contexts", type=int, default=100, help="of each kind, answered rightly")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first context")
     parser.add_argument("--ablations", type=int, default=64)
     parser.add_argument("--new", type=int, default=24, help="tokens of an answer at most")
-    parser.add_argument("--kind", action="append", choices=MAKE)
+    parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--method", action="append", choices=METHODS)
     parser.add_argument("--pool", default="sum", choices=answers.POOLS)
-    parser.add_argument("--tune", action="store_true", help="other contexts, to choose by")
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--raw", type=Path, help="keep the scores of all sentences here")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no question is asked after these")
+    parser.add_argument("--part", default="0/1", help="which part of the work this process does, such as 2/8")
+    parser.add_argument("--lines", type=Path, default=Path("answers.lines"), help="the file of results")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the tables of these files")
     given = parser.parse_args()
-    given.deadline = time.time() + 60 * given.minutes
+    if not given.table and given.model is None:
+        parser.error("--model or --table is needed")
+    given.part = tuple(map(int, given.part.split("/")))
+    given.kind = given.kind or list(KINDS)
+    given.deadline = time.monotonic() + 60 * given.minutes
+    return given
+
+
+def main() -> None:
+    """Ask what the time allows, or print the tables."""
+    given = parsed()
+    if given.table:
+        print(tables(given.table, given.contexts))
+        return
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32).to(given.device).eval()
-    results = {}
-    for kind in given.kind or MAKE:
-        results[kind] = run(kind, model, tokenizer, given)
-        if given.json:
-            given.json.write_text(json.dumps(results))
+    with given.lines.open("a") as file:
+        for line in asked(given, model, tokenizer):
+            print(json.dumps(line), file=file, flush=True)
 
 
 if __name__ == "__main__":
