@@ -152,13 +152,55 @@ def test_a_generation_names_messages_documents_and_tool_results(language_model):
     assert "the chat template" in found.to_html()
 
 
-def test_a_template_that_changes_every_message_leaves_the_template_alone_to_be_scored(language_model):
-    model, tokenizer = language_model
+def _written_by(tokenizer, template):
     changed = copy.deepcopy(tokenizer)
-    changed.chat_template = "{{ messages[0].content | replace('the', 'a') }}"
-    found = vitrail.generate(model, changed, [{"role": "user", "content": "the red key ."}], answer="red key .")
+    changed.chat_template = template
+    return changed
+
+
+def test_a_template_that_leaves_out_every_message_is_scored_alone(language_model):
+    model, tokenizer = language_model
+    silent = _written_by(tokenizer, "a red key .")
+    found = vitrail.generate(model, silent, [{"role": "user", "content": "the red key ."}], answer="red key .")
     assert {one.source for one in found.context} == {"template"}
     assert float(found.template_share()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        # Words that the template writes, too.
+        (TEMPLATE, ["box", "<user>", "answer"], ["user 1: box", "user 2: <user>", "user 3: answer"]),
+        (TEMPLATE, ["  the box . a key ? "], ["user 1: the box .", "user 1: a key ?"]),
+        ("the box {{ messages[0].content | replace('red', 'blue') | trim }} .", [" red box\n"], ["user 1: blue box"]),
+        ("a {{ messages[1].content }} {{ messages[0].content }}", ["a", "key a"], ["user 2: key a", "user 1: a"]),
+        # Not the text without marks: what stands in it twice is not guessed.
+        ("a box {% if messages[0].content in ('a', 'key') %}{{ messages[0].content }}{% endif %}", ["a"], []),
+        (
+            "a box {% if messages[0].content in ('a', 'key') %}{{ messages[0].content }}{% endif %}",
+            ["key"],
+            ["user 1: key"],
+        ),
+    ],
+)
+def test_messages_are_found_where_the_template_writes_them(language_model, template, messages, expected):
+    chat = [{"role": "user", "content": text} for text in messages]
+    read = read_prompt(_written_by(language_model[1], template), chat, None)
+    assert [f"{one.source}: {one.text.strip()}" for one in read.passages if one.source != "template"] == expected
+
+
+def test_a_message_may_be_a_call_of_a_tool_alone(language_model):
+    template = "{% for m in messages %}{{ m.content or m.tool_calls[0] }} {% endfor %}"
+    chat = [
+        {"role": "assistant", "content": None, "tool_calls": ["box"]},
+        {"role": "tool", "content": "a key ."},
+        {"role": "user", "content": "which ?"},
+    ]
+    read = read_prompt(_written_by(language_model[1], template), chat, None)
+    assert [(one.source, one.text.strip()) for one in read.passages if one.source != "template"] == [
+        ("tool 2", "a key ."),
+        ("user 3", "which ?"),
+    ]
 
 
 def test_a_prompt_of_one_passage_is_scored_token_by_token(language_model):
@@ -240,6 +282,7 @@ def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
     ("given", "words"),
     [
         ({"prompt": "  "}, "prompt is empty"),
+        ({"prompt": "\u200b"}, "prompt is empty"),
         ({"prompt": []}, "at least one is needed"),
         ({"prompt": [{"role": "user", "content": " "}]}, "prompt is empty"),
         ({"prompt": "the key \ud800"}, "prompt is no text: at letter 8 .* half of a letter"),
@@ -369,6 +412,8 @@ def test_methods_that_remove_passages_are_given_those_of_the_prompt(lookup, meth
     ("given", "words"),
     [
         ({"generation": {"do_sample": True, "seed": "a"}}, "seed of generation is a whole number"),
+        ({"generation": {"do_sample": True, "seed": 2**70}}, "seed of generation is a whole number"),
+        ({"generation": {"streamer": 1}}, "generate refused its arguments"),
         ({"generation": {"num_return_sequences": 2}}, "one answer is explained"),
         ({"method": []}, "it is a name of vitrail.METHODS"),
         ({"method": ["gae", "gae"]}, "names one twice"),

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.errors import InputError, OptionError, OutputError, as_path
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, parse_spec
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span, sentences
@@ -160,9 +160,10 @@ class Generation:
 
     def save(self, path: str | Path) -> None:
         """Write everything to a JSON file, or the page where the name ends in .html."""
-        target = Path(path)
+        target = as_path(path, "the file of an answer")
+        page = target.suffix.lower() in {".html", ".htm"}
         try:
-            target.write_text(self.to_html() if target.suffix == ".html" else self.to_json(), encoding="utf-8")
+            target.write_text(self.to_html() if page else self.to_json(), encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{target} cannot be written: {error.strerror}.") from error
 
@@ -179,7 +180,7 @@ class Generation:
     def load(path: str | Path) -> "Generation":
         """What `save` wrote."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = json.loads(as_path(path, "the file of an answer").read_text(encoding="utf-8"))
             if found.get("format") != FORMAT or found.get("version") != VERSION:
                 raise ValueError(f"it is no {FORMAT} of version {VERSION}")
             made = Generation(
@@ -401,8 +402,8 @@ def _check_generation(given: Mapping[str, Any], seed: object) -> None:
         raise InputError(
             "sampling gives another answer each time: add a seed, generation={'do_sample': True, 'seed': 0}."
         )
-    if seed is not None and not is_whole(seed):
-        raise InputError(f"the seed of generation is a whole number, but {seed!r} was given.")
+    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**63):
+        raise InputError(f"the seed of generation is a whole number of at least 0, but {seed!r} was given.")
     if given.get("num_return_sequences", 1) != 1:
         raise InputError("one answer is explained: leave num_return_sequences out.")
 
@@ -426,8 +427,9 @@ def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]
             torch.manual_seed(seed)
         try:
             out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{type(model).__name__}.generate refused its arguments: {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            why = " ".join(str(error).split())
+            raise InputError(f"{type(model).__name__}.generate refused its arguments: {why}") from error
     found = getattr(out, "sequences", out)[0, len(read.ids) :].tolist()
     ends = getattr(model.generation_config, "eos_token_id", None)
     ends = {ends} if isinstance(ends, int) else set(ends or ())

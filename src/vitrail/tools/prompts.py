@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.errors import InputError
-from vitrail.models.texts import sentences
+from vitrail.models.texts import is_blank, sentences
 
 Message = Mapping[str, Any]
 TEMPLATE = "template"
 """The source of what no message wrote."""
+MARKS = 0xF0000
+"""The first of the private letters that mark where a message or document begins and ends while a template writes it."""
+Part = tuple[str, str]
+"""Which message or document a text is of, and the text."""
+Place = tuple[str, int, int]
+"""Which message or document wrote a stretch of the prompt, and its first letter and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +41,7 @@ class Prompt:
 def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequence[str] | None) -> Prompt:  # noqa: ANN401
     """The text the model is given, its tokens, and its sentences by message and document."""
     _check(prompt, documents)
-    if isinstance(prompt, str):
-        parts = _documents(documents, prompt)
-        text = "".join(part for _, part in parts)
-        marked = [(name, part) for name, part in parts if part.strip()]
-    else:
-        text, marked = _chat(tokenizer, prompt, documents)
-    if not text.strip() or not any(part.strip() for _, part in marked):
-        raise InputError("the prompt is empty. Give a text, or messages with content.")
+    text, places = _plain(prompt, documents) if isinstance(prompt, str) else _chat(tokenizer, prompt, documents)
     check_letters("prompt", text)
     encoded = tokenizer(text, add_special_tokens=isinstance(prompt, str), return_offsets_mapping=True)
     offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
@@ -51,7 +50,7 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
     inside = [end > begin for begin, end in offsets]  # tokens that stand for letters, or for bytes of one
     offsets = _joined(offsets)
     pieces = tuple(text[begin:end] for begin, end in offsets)
-    return Prompt(text, tuple(ids), pieces, tuple(_passages(text, marked, offsets, inside)))
+    return Prompt(text, tuple(ids), pieces, tuple(_passages(text, places, offsets, inside)))
 
 
 def check_letters(name: str, text: str) -> None:
@@ -102,40 +101,102 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:  # noqa: ANN
     return tuple(pieces)
 
 
-def _documents(documents: Sequence[str] | None, question: str) -> list[tuple[str, str]]:
+def _documents(documents: Sequence[str] | None, name: str, question: str) -> list[Part]:
     """Documents before the question, each under its number."""
     found = [(f"document {number}", f"{document.strip()}\n\n") for number, document in enumerate(documents or (), 1)]
-    return [*found, ("prompt", question)]
+    return [*found, (name, question)]
+
+
+def _plain(prompt: str, documents: Sequence[str] | None) -> tuple[str, list[Place]]:
+    """Documents and prompt as one text, and where each stands in it."""
+    parts = _documents(documents, "prompt", prompt)
+    _check_content(parts)
+    text, places = "", []
+    for name, part in parts:
+        begin = len(text) + len(part) - len(part.lstrip())
+        places.append((name, begin, begin + len(part.strip())))
+        text += part
+    return text, places
 
 
 def _chat(
     tokenizer: Any,  # noqa: ANN401
     messages: Sequence[Message],
     documents: Sequence[str] | None,
-) -> tuple[str, list[tuple[str, str]]]:
-    """The chat as its template writes it, and the content of each message by its role; documents go before the last."""
+) -> tuple[str, list[Place]]:
+    """The chat as its template writes it, and where each message and document stands; these go before the last."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise InputError(
             "the tokenizer has no chat template, so messages cannot be written. Give the prompt as a text."
         )
-    if not messages or any(not isinstance(one.get(name), str) for one in messages for name in ("role", "content")):
+    _check_messages(messages)
+    names = [f"{one['role']} {number}" for number, one in enumerate(messages, 1)]
+    parts = [[(name, one.get("content") or "")] for name, one in zip(names, messages, strict=True)]
+    parts[-1] = _documents(documents, *parts[-1][0])
+    every = [part for some in parts for part in some]
+    _check_content(every)
+    text = _written(tokenizer, messages, ["".join(part for _, part in some) for some in parts])
+    marks = iter(range(MARKS, MARKS + 2 * len(every), 2))
+    marked = _written(tokenizer, messages, ["".join(_marked(part, next(marks)) for _, part in some) for some in parts])
+    return text, _places(text, marked, every)
+
+
+def _written(tokenizer: Any, messages: Sequence[Message], contents: Sequence[str]) -> str:  # noqa: ANN401
+    """What the template makes of the messages with these contents."""
+    given = [{**one, "content": new} if new else one for one, new in zip(messages, contents, strict=True)]
+    try:
+        return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates are programs, and raise what they like
+        raise InputError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from error
+
+
+def _marked(part: str, mark: int) -> str:
+    """A part with marks around it, inside its white space, which templates may remove."""
+    inner = part.strip()
+    return part.replace(inner, f"{chr(mark)}{inner}{chr(mark + 1)}", 1) if inner else part
+
+
+def _places(text: str, marked: str, parts: Sequence[Part]) -> list[Place]:
+    """Where each part stands in the text.
+
+    Where the template writes another text because of the marks, parts are found that stand in the text exactly once. A
+    part that is not found has no place, and its words count as the template's.
+    """
+    last = MARKS + 2 * len(parts)
+    letters = [letter for letter in marked if not MARKS <= ord(letter) < last]
+    if "".join(letters) != text:
+        found = [(name, text.find(part.strip()), part.strip()) for name, part in parts if part.strip()]
+        return [(name, at, at + len(part)) for name, at, part in found if text.count(part) == 1]
+    open_at, places, place = {}, [], 0
+    for letter in marked:
+        number = ord(letter) - MARKS
+        if not 0 <= number < 2 * len(parts):
+            place += 1
+        elif number % 2 == 0:
+            open_at[number] = place
+        elif number - 1 in open_at:
+            places.append((parts[number // 2][0], open_at.pop(number - 1), place))
+    return places
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    """Raise if a message has no role or no text; a call of a tool may be all that it has."""
+    texts = [one.get("content") if one.get("content") or not one.get("tool_calls") else "" for one in messages]
+    if not messages or not all(isinstance(x, str) for x in (*texts, *(one.get("role") for one in messages))):
         raise InputError(
             "messages are a list of {'role': name, 'content': text}, and at least one is needed. Write content of "
             "several parts as one text."
         )
-    before = _documents(documents, messages[-1]["content"])
-    rendered = [*messages[:-1], {**messages[-1], "content": "".join(part for _, part in before)}]
-    try:
-        text = tokenizer.apply_chat_template(rendered, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # templates are programs, and raise what they like
-        raise InputError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from error
-    named = [(f"{one['role']} {number}", one["content"]) for number, one in enumerate(messages[:-1], 1)]
-    last = f"{messages[-1]['role']} {len(messages)}"
-    return text, [*named, *((last if name == "prompt" else name, part) for name, part in before)]
+
+
+def _check_content(parts: Sequence[Part]) -> None:
+    """Raise if nothing of the prompt can be seen."""
+    if all(is_blank(part) for _, part in parts):
+        raise InputError("the prompt is empty. Give a text, or messages with content.")
 
 
 def _passages(
-    text: str, marked: Sequence[tuple[str, str]], offsets: Sequence[tuple[int, int]], inside: Sequence[bool]
+    text: str, places: Sequence[Place], offsets: Sequence[tuple[int, int]], inside: Sequence[bool]
 ) -> list[Passage]:
     """The sentences of each message or document; what no message wrote is the template's.
 
@@ -143,14 +204,10 @@ def _passages(
         inside: tokens that belong to the text. The further tokens of a letter of several bytes have no letter left, and
             belong where the first one does.
     """
-    owners, place = [TEMPLATE] * len(offsets), 0
-    for name, part in marked:
-        begin = text.find(part.strip(), place)
-        if begin < 0:  # the template changed the content, as some do with white space
-            continue
-        place = begin + len(part.strip())
+    owners = [TEMPLATE] * len(offsets)
+    for name, begin, end in places:
         for index, (_, last) in enumerate(offsets):
-            if inside[index] and begin < last <= place:
+            if inside[index] and begin < last <= end:
                 owners[index] = name
     found: list[Passage] = []
     start = 0
