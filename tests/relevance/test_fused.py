@@ -283,3 +283,37 @@ def test_auto_says_why_a_gpu_goes_without_kernels(caplog):
     assert [record.message for record in caplog.records] == [
         "computing in blocks instead of by a fused kernel: there is no kernel for float64"
     ]
+
+
+def test_tiles_shrink_until_the_device_holds_them():
+    tried = []
+
+    def run(tiling):
+        tried.append(tiling)
+        if tiling.stages * tiling.keys > 64:
+            raise fused.triton_kernels().OutOfResources(233472, 232448, "shared memory")
+
+    for _ in range(2):
+        fused.launch(("a kernel of this test",), fused.Tiling(32, 128, 4, 2), run)
+    assert [(t.queries, t.keys, t.stages) for t in tried] == [(32, 128, 2), (32, 128, 1), (32, 64, 1), (32, 64, 1)]
+
+
+def test_a_device_that_holds_no_tiles_says_so():
+    def run(tiling):
+        raise fused.triton_kernels().OutOfResources(233472, 232448, "shared memory")
+
+    with pytest.raises(fused.triton_kernels().OutOfResources, match="shared memory"):
+        fused.launch(("a kernel that fits nowhere",), fused.Tiling(32, 32, 4, 2), run)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter has no shared memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("form", ["none", "bool", "float", "causal"])
+def test_wide_heads_with_masks_fit_into_shared_memory(form, width, dtype):
+    hidden = torch.rand(2, 1, 2100, 2100) < 0.3
+    hidden[..., 0] = False
+    masks = {"bool": ~hidden, "float": torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)}
+    one = layer(q=2100, k=2100, d=width, e=width, dtype=dtype, mask=masks.get(form), causal=form == "causal")
+    check(one)

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -43,6 +43,41 @@ class Tiling:
     keys: int
     warps: int
     stages: int
+
+    @property
+    def smaller(self) -> "Tiling | None":
+        """The next tiles that take less of a device's shared memory; None where there are none."""
+        if self.stages > 1:
+            return replace(self, stages=self.stages - 1)
+        if self.keys > SMALLEST:
+            return replace(self, keys=self.keys // 2)
+        return replace(self, queries=self.queries // 2) if self.queries > SMALLEST else None
+
+
+SMALLEST = 16
+"""Rows or columns of a tile that a matrix unit takes at least."""
+_fitting: dict[tuple[Any, ...], Tiling] = {}
+"""Tiles that a device has held, by device, kernel and form of its operands."""
+
+
+def launch(form: tuple[Any, ...], tiling: Tiling, run: Callable[[Tiling], None]) -> None:
+    """Run a kernel with these tiles, or with the largest smaller ones that the device's shared memory holds.
+
+    Tiles are chosen for long sequences without a mask on an H200. Masks and other devices leave less room.
+    """
+    form, fitting = (*form, tiling), _fitting.get((*form, tiling), tiling)
+    while True:
+        try:
+            run(fitting)
+        except triton_kernels().OutOfResources as error:
+            smaller = fitting.smaller
+            if smaller is None:
+                raise
+            LOG.info("tiles %s do not fit (%s); taking %s", fitting, error, smaller)
+            fitting = smaller
+        else:
+            _fitting[form] = fitting
+            return
 
 
 # By the padded head width, for half precision and long sequences, for half precision and short ones, and for float32,
@@ -157,15 +192,18 @@ class Operands:
         kept = self.layer.logsumexp
         if kept is not None and kept.stride(2) == 1:
             return kept
-        tiling = self._tiling_of_rows()
         out = torch.empty(self.batch, self.heads, self.queries, device=self.query.device)
-        grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
-        triton_kernels().logsumexp[grid](
-            self.query, self.key, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
-            *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width, MASK=self.kind,
-            CAUSAL=self.layer.causal, PRECISION=self.precision, BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys,
-            BLOCK_D=padded(self.width), num_warps=tiling.warps, num_stages=tiling.stages,
-        )  # fmt: skip
+
+        def run(tiling: Tiling) -> None:
+            grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
+            triton_kernels().logsumexp[grid](
+                self.query, self.key, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
+                *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width, MASK=self.kind,
+                CAUSAL=self.layer.causal, PRECISION=self.precision, BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys,
+                BLOCK_D=padded(self.width), num_warps=tiling.warps, num_stages=tiling.stages,
+            )  # fmt: skip
+
+        launch(self._form("logsumexp"), self._tiling_of_rows(), run)
         return out
 
     def pull(self, rows: Tensor, kernel: str, out: Tensor, *, sparse: bool) -> None:
@@ -178,27 +216,41 @@ class Operands:
         tiling = (half if self._is_half() else WIDE)[padded(max(self.width, self.value.shape[3]))]
         lse = self.logsumexp if kernel not in ("gradient", "positive_gradient") else rows
         delta = self._delta() if kernel == "score_gradient" else rows
-        grid = (_blocks(self.keys, tiling.keys) * self.batch * self.heads,)
-        triton_kernels().pull[grid](
-            self.query, self.key, self.value, self.upstream, lse, delta, rows, self.mask, out,
-            *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], *self.upstream.stride()[:3],
-            *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,
-            self.value.shape[3], WEIGH=kernel, MASK=self.kind, CAUSAL=self.layer.causal, SPARSE=sparse,
-            PRECISION=self.precision, BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys, BLOCK_D=padded(self.width),
-            BLOCK_E=padded(self.value.shape[3]), num_warps=tiling.warps, num_stages=tiling.stages,
-        )  # fmt: skip
+
+        def run(tiling: Tiling) -> None:
+            grid = (_blocks(self.keys, tiling.keys) * self.batch * self.heads,)
+            triton_kernels().pull[grid](
+                self.query, self.key, self.value, self.upstream, lse, delta, rows, self.mask, out,
+                *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3],
+                *self.upstream.stride()[:3], *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest,
+                *self._sizes(), self.width, self.value.shape[3], WEIGH=kernel, MASK=self.kind,
+                CAUSAL=self.layer.causal, SPARSE=sparse, PRECISION=self.precision, BLOCK_Q=tiling.queries,
+                BLOCK_K=tiling.keys, BLOCK_D=padded(self.width), BLOCK_E=padded(self.value.shape[3]),
+                num_warps=tiling.warps, num_stages=tiling.stages,
+            )  # fmt: skip
+
+        launch(self._form(kernel), tiling, run)
 
     def push(self, columns: Tensor, out: Tensor) -> None:
         """Fill `out[b, h, q, c]` with the maps applied to columns."""
-        tiling, lse = self._tiling_of_rows(), self.logsumexp
-        grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
-        triton_kernels().push[grid](
-            self.query, self.key, columns, lse, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
-            *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,
-            columns.shape[2], MASK=self.kind, CAUSAL=self.layer.causal, PRECISION=self.precision,
-            BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys, BLOCK_D=padded(self.width), BLOCK_C=padded(columns.shape[2]),
-            num_warps=tiling.warps, num_stages=tiling.stages,
-        )  # fmt: skip
+        lse = self.logsumexp
+
+        def run(tiling: Tiling) -> None:
+            grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
+            triton_kernels().push[grid](
+                self.query, self.key, columns, lse, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
+                *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,
+                columns.shape[2], MASK=self.kind, CAUSAL=self.layer.causal, PRECISION=self.precision,
+                BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys, BLOCK_D=padded(self.width),
+                BLOCK_C=padded(columns.shape[2]), num_warps=tiling.warps, num_stages=tiling.stages,
+            )  # fmt: skip
+
+        launch(self._form("push", columns.shape[2]), self._tiling_of_rows(), run)
+
+    def _form(self, kernel: str, *more: int) -> tuple[Any, ...]:
+        """What decides how much shared memory a kernel takes beside its tiles."""
+        mask = self.mask.dtype if self.kind != "none" else None
+        return kernel, self.query.device, self.query.dtype, mask, self.width, self.value.shape[3], *more
 
     def _is_half(self) -> bool:
         return self.query.dtype is not torch.float32

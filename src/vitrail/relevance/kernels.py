@@ -9,12 +9,12 @@ what an entry is worth, by the names of `vitrail.relevance.dense`. A name keeps 
 """
 
 # ruff: noqa: ANN001, ANN202, ANN201, C901, PLR0913, RET505  (the compiler reads these functions, not Python)
-# ruff: noqa: ANN001, ANN201, PLR0913  (the compiler reads these functions, not Python)
 
 import inspect
 
 import triton
 import triton.language as tl
+from triton import OutOfResources as OutOfResources
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SCAN = tl.constexpr(1024)  # rows looked at together by `_span`
