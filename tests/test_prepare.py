@@ -6,6 +6,7 @@ mode refuses every operation by which the host would wait for the device.
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -470,10 +471,40 @@ def doubled(inputs):
     return preparing._changed(inputs, lambda x: torch.cat([x, x]))
 
 
-def test_nothing_is_recorded_unless_asked_for(recorded, monkeypatch):
-    inputs = MODELS["hf_vit"].inputs()
+@pytest.mark.parametrize(("setting", "recorded_last"), [(None, True), ("1", True), ("0", False)])
+def test_the_environment_switches_recording_off(setting, recorded_last, recorded, monkeypatch):
     monkeypatch.delenv(repeated.SETTING, raising=False)
-    off = repeated.RepeatedExplainer(tiny("hf_vit"))
-    assert off._form(inputs, "gae", 1, "recommended", {}) is None
-    monkeypatch.setenv(repeated.SETTING, "1")
-    assert repeated.RepeatedExplainer(tiny("hf_vit"))._form(inputs, "gae", 1, "recommended", {}) is not None
+    if setting is not None:
+        monkeypatch.setenv(repeated.SETTING, setting)
+    explainer, inputs = repeated.RepeatedExplainer(tiny("hf_vit")), MODELS["hf_vit"].inputs()
+    found = [explainer(inputs, "gae", 1, "recommended") for _ in range(repeated.PAYS + 1)]
+    assert found[-1].provenance.get("prepared", False) is recorded_last
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_other_threads_go_on_while_a_graph_is_recorded():
+    model = copy.deepcopy(tiny("hf_vit")).float().cuda()
+    inputs = converted(MODELS["hf_vit"].inputs(), torch.float32)
+    inputs = preparing._changed(inputs, lambda x: x.cuda())
+    expected, over, sums = vitrail.explain(model, inputs, "gae", 1), threading.Event(), []
+
+    def work():
+        other = copy.deepcopy(model)
+        while not over.is_set():
+            size = 1 + len(sums) % 97
+            sums.append(torch.ones(size, 4099, device="cuda").sum().item() - 4099 * size)  # new memory every time
+            assert_close(vitrail.explain(other, inputs, "gae", 1).scores, expected.scores)
+
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(work)
+        try:
+            for _ in range(3):
+                prepared = vitrail.prepare(model, inputs, "gae", target="given")
+                assert prepared.reason is None
+                assert_close(prepared(inputs, 1).scores, expected.scores)
+        finally:
+            over.set()
+        busy.result()
+    assert len(sums) > 3
+    assert set(sums) == {0.0}

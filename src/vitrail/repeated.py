@@ -1,7 +1,7 @@
 """Record explanations of repeated input shapes as CUDA graphs, for long-running programs.
 
-Recording is off unless the environment says `VITRAIL_RECORD=1`. While a graph is recorded, CUDA refuses some calls of
-all other threads of the process, so only programs that explain in one thread should switch it on.
+`VITRAIL_RECORD=0` in the environment switches recording off. While a graph is recorded, other threads of the process go
+on, but none of them may free the device's cached memory (`torch.cuda.empty_cache`).
 """
 
 import logging
@@ -32,7 +32,7 @@ PAYS = 3
 MOST_RECORDINGS = 8
 """How many are kept for one model; each holds the memory of its passes."""
 SETTING = "VITRAIL_RECORD"
-"""The variable of the environment that switches recording on, by `1`."""
+"""The variable of the environment that switches recording off, by `0`."""
 
 
 class RepeatedExplainer:
@@ -43,12 +43,12 @@ class RepeatedExplainer:
     hold), they are made in the ordinary way.
 
     Args:
-        record: whether to record at all; None asks the environment (`VITRAIL_RECORD=1`).
+        record: whether to record at all; None asks the environment.
     """
 
     def __init__(self, model: object, *, record: bool | None = None) -> None:
         self.model = model
-        self.record = os.environ.get(SETTING) == "1" if record is None else record
+        self.record = os.environ.get(SETTING) != "0" if record is None else record
         self._seen: Counter[Hashable] = Counter()
         self._made: dict[Hashable, prepared.PreparedExplainer] = {}
         self._lock = threading.Lock()

@@ -297,7 +297,8 @@ def cuda_graph(compute: Callable[[], T], device: str) -> Replay[T]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph), answers.again(), _unnoticed():
+        # Only this thread is kept from calls that a recording does not allow; others go on.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"), answers.again(), _unnoticed():
             found = compute()
             agrees = answers.agree()
     except (RuntimeError, GraphError) as error:
