@@ -45,7 +45,7 @@ PUBLISHED = {
         )
     },
 }  # fmt: skip
-"""Published methods as they are, measured the same way; those of the ledger that lead a column or come close."""
+"""Published methods as they are, measured the same way; those that lead in docs/REPRODUCTION.md or come close."""
 
 
 def everywhere(x: Tensor) -> Tensor:
