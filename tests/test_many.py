@@ -1,5 +1,6 @@
 """Whole data sets: rows in order, parts renamed into place, resumable after a kill."""
 
+import copy
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from torch.testing import assert_close
 
 import vitrail
 import vitrail.many
-from vitrail import zoo
+from vitrail import targets, zoo
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.bench.worker import Cluster
 from vitrail.many import Batch, picture_batches
@@ -116,6 +117,48 @@ def test_another_folder_is_another_run(tmp_path):
     vitrail.explain_many(model, [Batch(["a", "b"], lambda: x)], "gae", output=tmp_path, progress=False)
     with pytest.raises(OptionError, match="names"):
         vitrail.explain_many(model, [Batch(["a", "c"], lambda: x)], "gae", output=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (targets.similarity(torch.tensor([1.0, 2.0])), targets.similarity(torch.tensor([2.0, -1.0]))),
+        (targets.similarity(torch.ones(2)), targets.similarity(torch.ones(2), pooling="last")),
+        (targets.answer_span(absolute=True), targets.answer_span()),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_target_only(one, other, tmp_path):
+    def run(target):
+        vitrail.explain_many(tiny("timm_vit"), [], "gae", target, output=tmp_path, progress=False)
+
+    run(one)
+    run(copy.deepcopy(one))
+    with pytest.raises(OptionError, match=r"another run \(target: "):
+        run(other)
+
+
+def test_a_picture_that_was_replaced_moved_or_prepared_otherwise_is_another_run(tmp_path):
+    """A run was once resumed with other pixels under the same names, and with `--squash` added."""
+    x, folders = pictures(1), [tmp_path / "cats", tmp_path / "dogs"]
+
+    def draw(folder, color):
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), color).save(folder / "0.bmp")  # the same number of bytes
+
+    def run(folder=folders[0], preparation=""):
+        batches = picture_batches(folder, lambda image: x, preparation=preparation)
+        output = tmp_path / "maps"
+        return vitrail.explain_many(tiny("timm_vit"), batches, "gae", output=output, progress=False).explained
+
+    for folder in folders:
+        draw(folder, "red")
+    assert [run(), run()] == [1, 0]
+    for changed in ({"preparation": "squash=True"}, {"folder": folders[1]}):
+        with pytest.raises(OptionError, match=r"another run \(names: "):
+            run(**changed)
+    draw(folders[0], "blue")
+    with pytest.raises(OptionError, match=r"another run \(names: "):
+        run()
 
 
 def test_engines_say_what_they_need(tmp_path):

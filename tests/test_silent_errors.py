@@ -12,7 +12,6 @@ from wrapped_models import CASES, build, inputs_of
 import vitrail
 from vitrail import targets
 from vitrail.errors import OptionError, RuleError, SeamError, VitrailError
-from vitrail.many import _identity, _names_hash, picture_batches
 
 IDS = torch.tensor([[3, 7, 1, 9, 4], [2, 8, 5, 6, 0]])
 
@@ -248,46 +247,6 @@ def test_the_mask_of_the_encoder_is_not_that_of_the_decoder():
     wanted = [(x * g).sum(dim=-1) for x, g in zip(words, torch.autograd.grad(logits[0, -1, 5], words), strict=True)]
     assert_close(found.streams["encoder"].scores.double(), wanted[0].detach())
     assert_close(found.streams["decoder"].scores.double(), wanted[1].detach())
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (targets.similarity(torch.tensor([1.0, 2.0])), targets.similarity(torch.tensor([2.0, -1.0]))),
-        (targets.similarity(torch.ones(2)), targets.similarity(torch.ones(2), pooling="last")),
-        (targets.answer_span(absolute=True), targets.answer_span()),
-    ],
-)
-def test_a_resumed_run_knows_another_target(one, other):
-    model = nn.Linear(2, 2)
-    assert _identity(model, "gae", one, {}) != _identity(model, "gae", other, {})
-    assert _identity(model, "gae", one, {}) == _identity(model, "gae", copy.deepcopy(one), {})
-
-
-def test_pictures_of_the_same_names_in_another_folder_are_another_run(tmp_path):
-    from PIL import Image
-
-    found = []
-    for folder in ("cats", "dogs"):
-        (tmp_path / folder).mkdir()
-        Image.new("RGB", (4, 4)).save(tmp_path / folder / "0.png")
-        found.append(_names_hash(picture_batches(tmp_path / folder, lambda image: image)))
-    assert found[0] != found[1]
-
-
-def test_a_picture_that_was_replaced_or_is_prepared_otherwise_is_another_run(tmp_path):
-    """A run was once resumed with other pixels under the same names, and with `--squash` added."""
-    from PIL import Image
-
-    def known(color, preparation=""):
-        Image.new("RGB", (4, 4), color).save(tmp_path / "0.bmp")  # the same number of bytes
-        return _names_hash(picture_batches(tmp_path, lambda image: image, preparation=preparation))
-
-    first = known("red")
-    assert known("blue") != first
-    again = _names_hash(picture_batches(tmp_path, lambda image: image))
-    assert again == _names_hash(picture_batches(tmp_path, lambda image: image))
-    assert again != _names_hash(picture_batches(tmp_path, lambda image: image, preparation="squash=True"))
 
 
 # The level that was asked for
