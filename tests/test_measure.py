@@ -1,5 +1,7 @@
 """What is measured on a model: where tokens come from, whether rows are tokens, what the prediction reads."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -409,15 +411,17 @@ def test_a_target_that_reads_nothing_is_an_error():
         vitrail.explain(built(Picture), picture(), "gae", lambda logits: logits[:, 0] * 0, anatomy=BLOCKS)
 
 
-def test_structure_is_measured_once(monkeypatch):
-    from vitrail.capture import measure
-
-    model, inputs, made = tiny("hf_bert"), MODELS["hf_bert"].inputs(), []
-    own = measure._measured
-    monkeypatch.setattr(measure, "_measured", lambda *args: made.append(1) or own(*args))
+def test_structure_is_measured_once_and_a_later_call_runs_the_model_once(monkeypatch):
+    model, inputs, passes = copy.deepcopy(tiny("hf_bert")), MODELS["hf_bert"].inputs(), []
+    own = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *args, **kwargs: passes.append(1) or own(*args, **kwargs))
+    counts = []
     for method in ("gae", "rollout", "attcat"):
         vitrail.explain(model, inputs, method)
-    assert len(made) <= 1
+        counts.append(len(passes))
+        passes.clear()
+    assert counts[0] > 1
+    assert counts[1:] == [1, 1]
 
 
 class Deep(Picture):

@@ -37,8 +37,19 @@ def test_shades_run_evenly_from_white_to_the_end():
     assert len(set(brightness)) == 11
 
 
-def test_letters_stand_out_from_their_shade():
-    assert (ink(WHITE), ink(FOR), ink(AGAINST)) == ("#1c1c1c", WHITE, WHITE)
+def luminance(colour):
+    """Relative luminance of the Web Content Accessibility Guidelines."""
+    parts = [part / 255 for part in bytes.fromhex(colour[1:])]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_letters_have_the_contrast_of_large_text_on_every_shade(signed):
+    for score in range(-50, 51):
+        colour = shade(score / 50, signed=signed)
+        dark, light = sorted((luminance(colour), luminance(ink(colour))))
+        assert (light + 0.05) / (dark + 0.05) >= 3, (score, colour)
 
 
 def test_padding_is_not_drawn_and_words_can_be_merged():
