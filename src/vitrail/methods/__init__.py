@@ -63,7 +63,7 @@ class Method:
 
     @property
     def build(self) -> "Callable[..., Walk | RerunMethod]":
-        """The function that takes the options as keywords and gives the walk or the procedure."""
+        """The function that takes the options as keywords and returns a `Walk` or a `RerunMethod`."""
         return load(f"{PACKAGE}.{self.built_by}")
 
     def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
@@ -130,14 +130,14 @@ class Method:
 
 
 def _fits(value: object, kinds: tuple[type, ...]) -> bool:
-    """Whether a value is of one of the types; a whole number is a real one, but yes and no are no numbers."""
+    """Whether a value has one of the types; an int counts as a float, a bool does not count as a number."""
     if isinstance(value, (bool, int, float, str)):
         return type(value) in kinds or (type(value) is int and float in kinds)
     return isinstance(value, kinds)
 
 
 DEFAULT_METHOD = "auto"
-"""Stands for the first of `PREFERRED` that applies. `explain` and `compare` take it; it is no entry of `METHODS`."""
+"""The first of `PREFERRED` that applies. `explain` and `compare` take this name; it is not an entry of `METHODS`."""
 PREFERRED = ("consensus", "gae")
 READABLE = {
     "image": (DEFAULT_METHOD, "gae", "tokentm", "attn_lrp", "grad_cam", "rollout"),
@@ -145,11 +145,11 @@ READABLE = {
 }
 """What `compare` shows where no method is named: the default first, then one method of each family."""
 LAST_RESORT = "integrated_gradients"
-"""What the default is where attention cannot be followed."""
+"""The default method if attention cannot be followed."""
 DEFAULT_ON_STREAMS = "attn_lrp"
-"""What the default is on several streams of tokens: it found planted tokens most often, see docs/streams.md."""
+"""The default method on several streams of tokens: it found planted tokens most often, see docs/streams.md."""
 DEFAULT_OF = {"continuation": ("soft_ablation", "gae")}
-"""The default where the target is of a kind for which `consensus` does not run on long texts, and what stands in."""
+"""By target, the default method and its substitute: `consensus` does not run on the long texts of these targets."""
 
 _TEXT_OWN = ByKind(image=False, text=True)
 _SAME: Preset = {}

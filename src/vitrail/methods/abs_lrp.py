@@ -4,8 +4,8 @@ Vukadin et al., "Advancing Attribution-Based Neural Network Explainability throu
 Layer-Wise Relevance Propagation and Multi-Component Evaluation", 2024, arXiv:2412.09311.
 Every operation z = f(x) pulls `R / |z|` back through z + z_abs, where z_abs = |f|(|x|) has absolute weights; times x;
 divided by its absolute sum. Norm statistics and the softmax's denominator are constants. As in the released code,
-dropout is an operation like any other, and the share of a skip connection comes from the total derivative, which also
-runs through the sub-layer it leads around.
+dropout is an operation like any other, and the share of a skip connection comes from the total derivative, which
+includes the path through the parallel sub-layer.
 """
 
 from collections.abc import Callable, Iterator

@@ -35,8 +35,8 @@ def build(*, detach: bool = False) -> Walk | RerunMethod:
     """The positive attention gradient times the sigmoid of the scores, added over blocks and heads.
 
     Args:
-        detach: let no gradient through attention to the tokens it read, as the released code does: gradients reach
-            earlier blocks by skip connections and feed-forward parts only.
+        detach: stop gradients at the inputs of attention, as the released code does: gradients reach earlier blocks
+            only through skip connections and feed-forward layers.
     """
 
     def explain(runner: Runner) -> Result:

@@ -55,7 +55,7 @@ def head_step(rows: Rows, layer: Layer) -> Float[Tensor, "b r t"]:
 
 
 def token_growth(layer: Layer) -> Float[Tensor, "b t"]:
-    """`m_j = ||v_j W_O|| / ||x_j||`: how long a token becomes on its way through the values, bias included."""
+    """`m_j = ||v_j W_O|| / ||x_j||`: how much longer a token is after the value and output projections."""
     entering, weight = layer.state("entering"), widen(layer.get("output_weight"))
     values = rearrange(layer.values, "b h t d -> b t (h d)")
     if weight.shape != (entering.shape[2], values.shape[2]):
@@ -74,7 +74,7 @@ def token_step(rows: Rows, layer: Layer) -> Float[Tensor, "b r t"]:
     """`R <- R + (E_h A) diag(m) R`, one row of R at a time; a norm after the projection scales the rows of A."""
     read = rows if layer.output_rows is None else rows * layer.output_rows[:, None].to(rows.dtype)
     pulled = pull_rows(layer, read, attention).mean(dim=1)
-    if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
+    if layer.pooling:  # a pooling query reads the tokens; its transformation is not known
         return pulled
     return carried(rows, layer) + pulled * token_growth(layer)[:, None]
 
@@ -110,7 +110,7 @@ def build_head(
     Args:
         start_layer: the first layer that takes part, counted from zero, or from the end if negative; by default 3 for
             images and the last for text, or 0 in models with fewer blocks.
-        steps: points of the path from nothing to the input, both ends included.
+        steps: points of the path from zero to the input, both ends included.
         batch: how many points run at once.
         zero_readout: set the readout's own entry to zero.
     """
@@ -138,7 +138,7 @@ def build_token(
     Args:
         start_layer: the first layer that takes part, counted from zero, or from the end if negative; by default 5 for
             images and the last four for text, or 0 in models with fewer blocks.
-        steps: points of the path from nothing to the input, both ends included.
+        steps: points of the path from zero to the input, both ends included.
         batch: how many points run at once.
         zero_readout: set the readout's own entry to zero.
     """

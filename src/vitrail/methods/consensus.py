@@ -73,10 +73,10 @@ def signed_unit(scores: Scores, content: Content, power: float) -> Scores:
 
 
 SCALES: dict[str, Callable[[Scores, Content, float], Scores]] = {"drop": positive_unit, "keep": signed_unit}
-"""What becomes of evidence against the target, and so how a part is brought to scale."""
+"""How a part is scaled: with evidence against the target dropped or kept."""
 
 
-# How little the parts agree
+# Disagreement of the parts
 
 
 def ranks(scores: Parts, content: Content) -> Parts:
@@ -115,7 +115,7 @@ def bell(width: float, *, like: Tensor) -> Float[Tensor, " k"]:
 def smoothed(parts: Parts, content: Content, width: float) -> Parts:
     """Every score shared among the tokens around it, within the content; a width of zero leaves them.
 
-    People give phrases as reasons, models answer to single words.
+    People mark phrases as reasons; models react to single words.
     """
     if width == 0:
         return parts
@@ -207,7 +207,7 @@ def blanked(inputs: Inputs, keep: Content, blank: int) -> Inputs:
 def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Content) -> Tensor:
     """One minus the mean over pairs of copies of Spearman's correlation, over the words that both hold.
 
-    Pairs that share fewer than two words say nothing; where all do, the text is too short to tell, and this is one.
+    Pairs that share fewer than two words are left out. If none remains, the text is too short, and the result is one.
     """
     apart, tells = [], []
     for pair in combinations(range(len(keep)), 2):
@@ -222,14 +222,14 @@ def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Content) 
 
 
 def at_once(runner: Runner) -> int:
-    """How many copies run together: one where the model names no padding, for it may take single texts only."""
+    """How many copies run together: one if the model names no padding, because it may take single texts only."""
     config = getattr(runner.model, "config", None)
     unpadded = config is not None and getattr(config, "pad_token_id", None) is None
     return 1 if unpadded and runner.inputs.batch == 1 else COPIES
 
 
 def scores_of(runner: Runner, method: RerunMethod, keep: Bool[Tensor, "c b t"]) -> Float[Tensor, "c b t"]:
-    """What a method says of copies with words blanked that are run together."""
+    """The scores of a method on copies with blanked words that run together."""
     inputs = blanked(runner.repeated(len(keep)), keep.flatten(0, 1), blank_of(runner.model))
     with runner.again(method.needs, method.pass_options, inputs=inputs, copies=len(keep)) as (run, part):
         result = method.explain(replace(runner, inputs=inputs, run=run, part=part))
@@ -241,7 +241,7 @@ def on_copies(method: RerunMethod) -> RerunMethod:
     """A method on a text, its scores averaged over copies with words blanked.
 
     Every copy lacks each third word, another third in each. A token's score is its mean over the copies that hold it.
-    So it also counts what the token says where others, which would have said the same, are missing.
+    This includes the effect of a token in copies where others with the same evidence are missing.
     """
 
     def explain(runner: Runner) -> Result:
@@ -339,7 +339,7 @@ class Pooled:
         return method.explain(runner)
 
     def explain(self, runner: Runner) -> tuple[Parts, Disagreement]:
-        """All parts, each brought to scale and weighed, and how little they agree."""
+        """All parts, scaled and weighted, and their disagreement."""
         results, content, dtype = self.results(runner), runner.run.content, runner.run.output.wide.dtype
         scores = {name: _without_own(results[name]).to(dtype) for name in self.weights}
         found = torch.stack([self.weights[name] * self.scale(x, content) for name, x in scores.items()], dim=1)
@@ -348,7 +348,7 @@ class Pooled:
         return found, next(iter(results.values())).disagreement
 
     def of_pictures(self, runner: Runner, pictures: Float[Tensor, "m b c h w"]) -> tuple[Tensor, Tensor | None]:
-        """The parts of other pictures of the same samples on the grid of patches, and how little they agree."""
+        """The parts of other pictures of the same samples on the grid of patches, and their disagreement."""
         limit = MOST_SAMPLES.get(pictures.device.type, FEW_SAMPLES)
         found, apart = [], []
         for some in pictures.split(max(1, limit // pictures.shape[1])):
@@ -362,7 +362,7 @@ class Pooled:
 
 
 def _without_own(result: Result) -> Scores:
-    """Scores without what a token's score holds only for being read itself."""
+    """Scores without the own part of the tokens that the prediction reads."""
     assert result.scores is not None
     return result.scores if result.own is None else result.scores - result.own
 
@@ -425,7 +425,7 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
         power: what each of them is raised to; below one, weak evidence counts for more.
         negative: `drop` evidence against the target, or `keep` it below zero.
         smooth: how far scores are spread over their neighbours, the deviation of a Gaussian in patches or tokens;
-            maps of pixels have their own ways.
+            maps of pixels are not smoothed.
         detail: one score for each of the `patches` or tokens, or a map of `pixels` that follows the picture's edges.
             All that follows is for `pixels`.
         shift: explain the picture moved by so many pixels along both diagonals, and average; 0 leaves it in place.
@@ -455,7 +455,7 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
         apart = None if apart is None else apart.mean(dim=0)
         return Result(layers=off_grid(runner, patch), pixels=fine, parts=tuple(weights), disagreement=apart)
 
-    # For pixels, the pass that has been made only says which class is explained.
+    # For pixels, the pass that was made is used only to choose the class.
     plans = {"patches": (patches, pooled.pass_options, pooled.needs), "pixels": (pixels, PLAIN, frozenset[str]())}
     explain, options, needs = check_choice("detail", detail, plans)
 

@@ -2,8 +2,8 @@
 
 Ali et al., "XAI for Transformers: Better Explanations through Conservative Propagation", ICML 2022, arXiv:2202.07304.
 The relevance is gradient times input on a graph in which attention and the scale of norms are constants. AttnLRP shares
-the rules for norms and for elementwise functions. Rules run in the precision of the pass, what they compute on the way
-in float32 at least: by a Triton kernel on CUDA, else by torch.
+the rules for norms and for elementwise functions. Rules run in the precision of the pass and compute in
+float32 or better: by a Triton kernel on CUDA, else by torch.
 """
 
 from collections.abc import Callable
@@ -189,7 +189,7 @@ def attention(shares: tuple[float, float, float]) -> Rule:
 
 
 def sampled(operation: Operation) -> Tensor:
-    """Places read out of a feature map by interpolation: linear in the map; where the places lie is a constant."""
+    """Values interpolated from a feature map: linear in the map; the positions are constants."""
     places = [x for x in operation.active if x is not operation.args[0]]
     return operation.again({id(x): operation.constant(x) for x in places})
 

@@ -29,7 +29,7 @@ def trace(layers: list[Layer], span: Bool[Tensor, "b t"], passed: Bool[Tensor, "
     A ratio is the share of a hop's scores that falls on the span, whose tokens the next hop follows.
 
     Args:
-        passed: the tokens that take part; others are followed by nothing and get nothing.
+        passed: the tokens that take part; others are not followed and get no score.
     """
     weights, found = (span & passed).to(layers[0].readout.dtype), []
     ratio, tiny = torch.ones_like(weights[:, :1]), torch.finfo(weights.dtype).tiny
@@ -72,7 +72,7 @@ def build(
 
     Args:
         hops: how often relevance that falls on the answer is passed on; 0 is `ifr` without stop tokens.
-        stop_tokens: ids of tokens that are followed by nothing and get nothing, such as those of commas.
+        stop_tokens: ids of tokens that are not followed and get no score, such as commas.
         reasoning: the columns `(start, stop)` of what was generated before the answer, to follow it too.
         rows: follow the rows that are `predicting` the answer, or those of its own `tokens` (the released package).
     """

@@ -7,8 +7,8 @@ the walk adds `r_k <- r_k + r_q E_h[w]` at every cross-attention; the paper's ow
 11) is `cross="normalised"`, see `bi_modal`.
 
 Complete and absolute gradient correction: Cui, Fan and Chen, arXiv:2605.11392, Eqs. 4 to 6. The positive correction,
-Eq. 4, is `gae`. The complete one keeps signs in every product, never clamped in between, so its map is signed: what
-speaks for the target and what speaks against it.
+Eq. 4, is `gae`. The complete one keeps signs in every product and clamps nothing, so its map is signed: evidence for
+and against the target.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,14 +106,14 @@ def _two(events: Sequence[Event]) -> tuple[Tensor, Tensor]:
 
 
 CROSS: dict[str, Callable[..., Any] | None] = {"walk": None, "normalised": partial(bi_modal, positive)}
-"""What becomes of attention between two streams: part of the walk, or the paper's Eqs. 8 to 11."""
+"""How attention between two streams is used: part of the walk, or the paper's Eqs. 8 to 11."""
 
 
 def build(*, start_layer: int = 0, readout: str = "equal", cross: str = "walk") -> Walk:
     """Eq. 5: the mean over heads of the positive part of grad A * A, aggregated over all layers.
 
     Args:
-        start_layer: the first layer that takes part, counted from zero; the authors take the last alone on CLIP.
+        start_layer: the first layer that takes part, counted from zero; the authors use only the last one on CLIP.
         readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
         cross: where a decoder reads an encoder, `walk` from the readout as in one stream, or the paper's `normalised`
             form for two modalities. Models with one stream have no such attention.

@@ -1,4 +1,4 @@
-"""Grad-ECLIP: what in a picture, or in a text, speaks for the similarity of the two.
+"""Grad-ECLIP: which parts of a picture, or of a text, contribute to the similarity of the two.
 
 Zhao et al., "Gradient-based Visual Explanation for Transformer-based CLIP", ICML 2024, arXiv:2502.18816. The authors
 recompute the last block with one head of full width, so what is explained is not the model's own pass. Paper -> code:
@@ -103,7 +103,7 @@ LAMBDA: dict[bool, Callable[[Layer, Project], Row]] = {True: looseness, False: u
 
 
 def build(*, similarity: bool = True, layers: int = 1) -> RerunMethod:
-    """The gradient of the image-text similarity, by tokens that are like the readout, from one head of full width.
+    """The gradient of the image-text similarity times values, weighted by likeness to the readout, in one wide head.
 
     Args:
         similarity: weigh each token by the similarity of its key to the readout's query (the paper's lambda).
@@ -173,7 +173,7 @@ def head_looseness(layer: Layer) -> Float[Tensor, "b h t"]:
 
 
 def build_heads(*, similarity: bool = True) -> Walk:
-    """Our extension of Grad-ECLIP: last layer's gradient by values and by query-key similarity, summed over heads.
+    """Our extension of Grad-ECLIP: gradient times values times query-key similarity, summed over the last heads.
 
     Args:
         similarity: weigh each token by the similarity of its key to the readout's query, head by head.

@@ -28,7 +28,7 @@ ELEMENTS = 2**25
 MOST_ENTRIES = 2**28
 """Up to how many entries the rows of an answer are computed as a map."""
 LOOKED_AT = 256
-"""In about how many real tokens of a sample it is looked at what attention adds."""
+"""In about how many real tokens of a sample the output of attention is checked."""
 Weights = Float[Tensor, "b t"]
 
 
@@ -67,9 +67,9 @@ def _read(layer: Layer, rows: Weights) -> Float[Tensor, "b h k"]:
 
 
 def check_added(layer: Layer) -> None:
-    """Refuse a layer whose stream does not change by what attention gives, but for a bias that all tokens share.
+    """Refuse a layer whose stream changes by more than the output of attention and a bias that all tokens share.
 
-    Looked at in some of the real tokens.
+    Only some of the real tokens are checked.
     """
     real = layer.valid.nonzero()
     rows, tokens = real[:: max(1, len(real) // (LOOKED_AT * len(layer.valid)))].unbind(dim=1)

@@ -37,7 +37,7 @@ def _at_zero(runner: Runner, level: str) -> Float[Tensor, " b"]:
 
 
 def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -> RerunMethod:
-    """The mean gradient on the path from nothing to the input, times the input, summed over channels.
+    """The mean gradient on the path from zero to the input, times the input, summed over channels.
 
     Args:
         steps: points on the path, in the middles of equal parts.

@@ -43,7 +43,7 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Passages:
-    """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is turned down."""
+    """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is reduced."""
 
     of: Int[Tensor, "b t"]
     gated: Bool[Tensor, "b t"]
@@ -99,7 +99,7 @@ def passages_of(runner: Runner, given: Sequence | None) -> Passages:
         for index, tokens in enumerate(_sources(one, given)):
             of[sample, tokens] = index
     first = torch.arange(valid.shape[1], device=valid.device) == valid.int().argmax(dim=1, keepdim=True)
-    return Passages(of, (of != NONE) & ~first)  # attention that nothing needs rests on the first token
+    return Passages(of, (of != NONE) & ~first)  # the first token takes the attention that no other token needs
 
 
 def _sources(of: Ablated, given: Sequence | None) -> list[Bool[Tensor, " t"]]:
@@ -135,7 +135,7 @@ def shared_out(
     """The scores of passages, divided among their tokens as the relevance is.
 
     A passage has its derivative plus its part of the relevance, whose sum is `share` of the derivatives' sizes. The
-    derivatives of single tokens are less to be trusted: a word that is copied is read through its neighbours.
+    derivatives of single tokens are less reliable: a word that is copied is read through its neighbours.
     """
     inside = passages.of != NONE
     place = torch.where(inside, passages.of, passages.of.amax() + 1)
@@ -150,7 +150,7 @@ def shared_out(
 
 
 def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple | None = None) -> RerunMethod:
-    """How the answer changes with the presence of each passage, where attention to all of them is turned down.
+    """How the answer changes with the presence of each passage, with attention to all of them reduced.
 
     Args:
         presence: how much of the attention to each passage is left; 1 is the model as it is.

@@ -48,12 +48,12 @@ def chain(layers: list[Layer], rows: Float[Tensor, "b r q"], *, start: int) -> F
 
 
 def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) -> RerunMethod:
-    """Where a walk along the attention ends up, times the integrated gradient of the last map.
+    """The end of a Markov chain along attention, times the integrated gradient of the last map.
 
     Args:
         start_layer: the lowest layer of the chain, counted from zero, or from the end if negative; by default 4, or 0
             in models with fewer blocks.
-        steps: points of the path from nothing to the input, both ends included.
+        steps: points of the path from zero to the input, both ends included.
         batch: how many points run at once.
     """
     check_counts(steps=steps, batch=batch)

@@ -184,8 +184,8 @@ def build(
     """How well the class is recognised from the patches that are kept, averaged over the masks that keep each.
 
     Args:
-        masks: raw masks of your own instead of the centroids: one row of numbers over the patches each, `[masks,
-            patches]`, or `[batch, masks, patches]` with some for each picture.
+        masks: raw masks instead of the centroids, numbers over the patches: `[masks, patches]`, or `[batch, masks,
+            patches]` with masks for each picture.
         clusters: how many centroids the channels of all blocks are grouped into; each channel is its own if there are
             no more channels.
         ratio: the share of patches a mask keeps; several make as many masks of each centroid.

@@ -68,7 +68,7 @@ def _by_kernel(*operands: Tensor, width: int) -> bool:
 
 
 def row_lengths(x: States, pair: tuple[States, States] | None = None) -> tuple[Float[Tensor, "b t"], Change | None]:
-    """The lengths of the vectors x, and of a pair of vectors of each token how the second stands to the first."""
+    """The lengths of the vectors x, and for a pair of vectors of each token the change from the first to the second."""
     operands = (x, *(pair or ()))
     packed = all(one.is_contiguous() and one.shape == x.shape for one in operands)
     if packed and _by_kernel(*operands, width=x.shape[-1]):
@@ -318,7 +318,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
     early = Early(read, frozenset({"entering", "output_weight", *states, *({"ffn_added"} if ffn else ())}))
 
     def step(state: TokenTMState, layer: Layer) -> TokenTMState:
-        if layer.pooling:  # a pooling query reads the tokens; nothing is known of a transformation there
+        if layer.pooling:  # a pooling query reads the tokens; its transformation is not known
             pulled = pull(layer, state.relevance, positive).mean(dim=1)
             return TokenTMState(pulled, torch.zeros_like(pulled))
         changes = early(layer)
@@ -362,7 +362,7 @@ def across(
     rows: Float[Tensor, "r q"], layer: Layer, *, use: tuple[bool, bool]
 ) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
     """Eqs. 13 and 14 on one of several streams: what an attention call gives to its keys."""
-    if layer.stream.entering is None:  # a pooling query reads the tokens; nothing is known of a transformation there
+    if layer.stream.entering is None:  # a pooling query reads the tokens; its transformation is not known
         return rows, pull(layer, rows, positive).mean(dim=1)
     weights = weighed(attention_change(layer, "entering", bias=True, scale=True), layer.valid, use=use)
     weights = torch.where(layer.valid[:, None], weights, 0)  # padding, and rows of windows that belong to no token

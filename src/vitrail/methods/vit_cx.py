@@ -41,7 +41,7 @@ def feature_masks(features: Float[Tensor, "n y x"], size: tuple[int, int]) -> Fl
 
 
 def overlaps(count: int, length: int) -> Float[Tensor, "n n"]:
-    """How much of each other the neighbours of a row of patches cover when they are drawn this long."""
+    """The overlaps of the patches of a row with each other when the row is drawn this long."""
     each = F.interpolate(torch.eye(count, dtype=torch.float64)[None], size=length, mode="linear", align_corners=False)
     return each[0] @ each[0].T
 
@@ -127,7 +127,7 @@ def check_norm(model: nn.Module, body: Body, inputs: Inputs) -> None:
 def build(
     *, noise: float = 0.1, threshold: float = 0.1, batch: int = 50, seed: int = 0, progress: bool = True
 ) -> RerunMethod:
-    """How much the class needs what each group of feature maps shows, averaged over the groups pixel by pixel.
+    """How much the class depends on what each group of feature maps shows, averaged over the groups at each pixel.
 
     Args:
         noise: standard deviation of the noise that fills what a mask hides, in the units of the preprocessed picture;
