@@ -44,32 +44,62 @@ def modules(code, **env):
     return set(json.loads(result.stderr.splitlines()[-1])), result
 
 
+COMPLETED = {
+    "vitrail explain --method gae": "gae",
+    "vitrail explain --model ph": "photo",
+    "vitrail explain --preset off": "official",
+    "vitrail explain --model photo --target go": "golf ball",
+    "vitrail methods grad_e": "grad_eclip",
+    "vitrail bench run --protocol che": "chefer",
+}
+"""What stands on a command line, and a word that a shell offers there."""
+ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, os, sys
+from vitrail.apps.cli import main
+from vitrail.apps.cli.app import app
+
+def run(function):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+        function()
+    modules = sorted({name.split(".")[0] for name in sys.modules})
+    return {"modules": modules, "out": out.getvalue(), "err": err.getvalue()}
+
+def command(args):
+    sys.argv = ["vitrail", *args]
+    return run(main)
+
+def completion(line):
+    os.environ.update(_VITRAIL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(line.split()) - 1))
+    sys.argv = ["vitrail"]
+    return run(lambda: app(prog_name="vitrail"))
+
+print(json.dumps([*map(command, %r), *map(completion, %r)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each command and completion printed, and the modules imported by then: what none imported, each did not."""
+    result = subprocess.run(
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER % (LIGHT, list(COMPLETED))],
+        capture_output=True, text=True, check=True,
+        cwd=tmp_path_factory.mktemp("empty"), env={**os.environ, "PYTHONPATH": SOURCE},
+    )  # fmt: skip
+    return dict(zip([*LIGHT, *COMPLETED], json.loads(result.stdout), strict=True))
+
+
 @pytest.mark.parametrize("args", LIGHT, ids=" ".join)
-def test_what_needs_no_model_imports_no_torch(args, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found, _ = modules(f"import sys; sys.argv = ['vitrail', *{args!r}]\nfrom vitrail.apps.cli import main; main()")
-    assert "typer" in found
-    assert not found & HEAVY
+def test_what_needs_no_model_imports_no_torch(args, found):
+    assert found[args]["out"] or found[args]["err"]
+    assert "typer" in found[args]["modules"]
+    assert not HEAVY & set(found[args]["modules"])
 
 
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("vitrail explain --method gae", "gae"),
-        ("vitrail explain --model ph", "photo"),
-        ("vitrail explain --preset off", "official"),
-        ("vitrail explain --model photo --target go", "golf ball"),
-        ("vitrail methods grad_e", "grad_eclip"),
-        ("vitrail bench run --protocol che", "chefer"),
-    ],
-)
-def test_a_shell_completes_without_torch(line, word):
-    env = {"_VITRAIL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    found, result = modules(
-        "import sys; sys.argv = ['vitrail']\nfrom vitrail.apps.cli.app import app; app(prog_name='vitrail')", **env
-    )
-    assert word in result.stdout
-    assert not found & HEAVY
+@pytest.mark.parametrize("line", COMPLETED)
+def test_a_shell_completes_without_torch(line, found):
+    assert COMPLETED[line] in found[line]["out"]
+    assert not HEAVY & set(found[line]["modules"])
 
 
 def test_importing_the_package_imports_no_torch():
