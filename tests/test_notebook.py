@@ -16,7 +16,7 @@ nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 nbconvert = pytest.importorskip("nbconvert", reason="nbconvert is not installed")
 
 CELLS = {
-    "setup": "import vitrail\nphoto = vitrail.zoo.load('photo')\npicture = vitrail.zoo.example('golf_ball')",
+    "setup": "import vitrail\nphoto = vitrail.zoo.load_plain('photo')\npicture = vitrail.zoo.example('golf_ball')",
     "attribution": "found = vitrail.explain(photo, picture, 'gae')\nfound",
     "plot": "found.plot()",
     "comparison": "vitrail.compare(photo, picture, ['gae', 'rollout'])",

@@ -43,7 +43,7 @@ def test_after_kill_nine_the_table_has_the_same_bytes_as_without(place, plan_of,
     try:
         limit = time.monotonic() + 300
         while count(broken) < 2 and process.poll() is None and time.monotonic() < limit:
-            time.sleep(0.01)
+            time.sleep(0.05)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL

@@ -59,7 +59,7 @@ def test_ctrl_c_is_one_line(later, tmp_path):
     process = start("explain", str(vitrail.zoo.example()), "-m", "photo", "-o", "map.png", cwd=tmp_path)
     libraries = Path(f"/proc/{process.pid}/maps")
     while process.poll() is None and "libtorch" not in libraries.read_text():
-        time.sleep(0.01)
+        time.sleep(0.05)
     time.sleep(later)
     process.send_signal(signal.SIGINT)
     code, said = process.wait(60), process.stderr.read()
