@@ -197,18 +197,17 @@ SCRIPT = """
     sys.path[:0] = {paths!r}
     import torch, vitrail
     from vitrail.many import Batch
-    from tiny_models import MODELS, tiny
     torch.set_num_threads(1)
-    model, generator = tiny("timm_vit"), torch.Generator().manual_seed(0)
-    x = torch.randn(12, *MODELS["timm_vit"].inputs().shape[1:], generator=generator).double()
+    own = vitrail.zoo.load_plain("sentiment")  # needs no library of models
     def batch(i):
-        return Batch([str(i)], lambda: (time.sleep({pause}), x[i : i + 1])[1])
-    found = vitrail.explain_many(model, map(batch, range(12)), "gae", output={folder!r}, part_size=2, progress=False)
+        return Batch([str(i)], lambda: (time.sleep({pause}), dict(own.preprocess(["a fine film " * (i + 1)])))[1])
+    batches = map(batch, range(12))
+    found = vitrail.explain_many(own.model, batches, "gae", output={folder!r}, part_size=2, progress=False)
 """
 
 
 def script(folder, pause):
-    paths = [str(Path(vitrail.__file__).parents[1]), str(Path(__file__).parent)]
+    paths = [str(Path(vitrail.__file__).parents[1])]
     return textwrap.dedent(SCRIPT).format(paths=paths, folder=str(folder), pause=pause)
 
 
