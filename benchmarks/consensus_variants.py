@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.methods.consensus import positive_unit, ranks, signed_unit, unit
+from vitrail.methods.consensus import positive_unit, ranks, signed_unit
+from vitrail.methods.options import min_max_over
 from vitrail.methods.pixel_maps import calibrate
 
 FAST = {"precision": "float32"}
@@ -67,7 +68,7 @@ def over(x: Tensor, size: Tensor, power: float) -> Tensor:
 SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "positive": lambda x, p: positive_unit(x, everywhere(x), p),
     "signed": lambda x, p: signed_unit(x, everywhere(x), p),
-    "whole": lambda x, p: unit(x, everywhere(x)).pow(p),
+    "whole": lambda x, p: min_max_over(x, everywhere(x)).pow(p),
     "max": lambda x, p: over(x, x.amax(dim=1), p),
     "sum": lambda x, p: over(x, x.clamp(min=0).mean(dim=1), p),
     "std": lambda x, p: over(x, x.clamp(min=0).std(dim=1), p),

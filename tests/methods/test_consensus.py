@@ -179,7 +179,9 @@ def test_parts_that_say_the_same_do_not_disagree_and_one_part_never_does():
 def test_what_is_not_content_takes_no_part_in_scaling_and_in_ranks():
     scores = torch.tensor([[9.0, 1.0, 3.0, 2.0, -7.0]], dtype=torch.float64)
     content = torch.tensor([[False, True, True, True, False]])
-    assert_close(consensus.unit(scores, content), torch.tensor([[0.0, 0.0, 1.0, 0.5, 0.0]], dtype=torch.float64))
+    assert_close(
+        consensus.min_max_over(scores, content), torch.tensor([[0.0, 0.0, 1.0, 0.5, 0.0]], dtype=torch.float64)
+    )
     signed = consensus.signed_unit(scores, content, 1.0)
     assert_close(signed, torch.tensor([[0.0, 1 / 3, 1.0, 2 / 3, 0.0]], dtype=torch.float64))
     both = torch.stack([scores, scores * torch.tensor([[1.0, 1, 1, 1, -1]])], dim=1)

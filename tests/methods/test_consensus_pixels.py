@@ -6,6 +6,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
+from vitrail.methods.options import to_unit
 from vitrail.methods.pixel_maps import (
     Finish,
     at_pixels,
@@ -15,7 +16,6 @@ from vitrail.methods.pixel_maps import (
     guided_filter,
     moved,
     otsu,
-    to_unit,
 )
 from vitrail.models.inputs import read_inputs
 

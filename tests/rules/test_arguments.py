@@ -13,7 +13,7 @@ from vitrail.errors import RuleError
 from vitrail.methods.abs_lrp import _ABSOLUTE
 from vitrail.methods.attn_lrp import ATTN
 from vitrail.methods.conservative_lrp import CONSERVATIVE
-from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
+from vitrail.methods.transformer_attribution import CONSERVING, ORIG
 from vitrail.relevance.lrp.mode import RuleSet
 
 TINY = 1e-9

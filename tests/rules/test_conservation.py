@@ -8,9 +8,9 @@ from torch.testing import assert_close
 
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
+from vitrail.methods.transformer_attribution import CONSERVING, ORIG, linear
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance.lrp import RuleSet, propagating
-from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG, linear
 
 
 def bias_free(name):
@@ -59,7 +59,7 @@ def test_the_original_rules_make_more_of_it(name):
 
 def test_a_rule_halved_is_noticed():
     def halved(relevance, x, weight, product):
-        from vitrail.relevance.lrp.deep_taylor import conserving_linear
+        from vitrail.methods.transformer_attribution import conserving_linear
 
         return conserving_linear(relevance, x, weight, product) / 2
 

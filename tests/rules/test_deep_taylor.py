@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.relevance.lrp import deep_taylor as rules
+from vitrail.methods import transformer_attribution as rules
 
 torch.manual_seed(0)
 B, N, WIDTH, J = 2, 3, 5, 4

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
 from vitrail.methods.conservative_lrp import CONSERVATIVE
-from vitrail.relevance.lrp.deep_taylor import CONSERVING
+from vitrail.methods.transformer_attribution import CONSERVING
 
 TABLES = pytest.mark.parametrize("table", [ATTN, CONSERVATIVE], ids=lambda table: table.name)
 EXPERTS = [random(D, D, seed=20 + i) for i in range(3)]

@@ -16,9 +16,9 @@ from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
 from vitrail.methods.conservative_lrp import CONSERVATIVE
+from vitrail.methods.transformer_attribution import CONSERVING, ORIG
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance.lrp import propagating
-from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG
 
 ENCODERS = [
     n for n in MODELS if n.startswith(("hf_vit", "hf_bert", "hf_roberta", "hf_deit", "timm_vit", "torchvision"))

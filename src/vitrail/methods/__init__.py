@@ -218,11 +218,11 @@ METHODS: dict[str, Method] = {
             {"paper": {"states": "output"}}, signed=True,
         ),
         Method(
-            "grads", "attention_gradients:build_grads", "baseline of Qiang et al., NeurIPS 2022",
+            "grads", "attcat:build_grads", "baseline of Qiang et al., NeurIPS 2022",
             {"paper": _SAME}, signed=True,
         ),
         Method(
-            "att_grads", "attention_gradients:build_att_grads", "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073",
+            "att_grads", "grad_cam:build_att_grads", "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073",
             {"paper": _SAME},
         ),
         Method(
@@ -275,8 +275,8 @@ METHODS: dict[str, Method] = {
             {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules", cost="2 forward + 2 backward",
         ),
         Method(
-            "input_x_gradient", "input_x_gradient:build", "Shrikumar et al., 2016, arXiv:1605.01713",
-            {"paper": _SAME}, signed=True,
+            "input_x_gradient", "integrated_gradients:build_input_x_gradient",
+            "Shrikumar et al., 2016, arXiv:1605.01713", {"paper": _SAME}, signed=True,
         ),
         Method(
             "grad_eclip", "grad_eclip:build", "Zhao et al., ICML 2024, arXiv:2502.18816",

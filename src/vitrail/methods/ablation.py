@@ -187,6 +187,12 @@ def spread(values: Tensor, sources: list[Tensor]) -> Tensor:
     return torch.stack([value * source / source.sum() for value, source in zip(values, sources, strict=True)]).sum(0)
 
 
+def for_each_sample(runner: Runner, scores: Callable[[Ablated], Tensor]) -> Result:
+    """The scores of the tokens of every sample."""
+    found = [scores(ablated(runner, sample)) for sample in range(runner.inputs.batch)]
+    return Result(runner.run.among_tokens(torch.stack(found)))
+
+
 def build_leave_one_out(*, batch: int = 8) -> RerunMethod:
     """The fall of the target when one token is removed, token by token.
 
@@ -195,18 +201,14 @@ def build_leave_one_out(*, batch: int = 8) -> RerunMethod:
     """
     check_count("batch", batch)
 
-    def explain(runner: Runner) -> Result:
-        found = []
-        for sample in range(runner.inputs.batch):
-            of = ablated(runner, sample)
-            places = of.context.nonzero()[:, 0]
-            if len(places) == int(of.real.sum()):  # something has to be left to read
-                places = places[:-1]
-            sources = [torch.arange(len(of.real), device=places.device) == place for place in places]
-            found.append(spread(losses(of, sources, batch=batch), sources))
-        return Result(runner.run.among_tokens(torch.stack(found)))
+    def scores(of: Ablated) -> Tensor:
+        places = of.context.nonzero()[:, 0]
+        if len(places) == int(of.real.sum()):  # something has to be left to read
+            places = places[:-1]
+        sources = [torch.arange(len(of.real), device=places.device) == place for place in places]
+        return spread(losses(of, sources, batch=batch), sources)
 
-    return RerunMethod(explain)
+    return RerunMethod(lambda runner: for_each_sample(runner, scores))
 
 
 def build_sentence_drop(*, sources: list | tuple | None = None, batch: int = 8) -> RerunMethod:
@@ -218,12 +220,8 @@ def build_sentence_drop(*, sources: list | tuple | None = None, batch: int = 8) 
     """
     check_count("batch", batch)
 
-    def explain(runner: Runner) -> Result:
-        found = []
-        for sample in range(runner.inputs.batch):
-            of = ablated(runner, sample)
-            chosen = sources_of(of, sources)
-            found.append(spread(losses(of, chosen, batch=batch), chosen))
-        return Result(runner.run.among_tokens(torch.stack(found)))
+    def scores(of: Ablated) -> Tensor:
+        chosen = sources_of(of, sources)
+        return spread(losses(of, chosen, batch=batch), chosen)
 
-    return RerunMethod(explain, check=check_sources("sentence_drop", sources))
+    return RerunMethod(lambda runner: for_each_sample(runner, scores), check=check_sources("sentence_drop", sources))

@@ -25,7 +25,15 @@ from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_ru
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.mode import RuleSet
-from vitrail.relevance.lrp.operation import Operation, Rule, bent, convolution_parts, gradient, linear_parts, norm_parts
+from vitrail.relevance.lrp.operation import (
+    Operation,
+    Rule,
+    convolution_parts,
+    gradient,
+    linear_parts,
+    norm_parts,
+    overridden,
+)
 from vitrail.relevance.runner import RerunMethod, Runner
 
 TINY = 1e-9
@@ -78,7 +86,7 @@ def absolute(form: Callable[..., tuple[Tensor, ...]]) -> Rule:
             shares = form(operation, cotangent(relevance, out.detach()), *operands)
             return tuple(unit(share, operation.batch_axis) for share in shares)
 
-        return bent(out, pullback, *operation.active)
+        return overridden(out, pullback, *operation.active)
 
     return rule
 
@@ -109,7 +117,7 @@ def single(factor: Callable[[Operation, Tensor], Tensor]) -> Rule:
                 known.append(factor(operation, x) / (out.detach().abs() + TINY))
             return (unit((relevance * known[0]).sum_to_size(x.shape), operation.batch_axis),)
 
-        return bent(out, pullback, operation.active[0])
+        return overridden(out, pullback, operation.active[0])
 
     return rule
 
@@ -154,7 +162,7 @@ def _gate(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor
 def shift(operation: Operation) -> Tensor:
     """Positions take their share, which is dropped; masks and biases take none."""
     if not operation.before:
-        return operation.bent(lambda relevance, x: (relevance.sum_to_size(x.shape),), operation.active[0])
+        return operation.overridden(lambda relevance, x: (relevance.sum_to_size(x.shape),), operation.active[0])
     return single(_as_it_is)(operation)
 
 
@@ -166,7 +174,7 @@ def dropout(operation: Operation) -> Tensor:
 def through(operation: Operation) -> Tensor:
     """A scaling by a number passes relevance on as it is; one by a vector, such as layer scale, is a linear layer."""
     if not any(isinstance(x, Tensor) and x is not operation.active[0] for x in operation.args):
-        return operation.bent(lambda relevance, x: (relevance,), operation.active[0])
+        return operation.overridden(lambda relevance, x: (relevance,), operation.active[0])
     # What becomes of ones is the vector, or one over it where the model divides.
     gain = operation.again({id(operation.active[0]): torch.ones_like(operation.active[0])}).detach()
     return single(lambda _, x: entrywise(x, gain, gain.abs()))(operation)
@@ -176,9 +184,9 @@ def linear_map(operation: Operation) -> Tensor:
     """Picking a token, or the mean of tokens: `x (1 + sign x) J^T(R / |z|)`."""
     (x,) = operation.active
     axis = operation.batch_axis
-    entering = bent(x, lambda relevance, x: (unit(relevance * entrywise(x, 1.0, 1.0), axis),), x)
+    entering = overridden(x, lambda relevance, x: (unit(relevance * entrywise(x, 1.0, 1.0), axis),), x)
     out = operation.again({id(x): entering})
-    return bent(out, lambda relevance, out: (cotangent(relevance, out),), out)
+    return overridden(out, lambda relevance, out: (cotangent(relevance, out),), out)
 
 
 def attention(operation: Operation) -> Tensor:
@@ -196,7 +204,7 @@ def attention(operation: Operation) -> Tensor:
         at_query, at_key = product_form(cotangent(at_scores, scores), query * call.scale, key.mT)
         return unit(at_query), unit(at_key.mT), unit(at_value)
 
-    return bent(out, pullback, *operation.active)
+    return overridden(out, pullback, *operation.active)
 
 
 def _same_sum(kept: tuple[Tensor, ...], operation: Operation) -> tuple[Tensor, Tensor]:
@@ -235,7 +243,7 @@ def residual(branches: Iterator[tuple[Tensor, Tensor]]) -> Rule:
             at_stream = stream * ((1 + stream.sign()) * c + through_branch)
             return unit(at_stream, axis), unit(at_branch, axis)
 
-        return bent(out, pullback, *operation.active)
+        return overridden(out, pullback, *operation.active)
 
     return rule
 
@@ -243,7 +251,7 @@ def residual(branches: Iterator[tuple[Tensor, Tensor]]) -> Rule:
 def constant_softmax(operation: Operation) -> Tensor:
     """A softmax whose denominators are constant, by the chain rule."""
     out = operation.run()
-    return bent(out, lambda g, scores: (g * out.detach(),), operation.active[0])
+    return overridden(out, lambda g, scores: (g * out.detach(),), operation.active[0])
 
 
 def constant_attention(operation: Operation) -> Tensor:
@@ -256,10 +264,10 @@ def constant_attention(operation: Operation) -> Tensor:
         at_scores = probs * (g @ value.mT) * call.scale
         return at_scores @ key, at_scores.mT @ query, probs.mT @ g
 
-    return bent(out, pullback, *operation.active)
+    return overridden(out, pullback, *operation.active)
 
 
-def noted(operation: Operation) -> Tensor:
+def kept_residual(operation: Operation) -> Tensor:
     """A residual sum, its stream and its sub-layer kept."""
     operation.note(operation.active)
     return operation.run()
@@ -271,7 +279,7 @@ PLAIN = RuleSet(
         **CONSERVATIVE_MEAN.rules,
         "softmax": constant_softmax,
         "attention": constant_attention,
-        "residual": noted,
+        "residual": kept_residual,
     },
 )
 """The chain rule with constant statistics: the pass whose sub-layers `absolute_rules` differentiates."""

@@ -1,8 +1,8 @@
-"""AttCAT and CAT: signed impact scores from features, their gradients and attention.
+"""AttCAT and CAT: signed impact scores from features, their gradients and attention; and Grads, their baseline.
 
 Qiang et al., "AttCAT: Explaining Transformers via Attentive Class Activation Tokens", NeurIPS 2022.
 Paper -> code: h -> the residual stream, CAT -> `class_activation`, alpha -> `received`. The paper takes the output of
-each layer, the released code its input.
+each layer, the released code its input. Grads is the last layer's attention gradient.
 """
 
 import warnings
@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import check_choice
-from vitrail.relevance import Result, Walk, attention, pull
+from vitrail.methods.options import ROWS, check_choice
+from vitrail.relevance import Result, Walk, attention, gradient, pull
+from vitrail.relevance.walk import plain
 
 Scores = Float[Tensor, "b t"]
 STATES: dict[str, tuple[str, str]] = {
@@ -25,8 +26,8 @@ STATES: dict[str, tuple[str, str]] = {
 
 def class_activation(layer: Layer, names: tuple[str, str]) -> Scores:
     """Eq. 10: the gradient of the target times the state, summed over channels."""
-    state, gradient = names
-    return (layer.state(gradient) * layer.state(state)).sum(dim=2)
+    state, its_gradient = names
+    return (layer.state(its_gradient) * layer.state(state)).sum(dim=2)
 
 
 def received(layer: Layer) -> Scores:
@@ -76,3 +77,17 @@ def build_cat(*, states: str = "output", blocks: str = "all") -> Walk:
             stacklevel=2,
         )
     return _walk(lambda layer: class_activation(layer, names), names, last_only=last_only)
+
+
+def build_grads(*, rows: str = "mean") -> Walk:
+    """The last layer's attention gradient, signed, mean over heads.
+
+    Args:
+        rows: the `mean` over all queries, or the `readout`'s row.
+    """
+    choose = check_choice("rows", rows, ROWS)
+
+    def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
+        return pull(layer, choose(layer), gradient).mean(dim=1) if layer.is_last else found
+
+    return Walk(lambda last: None, step, plain, last_only=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import AnatomyError, MissingTensorError
+from vitrail.methods.options import without_readout
 from vitrail.methods.paths import (
     LAST,
     carried,
@@ -86,20 +87,18 @@ def perceive(layers: list[Layer], rows: Rows, step: Step, *, start: int) -> Floa
     return rows
 
 
-def _result(runner: Runner, layers: list[Layer], step: Step, *, start: int, steps: int, batch: int) -> Result:
+def _result(
+    runner: Runner, layers: list[Layer], step: Step, *, start: int, steps: int, batch: int, zero_readout: bool
+) -> Result:
     """`F * R`, entry by entry, joined over the rows that are read; `own` is the part of the identity in R."""
     last = layers[-1]
     rows = rows_read(last)
     weights = feedback(mean_gradient(runner, last, rows, steps=steps, batch=batch))
-    perceived = perceive(layers, rows.chosen, step, start=start)
+    scores = rows.joined(weights * perceive(layers, rows.chosen, step, start=start))
+    if zero_readout:
+        return without_readout(zero_readout)(scores, last)
     own = None if last.pooled else rows.joined(weights * rows.chosen)
-    return Result(rows.joined(weights * perceived), own=own)
-
-
-def _without_readout(result: Result, last: Layer) -> Result:
-    assert result.scores is not None
-    own = last.readout == 1  # a mean over tokens has no entry of its own
-    return Result(result.scores.masked_fill(own, 0.0))
+    return Result(scores, own=own)
 
 
 def build_head(
@@ -124,8 +123,7 @@ def build_head(
         depth = runner.run.depth
         start = first_layer(start_layer, START_HEAD, kind=runner.inputs.kind, depth=depth)
         layers = runner.layers(LAST, last_only=start == depth - 1)
-        result = _result(runner, layers, head_step, start=start, steps=steps, batch=batch)
-        return _without_readout(result, layers[-1]) if zero_readout else result
+        return _result(runner, layers, head_step, start=start, steps=steps, batch=batch, zero_readout=zero_readout)
 
     return RerunMethod(explain, needs=LAST, check=check)
 
@@ -156,7 +154,6 @@ def build_token(
     def explain(runner: Runner) -> Result:
         start = first_layer(start_layer, START_TOKEN, kind=runner.inputs.kind, depth=runner.run.depth)
         layers = runner.layers(needs, last_only=True)
-        result = _result(runner, layers, token_step, start=start, steps=steps, batch=batch)
-        return _without_readout(result, layers[-1]) if zero_readout else result
+        return _result(runner, layers, token_step, start=start, steps=steps, batch=batch, zero_readout=zero_readout)
 
     return RerunMethod(explain, needs=needs, check=check)

@@ -1,7 +1,7 @@
 """Consensus: a weighted sum of several explanations, each on the same scale.
 
 Our own method, see docs/CONSENSUS.md. Symbols: g -> `gae`, a -> `attn_lrp` at the embeddings, l -> `le_grad` at the
-readout, s -> `att_grads`; n -> `unit`, from zero to one over the content of each sample. The sum is
+readout, s -> `att_grads`; n -> `min_max_over`, from zero to one over the content of each sample. The sum is
 `n(g)^p + n(a+)^p / 2 + n(l)^p + n(s)^p / 2`, slightly smoothed. On text it is `attn_lrp` on copies with words blanked.
 
 All parts of a picture share one forward pass. It is differentiated once for each kind of backward pass: by the chain
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recording import own_dtypes
 from vitrail.errors import MethodError, OptionError, VitrailError
-from vitrail.methods import agcam, attention_gradients, attn_lrp, gae, le_grad, tokentm
+from vitrail.methods import agcam, attn_lrp, gae, grad_cam, le_grad, tokentm
 from vitrail.methods.integrated_gradients import few_steps
-from vitrail.methods.options import check_choice, special_tokens
+from vitrail.methods.options import check_choice, min_max_over, special_tokens
 from vitrail.methods.pixel_maps import Finish, at_pixels, moved
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -53,16 +53,9 @@ FEW_SAMPLES = 32
 # One scale for all parts
 
 
-def unit(scores: Scores, content: Content) -> Scores:
-    """n: from zero to one over the content of each sample, zero elsewhere; a constant becomes zero."""
-    low = scores.masked_fill(~content, torch.inf).amin(dim=1, keepdim=True)
-    high = scores.masked_fill(~content, -torch.inf).amax(dim=1, keepdim=True)
-    return ((scores - low) / (high - low).clamp(min=torch.finfo(scores.dtype).tiny)).masked_fill(~content, 0.0)
-
-
 def positive_unit(scores: Scores, content: Content, power: float) -> Scores:
     """`n(x+)^p`: evidence against the target counts as none."""
-    return unit(scores.clamp(min=0), content).pow(power)
+    return min_max_over(scores.clamp(min=0), content).pow(power)
 
 
 def signed_unit(scores: Scores, content: Content, power: float) -> Scores:
@@ -279,7 +272,7 @@ class Part:
 PARTS: dict[str, Part] = {
     "gae": Part(lambda: gae.build()),
     "lengths": Part(lambda: tokentm.build(direction=False, ffn=False, initial="identity", scalar="logit")),
-    "att_grads": Part(lambda: attention_gradients.build_att_grads()),
+    "att_grads": Part(lambda: grad_cam.build_att_grads()),
     "agcam": Part(lambda: agcam.build()),
     "attn_lrp": Part(lambda: attn_lrp.build(), "relevance"),
     "le_grad": Part(lambda: le_grad.build(tokens="readout"), "block"),

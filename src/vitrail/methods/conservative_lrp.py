@@ -92,7 +92,7 @@ def layer_norm(*, centered: bool) -> Rule:
 
     def rule(operation: Operation) -> Tensor:
         x, weight, eps, axes = norm_parts(operation)
-        return operation.bent(lambda g, x: (norm_gradient(g, x, weight, eps, axes, centered=centered),), x)
+        return operation.overridden(lambda g, x: (norm_gradient(g, x, weight, eps, axes, centered=centered),), x)
 
     return rule
 
@@ -106,7 +106,7 @@ def group_norm(operation: Operation) -> Tensor:
         rows, values = (y.reshape(len(x), groups, -1) for y in (scaled, x))
         return (norm_gradient(rows, values, None, eps, [-1]).view_as(x).to(x.dtype),)
 
-    return operation.bent(pullback, x)
+    return operation.overridden(pullback, x)
 
 
 def rms_norm(operation: Operation) -> Tensor:
@@ -117,7 +117,7 @@ def rms_norm(operation: Operation) -> Tensor:
         scaled = widen(g) if weight is None else widen(g) * weight
         return ((scaled * (widen(x).square().mean(dim=axes, keepdim=True) + eps).rsqrt()).to(x.dtype),)
 
-    return operation.bent(pullback, x)
+    return operation.overridden(pullback, x)
 
 
 class _ConstantScale(TorchFunctionMode):

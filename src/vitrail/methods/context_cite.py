@@ -10,10 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.errors import MissingExtraError
-from vitrail.methods.ablation import Ablated, ablated, check_sources, sources_of, spread
+from vitrail.methods.ablation import Ablated, check_sources, for_each_sample, sources_of, spread
 from vitrail.methods.options import check_count
-from vitrail.relevance import Result
-from vitrail.relevance.runner import RerunMethod, Runner
+from vitrail.relevance.runner import RerunMethod
 
 
 def kept_sources(sources: int, ablations: int, seed: int) -> Bool[Tensor, "m s"]:
@@ -75,18 +74,13 @@ def build(
     check_count("ablations", ablations)
     check_count("batch", batch)
 
-    def explain(runner: Runner) -> Result:
-        found = []
-        for sample in range(runner.inputs.batch):
-            of = ablated(runner, sample)
-            chosen = sources_of(of, sources)
-            kept = kept_sources(len(chosen), ablations, seed)
-            values = of.scores(masks(of, chosen, kept), batch=batch).cpu()
-            target = runner.part.target
-            plain = target.name == "continuation" and target.scalar == "log_probability"
-            values = logit_of(values) if plain else values.double()
-            weights = surrogate(kept, values, penalty).to(of.real.device, torch.float32)
-            found.append(spread(weights, chosen))
-        return Result(runner.run.among_tokens(torch.stack(found)))
+    def scores(of: Ablated) -> Tensor:
+        chosen = sources_of(of, sources)
+        kept = kept_sources(len(chosen), ablations, seed)
+        values = of.scores(masks(of, chosen, kept), batch=batch).cpu()
+        target = of.runner.part.target
+        plain = target.name == "continuation" and target.scalar == "log_probability"
+        values = logit_of(values) if plain else values.double()
+        return spread(surrogate(kept, values, penalty).to(of.real.device, torch.float32), chosen)
 
-    return RerunMethod(explain, check=check_sources("context_cite", sources))
+    return RerunMethod(lambda runner: for_each_sample(runner, scores), check=check_sources("context_cite", sources))

@@ -1,4 +1,4 @@
-"""Grad-CAM on the last layer's attention, and on the features of the last block.
+"""Grad-CAM on the last layer's attention, on the features of the last block, and on the attention of all layers.
 
 Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization", ICCV 2017,
 arXiv:1610.02391. On attention (`build`) in the form of Chefer et al., CVPR 2021, the baseline that later papers call
@@ -6,6 +6,9 @@ Grad-CAM. Images: one weight per head from the readout's row. Text: one weight p
 over the whole map. On features (`build_features`) as convolutional networks have it, and the package pytorch-grad-cam
 on Vision Transformers. The features are what the last block's attention reads, not what the block gives: after it, only
 the readout's token has a gradient. Paper -> code: A^k -> features, alpha_k -> channel_weights, L -> scores.
+
+On the attention of all layers (`build_att_grads`) it is Grad-SAM: Barkan et al., "Grad-SAM: Explaining Transformers via
+Gradient Self-Attention Maps", CIKM 2021, arXiv:2204.11073.
 """
 
 from collections.abc import Callable
@@ -15,15 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import without_readout
-from vitrail.relevance import Walk, attention, gradient, pull, tiles
+from vitrail.methods.options import ROWS, check_choice, min_max, without_readout
+from vitrail.relevance import Walk, attention, gradient, positive, pull, tiles
 from vitrail.relevance.walk import plain
-
-
-def normalise(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Min-max; zeros where the map is constant, as after a clamp that leaves nothing."""
-    flat = high == low
-    return torch.where(flat, torch.zeros_like(x), (x - low) / torch.where(flat, torch.ones_like(high), high - low))
 
 
 def _keys_mean(x: Float[Tensor, "b h k"], chosen: Tensor) -> Float[Tensor, "b h"]:
@@ -37,7 +34,7 @@ def row_form(layer: Layer) -> Float[Tensor, "b t"]:
     row = pull(layer, layer.readout, attention)
     found = (weights[:, :, None] * row).mean(dim=1).clamp(min=0)
     inside = found.masked_fill(~layer.content, torch.inf).amin(dim=1, keepdim=True)
-    return normalise(found, inside, found.masked_fill(~layer.content, 0).amax(dim=1, keepdim=True))
+    return min_max(found, inside, found.masked_fill(~layer.content, 0).amax(dim=1, keepdim=True))
 
 
 def matrix_form(layer: Layer) -> Float[Tensor, "b t"]:
@@ -52,7 +49,7 @@ def matrix_form(layer: Layer) -> Float[Tensor, "b t"]:
         low = torch.minimum(low, cam.masked_fill(~real, torch.inf).flatten(1).amin(dim=1, keepdim=True))
         high = torch.maximum(high, cam.masked_fill(~real, 0).flatten(1).amax(dim=1, keepdim=True))
         row = row + (layer.readout[:, None, cut] @ cam).squeeze(1)
-    return normalise(row, low, high)
+    return min_max(row, low, high)
 
 
 FORMS: dict[str, Callable[[Layer], Float[Tensor, "b t"]]] = {"image": row_form, "text": matrix_form}
@@ -101,3 +98,17 @@ def build_features() -> Walk:
         return last_block(layer) if layer.index == layer.depth - 1 - layer.pooled else found
 
     return Walk(lambda last: None, step, plain, needs=frozenset({*NORMED, *ENTERING}), last_only=True)
+
+
+def build_att_grads(*, rows: str = "mean") -> Walk:
+    """Attention times the positive part of its gradient, mean over layers, heads and queries.
+
+    Args:
+        rows: the `mean` over all queries, or the `readout`'s row.
+    """
+    choose = check_choice("rows", rows, ROWS)
+
+    def step(found: Float[Tensor, "b t"] | float, layer: Layer) -> Float[Tensor, "b t"]:
+        return found + pull(layer, choose(layer), positive).mean(dim=1) / layer.depth
+
+    return Walk(lambda last: 0.0, step, plain)

@@ -26,7 +26,7 @@ from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import MethodError, MissingTensorError, OptionError
-from vitrail.methods.grad_cam import normalise
+from vitrail.methods.options import min_max_over
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, gradient, pull
@@ -66,18 +66,11 @@ def seen(layer: Layer) -> Bool[Tensor, "b t"]:
     return real & (rows & (layer.readout > 0)[:, :, None]).any(dim=1)
 
 
-def spread(x: Float[Tensor, "b ... t"], chosen: Bool[Tensor, "b ... t"]) -> Float[Tensor, "b ... t"]:
-    """`minmax_j` over the chosen tokens, zero elsewhere; zeros where all are alike."""
-    low = x.masked_fill(~chosen, torch.inf).amin(dim=-1, keepdim=True)
-    high = x.masked_fill(~chosen, -torch.inf).amax(dim=-1, keepdim=True)
-    return normalise(x, low, high).masked_fill(~chosen, 0)
-
-
 def looseness(layer: Layer, project: Project) -> Row:
     """`lambda_j = minmax_j cos(q'_cls, k'_j)`, where q' and k' went through the output projection as values do."""
     query, key = (project(rearrange(x, "b h t d -> b t (h d)")) for x in (queries(layer), layer.keys))
     row = (layer.readout[:, None, :] @ query).squeeze(1)
-    return spread(F.cosine_similarity(row[:, None], key, dim=2), seen(layer))
+    return min_max_over(F.cosine_similarity(row[:, None], key, dim=2), seen(layer))
 
 
 def unweighted(layer: Layer, project: Project) -> Row:
@@ -169,7 +162,7 @@ def head_looseness(layer: Layer) -> Float[Tensor, "b h t"]:
     """`lambda_hj = minmax_j cos(q_h,readout, k_hj)`."""
     row = layer.readout[:, None, None, :] @ queries(layer)
     chosen = seen(layer)[:, None].expand(-1, row.shape[1], -1)
-    return spread(F.cosine_similarity(row, layer.keys, dim=3), chosen)
+    return min_max_over(F.cosine_similarity(row, layer.keys, dim=3), chosen)
 
 
 def build_heads(*, similarity: bool = True) -> Walk:

@@ -1,9 +1,12 @@
-"""Integrated gradients: the gradient averaged along the path from zero to the input, times the input.
+"""Integrated gradients: the gradient averaged along the path from zero to the input, times the input; and at one point.
 
 Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks", ICML 2017, arXiv:1703.01365.
 Paper -> code: x -> the picture or the embeddings where the gradient ends, x' -> zero, m -> `steps`, F -> the scalar.
 Eq. 3 takes points at the ends of m equal intervals. Their middles are closer to the integral and avoid zero, where the
 layer norm of an embedding of zeros has a huge gradient.
+
+Gradient times input, at the input alone: Shrikumar et al., "Not Just a Black Box: Learning Important Features Through
+Propagating Activation Differences", 2016, arXiv:1605.01713.
 """
 
 from dataclasses import replace
@@ -88,3 +91,18 @@ def few_steps(level: str, steps: int) -> RerunMethod:
         return Result(attributed(inputs[0].to(gradients.dtype), gradients, steps).sum(dim=2))
 
     return RerunMethod(explain, check=check_level(level))
+
+
+def build_input_x_gradient(*, level: str = "embedding_output") -> RerunMethod:
+    """The gradient of the target times the input, summed over channels.
+
+    Args:
+        level: take the input where the first block reads it (`embedding_output`), at the word embeddings
+            (`inputs_embeds`, text) or at the picture (`pixels`, images).
+    """
+
+    def explain(runner: Runner) -> Result:
+        ((x, gradient),) = runner.gradient()
+        return at_level(level, runner, x * gradient)
+
+    return RerunMethod(explain, PassOptions(level=level), check=check_level(level))

@@ -13,9 +13,9 @@ from torch import Tensor
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Probs
 from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules, without_readout
+from vitrail.methods.transformer_attribution import CONSERVING, ORIG, map_relevance
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import RuleSet, propagating
-from vitrail.relevance.lrp.deep_taylor import CONSERVING, ORIG, tell_maps
 from vitrail.relevance.runner import RerunMethod, Runner
 
 RULES: dict[str, RuleSet] = {"orig": ORIG, "conserving": CONSERVING}
@@ -68,7 +68,7 @@ def build_partial(*, rules: str = "orig", zero_readout: bool = False, precision:
             if index == last.index:
                 found.append(readout_of(relevance, last.readout[:, rows]))
 
-        tell_maps(runner.run, runner.part, see, lowest=last.index)
+        map_relevance(runner.run, runner.part, see, lowest=last.index)
         return without_readout(zero_readout)(torch.stack(found).sum(dim=0), last)
 
     pass_options = PassOptions(

@@ -1,4 +1,4 @@
-"""What several methods share: checks of options, models and inputs, the level where a gradient ends, progress bars."""
+"""What several methods share: checks of options, models and inputs, min-max, the level where a gradient ends, bars."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +49,24 @@ def check_start_layer(start_layer: int, layer: Layer) -> None:
     """Raise if the model has no such layer."""
     if not 0 <= start_layer < layer.depth:
         raise OptionError(f"start_layer={start_layer}, but the model's layers are 0 to {layer.depth - 1}.")
+
+
+def min_max(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """From 0 at the lowest to 1 at the highest; zeros where both are the same."""
+    flat = high == low
+    return torch.where(flat, torch.zeros_like(x), (x - low) / torch.where(flat, torch.ones_like(high), high - low))
+
+
+def min_max_over(x: Float[Tensor, "b ... t"], chosen: Bool[Tensor, "b ... t"]) -> Float[Tensor, "b ... t"]:
+    """Each row from 0 to 1 over the chosen tokens; zero elsewhere, and where all are the same."""
+    low = x.masked_fill(~chosen, torch.inf).amin(dim=-1, keepdim=True)
+    high = x.masked_fill(~chosen, -torch.inf).amax(dim=-1, keepdim=True)
+    return ((x - low) / torch.where(high == low, torch.ones_like(high), high - low)).masked_fill(~chosen, 0)
+
+
+def to_unit(maps: Float[Tensor, "b y x"]) -> Float[Tensor, "b y x"]:
+    """Each map from 0 to 1; a constant one is zero."""
+    return min_max(maps, maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True))
 
 
 def without_readout(zero: bool) -> Callable[[Tensor, Layer], Result]:  # noqa: FBT001

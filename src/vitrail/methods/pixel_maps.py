@@ -15,18 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import OptionError
-from vitrail.methods.options import check_choice, check_count
+from vitrail.methods.options import check_choice, check_count, to_unit
 
 Maps = Float[Tensor, "b y x"]
 Parts = Float[Tensor, "b p y x"]
 Picture = Float[Tensor, "b c h w"]
 BINS, STEPS, WIDEST = 256, 24, 6.0
-
-
-def to_unit(maps: Maps) -> Maps:
-    """Each map from zero to one; a constant one is zero."""
-    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
-    return (maps - low) / (high - low).clamp(min=torch.finfo(maps.dtype).tiny)
 
 
 def otsu(maps: Maps) -> Float[Tensor, " b"]:
@@ -80,9 +74,7 @@ def guided_filter(maps: Maps, guide: Maps, *, radius: int, eps: float) -> Maps:
 
 def grey(images: Float[Tensor, "b c y x"]) -> Maps:
     """The mean over channels, from zero to one in every picture, however it was preprocessed."""
-    mean = images.mean(dim=1)
-    low, high = mean.amin(dim=(1, 2), keepdim=True), mean.amax(dim=(1, 2), keepdim=True)
-    return (mean - low) / (high - low).clamp(min=1e-12)
+    return to_unit(images.mean(dim=1))
 
 
 DIAGONALS = ((-1, -1), (-1, 1), (1, -1), (1, 1))

@@ -2,26 +2,380 @@
 
 Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", CVPR 2021, arXiv:2012.09838.
 Paper -> code: R^(n_b) -> relevance, grad A -> gradient, the readout's row of C -> row.
+
+The rules of Eqs. 3 to 10 are those of the deep Taylor decomposition (Montavon et al., Pattern Recognition 2017,
+arXiv:1512.02479) in two forms. `conserving` passes on as much relevance as it receives. `orig`, the form of the paper's
+baselines, lets positive and negative inputs each share the whole relevance of a neuron, which doubles it where both
+occur. Operands and relevance are in the precision of the pass. What a rule computes with them is in float32 at least,
+but for the factors of matrix products, which are in the precision of the weights.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
+from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.passes import Pass
+from vitrail.capture.recording import Layer, Probs, widen
+from vitrail.capture.seams.call import AttentionCall, read_sdpa
+from vitrail.capture.seams.intercept import softmax
 from vitrail.errors import OptionError
 from vitrail.methods.options import PRECISIONS, check_choice, check_rules
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import propagating
-from vitrail.relevance.lrp.deep_taylor import CONSERVING, tell_maps
+from vitrail.relevance.lrp.mode import RuleSet
+from vitrail.relevance.lrp.operation import (
+    Operation,
+    Pullback,
+    Rule,
+    convolution_parts,
+    gradient,
+    linear_parts,
+    overridden,
+)
+from vitrail.relevance.products import wide_product
 from vitrail.relevance.runner import RerunMethod, Runner
+
+TINY = 1e-9
+ROW_BUDGET = 2**26
+"""Entries of a map in a block of rows: 512 MB in float64, half of it in float32."""
+LinearRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+SumRule = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """`a / (b + 1e-9)`, and zero where b is exactly zero. Not aware of b's sign, as published."""
+    return (a / (b + TINY)).masked_fill(b == 0, 0.0)
+
+
+def wide(pullback: Pullback) -> Pullback:
+    """The same rule in float32 at least, whatever its operands are in."""
+
+    def widened(relevance: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
+        found = pullback(widen(relevance), *map(widen, operands))
+        return tuple(None if r is None else r.to(x.dtype) for r, x in zip(found, operands, strict=True))
+
+    return widened
+
+
+def conserving_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
+    """Eq. 3: shares by positive products. `[xw]^+ = (xw + |x||w|) / 2`, so three matrix products instead of four."""
+    size, width = x.abs(), weight.abs()
+    share = divide(widen(relevance), (product + wide_product(size, width.T)) / 2)
+    return (x * wide_product(share, weight) + size * wide_product(share, width)) / 2
+
+
+def orig_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
+    """The baselines' form: products of positive and of negative inputs each share the whole relevance."""
+    signs = ((x.clamp(min=0), weight.clamp(min=0)), (x.clamp(max=0), weight.clamp(max=0)))
+    wide_relevance = widen(relevance)
+    shares = [
+        part * wide_product(divide(wide_relevance, wide_product(part, weights.T)), weights) for part, weights in signs
+    ]
+    return shares[0] + shares[1]
+
+
+def box(relevance: Tensor, x: Tensor, weight: Tensor, shape: dict) -> Tensor:
+    """The z-B rule: pixels lie between the lowest and the highest value of their own picture."""
+    low = x.amin(dim=(1, 2, 3), keepdim=True).expand_as(x)
+    high = x.amax(dim=(1, 2, 3), keepdim=True).expand_as(x)
+    terms = ((x, weight, 1.0), (low, weight.clamp(min=0), -1.0), (high, weight.clamp(max=0), -1.0))
+    total = sum(sign * F.conv2d(inputs, weights, **shape) for inputs, weights, sign in terms) + TINY
+    share = relevance / total
+    found = torch.zeros_like(x)
+    for inputs, weights, sign in terms:
+        found += sign * inputs * conv2d_input(x.shape, weights, share, **shape)
+    return found
+
+
+def proportional(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tuple[Tensor, Tensor]:
+    """Eq. 8: each summand gets its share of the sum."""
+    share = divide(relevance, a + b)
+    return a * share, b * share
+
+
+def normalised(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tuple[Tensor, Tensor]:
+    """Eqs. 9 and 10: shares rescaled so that a sample's two sums, taken by size, add up to what came in."""
+    axes = [axis for axis in range(relevance.ndim) if axis != batch_axis]
+    shares = proportional(relevance, a, b, batch_axis)
+    sums = [share.sum(dim=axes, keepdim=True) for share in shares]
+    whole = relevance.sum(dim=axes, keepdim=True)
+    sizes = sums[0].abs() + sums[1].abs()
+    first, second = (
+        share * divide(divide(own.abs(), sizes) * whole, own) for share, own in zip(shares, sums, strict=True)
+    )
+    return first, second
+
+
+def attend_values(share: Tensor, probs: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 6 for the product of attention and values: the relevance of the map and of the values, half each.
+
+    Args:
+        share: the relevance of the product divided by the product.
+    """
+    return probs * (share @ value.mT) / 2, value * (probs.mT @ share) / 2
+
+
+def attend_keys(relevance: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 6 for the product of queries and keys, whose scaling takes no part: half each."""
+    share = divide(relevance, query @ key.mT)
+    return query * (share @ key) / 2, key * (share.mT @ query) / 2
+
+
+def fork(x: Tensor) -> Tensor:
+    """Where a tensor is read twice, `x * sum_k R_k / (x + 1e-9)`: the sum, but for entries near zero."""
+    return overridden(x, wide(lambda relevance, x: (x * divide(relevance, x),)), x)
+
+
+def identity(operation: Operation) -> Tensor:
+    """Norms, activations, scalings and the softmax pass relevance on as it is."""
+    (x,) = operation.active[:1]
+    return operation.overridden(lambda relevance, x: (relevance.sum_to_size(x.shape),), x)
+
+
+def softmax_rule(form: SumRule) -> Rule:
+    """The softmax passes relevance on and reports it: it is the relevance of the attention map."""
+
+    def rule(operation: Operation) -> Tensor:
+        def pullback(relevance: Tensor, scores: Tensor) -> tuple[Tensor]:
+            operation.on_map(relevance, slice(0, relevance.shape[-2]))
+            return (unmasked(form, relevance, scores) if operation.masks else relevance,)
+
+        return operation.overridden(wide(pullback), operation.active[0])
+
+    return rule
+
+
+def unmasked(form: SumRule, relevance: Tensor, scores: Tensor) -> Tensor:
+    """What scores get of a sum with a mask, which has no share: it is zero where a key is seen, and elsewhere R is."""
+    seen = scores.clamp(min=torch.finfo(scores.dtype).min)
+    return form(relevance, seen, torch.zeros_like(seen), 0)[0]
+
+
+def in_proportion(share: float) -> Rule:
+    """Eq. 6 for any operation that is linear in each of its operands: `x * J^T (R / z)`, shared among them."""
+
+    def rule(operation: Operation) -> Tensor:
+        entering = {id(x): operation.stand_in(x, wide(lambda r, x: (share * x * r,))) for x in operation.active}
+        out = operation.again(entering)
+        return overridden(out, wide(lambda relevance, out: (divide(relevance, out),)), out)
+
+    return rule
+
+
+def select(operation: Operation) -> Tensor:
+    """Picking a token: relevance goes where it came from, by the same quotient as at a fork."""
+    return fork(operation.run())
+
+
+def halves(operation: Operation) -> Tensor:
+    """A product of two activations, entry by entry: Eq. 6 gives each of them half."""
+    a, b = operation.active[:2]
+    return operation.overridden(
+        lambda relevance, a, b: (relevance.sum_to_size(a.shape) / 2, relevance.sum_to_size(b.shape) / 2), a, b
+    )
+
+
+def linear(form: LinearRule) -> Rule:
+    """The rule of a linear layer, however it is written; its bias takes no part."""
+
+    def rule(operation: Operation) -> Tensor:
+        x, weight, bias = linear_parts(operation)
+        value = operation.value()
+
+        def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            product = widen(value) if bias is None else widen(value) - bias
+            return (_read(form(relevance, x, weight, product), widen(x), operation.readers()).to(x.dtype),)
+
+        return overridden(value, pullback, x)
+
+    return rule
+
+
+def _read(found: Tensor, x: Tensor, readers: int) -> Tensor:
+    """Queries, keys and values read the same tensor: it forks, once more than the stream did."""
+    return x * divide(found, x) if readers > 1 else found
+
+
+def convolution(operation: Operation) -> Tensor:
+    """The patch embedding reads the picture."""
+    x, weight, shape = convolution_parts(operation)
+    return operation.overridden(wide(lambda relevance, x: (box(relevance, x, weight.to(x.dtype), shape),)), x)
+
+
+def residual(form: SumRule) -> Rule:
+    """The sum of a skip connection and the sub-layer around which it leads."""
+
+    def rule(operation: Operation) -> Tensor:
+        axis = operation.batch_axis
+        return operation.overridden(wide(lambda relevance, a, b: form(relevance, a, b, axis)), *operation.active[:2])
+
+    return rule
+
+
+def shift(form: SumRule) -> Rule:
+    """A sum with something that is not explained: positions, whose share is dropped; masks and biases have none."""
+
+    def rule(operation: Operation) -> Tensor:
+        if not operation.before:
+            return identity(operation)
+        (x,) = operation.active
+        out = operation.value()
+        other = out - x.detach()
+
+        def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
+            spread = x.expand_as(relevance)
+            return (form(relevance, spread, other, operation.batch_axis)[0].sum_to_size(x.shape),)
+
+        return overridden(out, wide(pullback), x)
+
+    return rule
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Fused attention whose map is computed again, a block of rows at a time, when relevance arrives."""
+
+    call: AttentionCall
+    share: Tensor
+    key: Tensor
+    value: Tensor
+
+    def cuts(self) -> list[slice]:
+        """Blocks of rows of which each has at most `ROW_BUDGET` entries."""
+        rows, entries = self.share.shape[-2], self.share[..., 0].numel() * self.key.shape[-2]
+        size = max(1, ROW_BUDGET * rows // max(entries, 1))
+        return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+    def probs(self, cut: slice) -> Tensor:
+        """Some rows of the map."""
+        assert self.call.query is not None
+        mask = self.call.mask
+        mask = mask[..., cut, :] if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 else mask
+        return softmax(replace(self.call, query=self.call.query[..., cut, :], mask=mask), self.key, first_row=cut.start)
+
+    def relevance(self, cut: slice) -> tuple[Tensor, Tensor]:
+        """The relevance of some rows of the map, and what the values get of it."""
+        return attend_values(self.share[..., cut, :], self.probs(cut), self.value)
+
+
+def _unmasked_rows(form: SumRule, rows: _Rows, query: Tensor, scale: float) -> Callable[[slice, Tensor], Tensor]:
+    """`unmasked` for blocks of rows; what a rule for sums needs of the whole map is summed first."""
+
+    def scores(cut: slice) -> Tensor:
+        return (query[..., cut, :] @ rows.key.mT) * scale
+
+    if form is not normalised or len(rows.cuts()) == 1:
+        return lambda cut, at_map: unmasked(form, at_map, scores(cut))
+    own, whole = 0.0, 0.0
+    for cut in rows.cuts():
+        at_map, _ = rows.relevance(cut)
+        axes = list(range(1, at_map.ndim))
+        own = own + unmasked(proportional, at_map, scores(cut)).sum(dim=axes, keepdim=True)
+        whole = whole + at_map.sum(dim=axes, keepdim=True)
+    assert isinstance(own, Tensor)
+    assert isinstance(whole, Tensor)
+    factor = divide(divide(own.abs(), own.abs()) * whole, own)  # Eqs. 9 and 10, the mask's own share being zero
+    return lambda cut, at_map: unmasked(proportional, at_map, scores(cut)) * factor
+
+
+def attention(form: SumRule) -> Rule:
+    """Fused attention, its map computed again when relevance arrives. The softmax passes relevance on."""
+
+    def rule(operation: Operation) -> Tensor:
+        out = operation.run().detach()  # whoever captures attention wants its graph
+        call = read_sdpa(out, *operation.args, **operation.kwargs)
+        assert call.query is not None
+        assert call.key is not None
+        assert call.value is not None
+
+        def pullback(relevance: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            groups = query.shape[-3] // key.shape[-3]
+            keys, values = (x.repeat_interleave(groups, dim=-3) for x in (key, value))
+            rows = _Rows(replace(call, query=query), divide(relevance, widen(out)), keys, values)
+            change = _unmasked_rows(form, rows, query, call.scale) if operation.masks else lambda cut, at_map: at_map
+            at_query, at_keys, at_values = [], torch.zeros_like(keys), torch.zeros_like(values)
+            for cut in rows.cuts():
+                at_map, some_values = rows.relevance(cut)
+                operation.on_map(at_map, cut)
+                some_query, some_keys = attend_keys(change(cut, at_map), query[..., cut, :], keys)
+                at_query.append(some_query)
+                at_keys, at_values = at_keys + some_keys, at_values + some_values
+            at_key, at_value = (x.unflatten(-3, (-1, groups)).sum(dim=-3) for x in (at_keys, at_values))
+            return torch.cat(at_query, dim=-2), at_key, at_value
+
+        return overridden(out, wide(pullback), call.query, call.key, call.value)
+
+    return rule
+
+
+_SHARED: dict[str, Rule] = {
+    "route": gradient,
+    "convolution": convolution,
+    "product": in_proportion(0.5),
+    "sum": in_proportion(1.0),
+    "mean": in_proportion(1.0),
+    "select": select,
+    "gate": halves,
+    **dict.fromkeys(("layer_norm", "rms_norm", "rms_norm_module", "activation", "dropout", "scale"), identity),
+}
+CONSERVING = RuleSet(
+    "conserving",
+    {
+        **_SHARED,
+        **dict.fromkeys(("linear", "addmm", "linear_product"), linear(conserving_linear)),
+        "attention": attention(normalised),
+        "softmax": softmax_rule(normalised),
+        "residual": residual(normalised),
+        "shift": shift(normalised),
+    },
+    fork=fork,
+)
+ORIG = RuleSet(
+    "orig",
+    {
+        **_SHARED,
+        **dict.fromkeys(("linear", "addmm", "linear_product"), linear(orig_linear)),
+        "attention": attention(proportional),
+        "softmax": softmax_rule(proportional),
+        "residual": residual(proportional),
+        "shift": shift(proportional),
+    },
+    fork=fork,
+)
+
+
+def map_relevance(run: Pass, part: Scalar, see: Callable[[int, Tensor, slice], None], *, lowest: int = 0) -> None:
+    """Propagate the target's relevance down to a layer, and show every attention map's on the way, last to first.
+
+    Args:
+        run: a pass that was made inside `propagating`.
+        see: takes the index of a layer, the relevance of a block of rows of its map `[b, h, q, k]`, and which rows
+            these are. Blocks come in order.
+    """
+    capture = run.capture
+    entering = capture.layers[lowest].states.get("entering")
+    ends = capture.roots if lowest == 0 or entering is None else [entering]
+
+    def on_map(block: int | None, relevance: Tensor, rows: slice) -> None:
+        if block is None and capture.body.pool is None:
+            return  # a softmax over classes, not over keys
+        index = run.depth - 1 if block is None else block  # outside of the blocks, only a pooling query attends
+        batch = run.inputs.batch
+        see(index, relevance if relevance.ndim == 4 else relevance.view(batch, -1, *relevance.shape[1:]), rows)
+
+    capture.on_map = on_map
+    torch.autograd.grad(part.scalar.sum(), ends, retain_graph=True, allow_unused=True)
+
 
 Row = Float[Tensor, "b t"]
 LEVEL = "embedding_output"
@@ -104,7 +458,7 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
         lowest = start_layer % len(layers)
         product = Multiplied(layers[-1].readout, normalise)
         see = lambda index, relevance, rows: product.see(layers[index], relevance, rows)  # noqa: E731
-        tell_maps(runner.run, runner.part, see, lowest=lowest)
+        map_relevance(runner.run, runner.part, see, lowest=lowest)
         return Result(finish(product.close(), layers[0]))
 
     rules = check_rules("transformer_attribution", LEVEL)

@@ -14,8 +14,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor, nn
 
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.methods.grad_cam import normalise
-from vitrail.methods.options import check_count, watched
+from vitrail.methods.options import check_count, min_max, watched
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
@@ -37,7 +36,7 @@ def feature_masks(features: Float[Tensor, "n y x"], size: tuple[int, int]) -> Fl
     """
     low, high = (x[:, None, None] for x in drawn(features, size).flatten(1).aminmax(dim=1))
     rounding = 8 * torch.finfo(features.dtype).eps * torch.maximum(low.abs(), high.abs())
-    return normalise(features, low, torch.where(high - low > rounding, high, low))
+    return min_max(features, low, torch.where(high - low > rounding, high, low))
 
 
 def overlaps(count: int, length: int) -> Float[Tensor, "n n"]:

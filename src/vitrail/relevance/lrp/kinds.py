@@ -1,6 +1,6 @@
 """The kind of every torch function that rules know. A function that is not here stops the pass with an error."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -188,3 +188,31 @@ MODULES: tuple[tuple[str, Callable[[nn.Module], bool]], ...] = (
     ("rms_norm_module", is_rms_norm),
 )
 """Modules that are one operation although they are written as several."""
+
+
+def kind_of(
+    func: Callable[..., Any], args: tuple[Any, ...], active: Sequence[Tensor], stream: torch.Size | None
+) -> str:
+    """What kind of operation a function is on these arguments."""
+    both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
+    if func in ADDITIONS:
+        if not both:
+            return "shift"
+        return "residual" if active[0].shape == active[1].shape == stream else "sum"
+    if func in MULTIPLICATIONS:
+        return "gate" if both else "scale"
+    if func in DIVISIONS:
+        over = any(x is active[0] for x in args[:1])
+        return "quotient" if not over else "over_constant" if both else "scale"
+    if KINDS.get(func) == "product":
+        return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
+    if func in POWERS and len(args) > 1 and args[1] in ROOTS:
+        return "deviation"
+    if func is Tensor.__getitem__ and _picks_a_token(args):
+        return "select"
+    return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
+
+
+def _picks_a_token(args: tuple) -> bool:
+    x, index = args
+    return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)

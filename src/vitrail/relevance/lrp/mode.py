@@ -28,21 +28,19 @@ from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import RuleError
 from vitrail.relevance.lrp.kinds import (
     ADDITIONS,
-    DIVISIONS,
     IN_PLACE,
     KINDS,
     MODULES,
     MULTIPLICATIONS,
-    POWERS,
     QUERIES,
     REVERSED_SUBTRACTIONS,
-    ROOTS,
     ROUTING,
     STATEMENTS,
     SUBTRACTIONS,
     WRITTEN_OUT,
+    kind_of,
 )
-from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_bent
+from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden
 
 ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
 """Operations that work entry by entry, where their operands have one shape."""
@@ -182,7 +180,7 @@ class _Propagate(TorchFunctionMode):
             self._outdate(args[0])
         function = IN_PLACE.get(func, func)
         changed = args[0] if function is not func else None
-        if func in STATEMENTS and not is_bent(args[0]) and self._chained(function, args, active):
+        if func in STATEMENTS and not is_overridden(args[0]) and self._chained(function, args, active):
             return self.follow("write", func, args, kwargs, active)
         if function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS:
             out = self._sum(function, args, kwargs, active)
@@ -242,7 +240,7 @@ class _Propagate(TorchFunctionMode):
             kind = "residual" if self._skips(*active) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
-            tell=lambda relevance, rows: self.capture.on_map(block, relevance, rows),
+            on_map=lambda relevance, rows: self.capture.on_map(block, relevance, rows),
             readers=self._reader(kind, active[0]),
             masks=self.capture.ids is not None,
             note=self.capture.notes.append,
@@ -395,29 +393,6 @@ class _Propagate(TorchFunctionMode):
         )
 
 
-def kind_of(
-    func: Callable[..., Any], args: tuple[Any, ...], active: Sequence[Tensor], stream: torch.Size | None
-) -> str:
-    """What kind of operation a function is on these arguments."""
-    both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
-    if func in ADDITIONS:
-        if not both:
-            return "shift"
-        return "residual" if active[0].shape == active[1].shape == stream else "sum"
-    if func in MULTIPLICATIONS:
-        return "gate" if both else "scale"
-    if func in DIVISIONS:
-        over = any(x is active[0] for x in args[:1])
-        return "quotient" if not over else "over_constant" if both else "scale"
-    if KINDS.get(func) == "product":
-        return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
-    if func in POWERS and len(args) > 1 and args[1] in ROOTS:
-        return "deviation"
-    if func is Tensor.__getitem__ and _picks_a_token(args):
-        return "select"
-    return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
-
-
 def reads(later: Tensor, earlier: Tensor) -> bool:
     """Whether one tensor was computed from another: a sub-layer reads the stream, one of two branches not the other."""
     source, first = get_gradient_edge(earlier).node, get_gradient_edge(later).node
@@ -430,11 +405,6 @@ def reads(later: Tensor, earlier: Tensor) -> bool:
         seen |= below
         waiting += below
     return False
-
-
-def _picks_a_token(args: tuple) -> bool:
-    x, index = args
-    return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)
 
 
 def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401

@@ -33,12 +33,12 @@ class Operation:
         where: the module that runs it, for messages.
         block: the index of the block that runs it, None outside of the blocks.
         active: the tensors among the arguments that depend on what is explained; of a residual sum, the stream first.
-        tell: takes the relevance of some rows of an attention map, and which they are, in the backward pass.
+        on_map: takes the relevance of some rows of an attention map, and which they are, in the backward pass.
         readers: how many linear layers read the same input, once the pass is over.
         masks: whether the model adds a mask to its attention scores, be it of zeros.
         gate: of a product of activations, the factor that came out of an activation.
-        note: keeps something for whoever made the pass (`Trace.notes`).
-        same: is told that one tensor stands for another.
+        note: keeps something for whoever made the pass (`Capture.notes`).
+        same: takes a tensor and the one that stands for it from now on.
         before: whether no block has run yet.
         batch_axis: the axis of the samples.
         flow: what each backward pass computes, where several are made of one forward pass; None for relevance alone.
@@ -52,7 +52,7 @@ class Operation:
     where: str
     block: int | None
     active: tuple[Tensor, ...]
-    tell: Callable[[Tensor, slice], None]
+    on_map: Callable[[Tensor, slice], None]
     readers: Callable[[], int] = lambda: 1
     masks: bool = False
     gate: Tensor | None = None
@@ -77,14 +77,14 @@ class Operation:
         args, kwargs = replaced((self.args, self.kwargs), operands)
         return self.function(*args, **kwargs)
 
-    def bent(self, pullback: Pullback, *inputs: Tensor) -> Tensor:
+    def overridden(self, pullback: Pullback, *inputs: Tensor) -> Tensor:
         """The model's own value, with relevance going back to these inputs by this rule."""
         return self.passing(self.run(), pullback, *inputs)
 
     def passing(self, out: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
         """What the model computed, with relevance going back to these inputs by this rule; gradients as they are."""
         if self.flow is None:
-            return bent(out, pullback, *inputs)
+            return overridden(out, pullback, *inputs)
         return _Switched.apply(out, self.flow, pullback, *inputs)  # pyright: ignore[reportReturnType]
 
     def shared(self, x: Tensor, share: float, *, operand: bool = False) -> Tensor:
@@ -101,7 +101,7 @@ class Operation:
 
     def stand_in(self, x: Tensor, pullback: Pullback) -> Tensor:
         """An operand's stand-in, which passes relevance on to it by this rule."""
-        new = bent(x, pullback, x)
+        new = overridden(x, pullback, x)
         self.same(x, new)
         return new
 
@@ -120,7 +120,7 @@ def replaced(given: Any, operands: Mapping[int, Tensor]) -> Any:  # noqa: ANN401
 Rule = Callable[[Operation], Any]
 
 
-class _Bent(torch.autograd.Function):
+class _Overridden(torch.autograd.Function):
     """A value that was computed already; its gradient is whatever the rule says."""
 
     @staticmethod
@@ -189,15 +189,15 @@ def at_block_entry(x: Tensor, flow: Flow) -> Tensor:
     return _BlockEntry.apply(x, flow)  # pyright: ignore[reportReturnType]
 
 
-def bent(value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
+def overridden(value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
     """The value, with relevance going back to the inputs by this rule."""
-    return _Bent.apply(value.detach(), pullback, *inputs)  # pyright: ignore[reportReturnType]
+    return _Overridden.apply(value.detach(), pullback, *inputs)  # pyright: ignore[reportReturnType]
 
 
-def is_bent(x: object) -> bool:
+def is_overridden(x: object) -> bool:
     """Whether a tensor is the result of a rule, which torch does not allow to be written in place."""
     made = x.grad_fn if isinstance(x, Tensor) else None
-    return made is not None and made.name() in ("_BentBackward", "_SwitchedBackward")
+    return made is not None and made.name() in ("_OverriddenBackward", "_SwitchedBackward")
 
 
 def gradient(operation: Operation) -> Any:  # noqa: ANN401
