@@ -16,7 +16,7 @@ import numpy as np
 
 import vitrail
 from vitrail import metrics
-from vitrail.evaluate.metrics.rationales import top
+from vitrail.evaluate.metrics.texts import top
 from vitrail.models.loading import load
 
 KS, SHORTEST, LARGEST, RESAMPLES = range(1, 7), 8, 0.5, 2000

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
 from training.vit import blocks, tokens_at
-from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 
 
 @dataclass(frozen=True)

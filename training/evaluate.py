@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from training.sentences import read_sst2
 from vitrail import zoo
-from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 
 
 def photo_pairs(data: Path, *, limit: int | None = None, batch: int = 64) -> Iterator[tuple[Tensor, Tensor]]:

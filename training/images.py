@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 
 SUFFIXES = {".webp", ".jpg", ".jpeg", ".png"}
 UNLABELLED = -1

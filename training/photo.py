@@ -22,7 +22,7 @@ from training.augment import jitter_colours, mix, random_crop
 from training.distil import PhotoConfig, Student, build_model, losses, teach
 from training.images import Photos, archive_stems, join, read_archive, read_folder
 from training.vit import load_teacher
-from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 
 
 def views(photos: Photos, config: PhotoConfig, *, calm: bool) -> tuple[Tensor, Tensor]:

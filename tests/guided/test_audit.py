@@ -8,7 +8,7 @@ from tiny_models import tiny
 import vitrail
 from vitrail import zoo
 from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.evaluate.data.imagenet import IMAGENETTE
+from vitrail.evaluate.data.labelled import IMAGENETTE
 from vitrail.tools.audit import Finding, class_of, distance, names_of, read_folders
 from vitrail.tools.guide import open_shipped
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from training import photo
 from training.images import UNLABELLED, Photos, read_archive, read_folder
 from training.vit import load_teacher, tokens_at
-from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 
 WIDTH, DEPTH = 64, 2
 

@@ -24,10 +24,10 @@ MEASURE_PLACES = {
     "randomisation": "on_both:RANDOMISATION",
     "class_sensitivity": "on_both:CLASS_SENSITIVITY",
     "ranks": "on_both:RANKS",
-    "gold_recall": "on_answers:GOLD_RECALL",
-    "gold_rank": "on_answers:GOLD_RANK",
-    "lds": "on_answers:LDS",
-    "answer_drop": "on_answers:ANSWER_DROP",
-    "answer_sufficiency": "on_answers:ANSWER_SUFFICIENCY",
+    "gold_recall": "on_texts:GOLD_RECALL",
+    "gold_rank": "on_texts:GOLD_RANK",
+    "lds": "on_texts:LDS",
+    "answer_drop": "on_texts:ANSWER_DROP",
+    "answer_sufficiency": "on_texts:ANSWER_SUFFICIENCY",
 }
 """Name -> `module:object` of the metric's `Measure` inside `vitrail.evaluate.bench`. A new metric is one line here."""

@@ -24,7 +24,7 @@ from vitrail.api import explain
 from vitrail.capture.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
-from vitrail.evaluate.metrics.rationales import lds, recall_at
+from vitrail.evaluate.metrics.texts import lds, recall_at
 from vitrail.methods import METHODS
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span

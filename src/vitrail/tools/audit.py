@@ -21,7 +21,7 @@ from vitrail.api import explain
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, OptionError, TargetError, as_path
 from vitrail.evaluate.data.files import pictures_in, require_folder
-from vitrail.evaluate.data.imagenet import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
+from vitrail.evaluate.data.labelled import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.loading import find_class
 from vitrail.plots.page import document, render

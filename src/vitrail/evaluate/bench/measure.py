@@ -6,7 +6,7 @@ computes one number of a table from them, `CurvePanel` one curve of a figure. A 
 examples, so a bootstrap needs only weighted means of the features, also where pixels are pooled over a data set.
 
 To add a metric, write its `Measure` in a file of its own or beside the others of its kind (`on_pictures`, `on_texts`,
-`on_answers`, `on_both`), and add one line to `MEASURE_PLACES` in `vitrail.evaluate`.
+`on_both`), and add one line to `MEASURE_PLACES` in `vitrail.evaluate`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -23,7 +23,7 @@ from vitrail.evaluate import data
 from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.examples import IGNORE, ImageExample
-from vitrail.evaluate.data.imagenet import IMAGENETTE_SYNSETS
+from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 from vitrail.evaluate.data.segmented import SPELT_IN_VOC, VOC
 from vitrail.evaluate.metrics import fills
 from vitrail.evaluate.stitch import SHIPPED, open_shipped, plan_canvas, stitch

@@ -6,7 +6,7 @@
 from typing import Any
 
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.evaluate.data import cifar, imagenet, segmented, texts
+from vitrail.evaluate.data import labelled, segmented, texts
 from vitrail.evaluate.data.examples import (
     IGNORE,
     Box,
@@ -19,9 +19,9 @@ from vitrail.evaluate.data.examples import (
     Span,
     TextExample,
 )
-from vitrail.evaluate.data.imagenet import read_imagenet, read_imagenet_segmentation
+from vitrail.evaluate.data.files import Source
+from vitrail.evaluate.data.labelled import read_imagenet, read_imagenet_segmentation
 from vitrail.evaluate.data.pictures import resize_mask
-from vitrail.evaluate.data.rows import Source
 from vitrail.evaluate.data.segmented import COCO, read_coco, read_pets
 from vitrail.evaluate.data.texts import read_squad, read_squad2
 
@@ -53,16 +53,16 @@ DATASETS: dict[str, DatasetEntry] = {
             "Lin et al., ECCV 2014, arXiv:1405.0312", COCO,
         ),
         DatasetEntry(
-            "cifar10", cifar.read_cifar10, "image", _LABEL,
-            "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not", "Krizhevsky, 2009", cifar.CLASSES,
+            "cifar10", labelled.read_cifar10, "image", _LABEL,
+            "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, packed or not", "Krizhevsky, 2009", labelled.CIFAR10,
         ),
         DatasetEntry(
-            "cifar100", cifar.read_cifar100, "image", _LABEL,
+            "cifar100", labelled.read_cifar100, "image", _LABEL,
             "cifar-100-binary.tar.gz or cifar-100-python.tar.gz, packed or not", "Krizhevsky, 2009",
         ),
         DatasetEntry(
-            "imagenette", imagenet.read_imagenette, "image", _LABEL,
-            "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", imagenet.IMAGENETTE,
+            "imagenette", labelled.read_imagenette, "image", _LABEL,
+            "<split>/ or <split>.zip of synsets", "Howard, fast.ai, 2019", labelled.IMAGENETTE,
         ),
         DatasetEntry("sst2", texts.read_sst2, "text", _LABEL, _TABLE, "Socher et al., EMNLP 2013", texts.SENTIMENTS),
         DatasetEntry(

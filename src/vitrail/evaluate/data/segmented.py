@@ -19,7 +19,9 @@ from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.data.examples import IGNORE, Box, Dataset, ImageExample, Mask, require_unique
 from vitrail.evaluate.data.files import (
     first_of,
+    open_rows,
     pictures_in,
+    read_all,
     read_json,
     read_lines,
     require_file,
@@ -27,7 +29,6 @@ from vitrail.evaluate.data.files import (
     require_inside,
 )
 from vitrail.evaluate.data.pictures import PictureFile, Shape, open_values, paint, size_of, translate
-from vitrail.evaluate.data.rows import open_rows, read_all
 
 VOC = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",

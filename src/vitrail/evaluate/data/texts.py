@@ -24,8 +24,16 @@ from typing import Any
 
 from vitrail.errors import InputError, one_line
 from vitrail.evaluate.data.examples import Dataset, GoldAnswer, QuestionExample, Span, TextExample, require_unique
-from vitrail.evaluate.data.files import read_json, read_text, require_file, require_folder
-from vitrail.evaluate.data.rows import Source, TableRows, open_rows, read_all
+from vitrail.evaluate.data.files import (
+    Source,
+    TableRows,
+    open_rows,
+    read_all,
+    read_json,
+    read_text,
+    require_file,
+    require_folder,
+)
 
 UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
 

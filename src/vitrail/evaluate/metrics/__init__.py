@@ -30,20 +30,7 @@ from vitrail.evaluate.metrics.localisation import (
     voc,
     voc_counts,
 )
-from vitrail.evaluate.metrics.perturbation import Curve, deletion, insertion, perturbation_curve
-from vitrail.evaluate.metrics.rationales import (
-    TokenF1,
-    TokenRanking,
-    lds,
-    precision_at_k,
-    recall_at,
-    token_f1,
-    token_f1_at_k,
-    token_ranking,
-    topk_drop,
-    word_scores,
-)
-from vitrail.evaluate.metrics.road import road, road_impute
+from vitrail.evaluate.metrics.perturbation import Curve, deletion, insertion, perturbation_curve, road, road_impute
 from vitrail.evaluate.metrics.sanity import (
     Agreement,
     Cascade,
@@ -56,7 +43,21 @@ from vitrail.evaluate.metrics.sanity import (
     randomised,
     rank_correlation,
 )
-from vitrail.evaluate.metrics.texts import TextCurve, perturbed_ids, text_curve
+from vitrail.evaluate.metrics.texts import (
+    TextCurve,
+    TokenF1,
+    TokenRanking,
+    lds,
+    perturbed_ids,
+    precision_at_k,
+    recall_at,
+    text_curve,
+    token_f1,
+    token_f1_at_k,
+    token_ranking,
+    topk_drop,
+    word_scores,
+)
 
 __all__ = [
     "Agreement",
