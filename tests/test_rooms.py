@@ -126,7 +126,6 @@ def test_only_allowed_imports_stand_inside_functions():
 
 OF_EXTRAS = {
     ("vitrail.models.loading.huggingface", "vitrail.models.loading.images"),
-    ("vitrail.models.loading.writing", "vitrail.models.loading.images"),
     ("vitrail.relevance.fused", "vitrail.relevance.kernels"),  # Triton
     ("vitrail.models.loading.vision", "vitrail.models.loading.images"),  # Pillow
     ("vitrail.models.loading", "vitrail.models.zoo.photo"),  # transformers

@@ -9,11 +9,10 @@ from safetensors.torch import load_file
 from saved_models import save_gpt2, save_llava, save_vit
 from served_page import memory, served, server_process
 
-from vitrail.apps.web import actions
+from vitrail.apps.web import Limits, actions
 from vitrail.apps.web.explaining import Explorer, Results
-from vitrail.apps.web.limits import Limits
+from vitrail.apps.web.guard import ASKS
 from vitrail.apps.web.model_cache import ModelCache
-from vitrail.apps.web.schema import ASKS
 from vitrail.apps.web.sessions import Sessions
 from vitrail.apps.web.workers import Job
 

@@ -14,11 +14,10 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.apps.web import actions, explaining, removing
+from vitrail.apps.web import GoneError, actions, explaining, removing
 from vitrail.apps.web.downloads import FORMS, PALETTES
-from vitrail.apps.web.limits import GoneError
+from vitrail.apps.web.guard import ASKS
 from vitrail.apps.web.payload import INTEGERS
-from vitrail.apps.web.schema import ASKS
 from vitrail.apps.web.workers import Job, Stopped
 from vitrail.attribution import Comparison
 from vitrail.capture import measure
@@ -26,8 +25,8 @@ from vitrail.errors import ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS
 from vitrail.methods import METHODS
+from vitrail.models.loading.huggingface import answer_words
 from vitrail.models.loading.images import open_image
-from vitrail.models.loading.writing import answer_words
 
 BALL, SENTENCE = "example:golf_ball", "example:sentence-1"
 

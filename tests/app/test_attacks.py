@@ -19,10 +19,8 @@ from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
 from vitrail.apps.cli.app import app
-from vitrail.apps.web import Settings, server
-from vitrail.apps.web.guard import HEADERS, check_host, check_origin
-from vitrail.apps.web.limits import ForeignError
-from vitrail.apps.web.schema import ASKS
+from vitrail.apps.web import ForeignError, Settings, server
+from vitrail.apps.web.guard import ASKS, HEADERS, check_host, check_origin
 from vitrail.errors import MissingExtraError, OptionError
 
 MEMORY = 2 * 2**30

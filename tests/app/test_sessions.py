@@ -9,10 +9,9 @@ from bombs import bomb
 from PIL import Image
 
 from vitrail.apps import demo
+from vitrail.apps.web import BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
 from vitrail.apps.web import sessions as kept
-from vitrail.apps.web.explaining import Results
-from vitrail.apps.web.limits import BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
-from vitrail.apps.web.reading import read_picture, read_text
+from vitrail.apps.web.explaining import Results, read_picture, read_text
 from vitrail.apps.web.sessions import Sessions
 from vitrail.apps.web.workers import QUICK, SLOW, Job, Stopped, Workers
 from vitrail.errors import InputError

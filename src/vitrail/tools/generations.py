@@ -15,7 +15,7 @@ from vitrail.errors import InputError, OptionError, OutputError, as_path
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, parse_spec
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span, sentences
-from vitrail.plots.answers import answer_figure, answer_html
+from vitrail.plots.page import answer_figure, answer_html
 from vitrail.storage import encode
 from vitrail.tools.answers import Answer, is_whole
 from vitrail.tools.answers import answer as answer_of

@@ -1,8 +1,8 @@
 """The command line: `vitrail --help` is its manual.
 
-A command is one file here and one line in the table of `app`. Its module must not import torch, numpy or scipy, so that
-help, completion and usage errors answer at once: a command imports what computes inside its function, after its checks.
-`screen`, `options` and `checks` are light as well; `session` and `show` import torch.
+A command is one function here and one line in the table of `app`. Its module must not import torch, numpy or scipy, so
+that help, completion and usage errors answer at once: a command imports what computes inside its function, after its
+checks. `screen` and `options` are light as well; `session` and `show` import torch.
 """
 
 import os

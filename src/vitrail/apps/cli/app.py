@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vitrail.apps.cli import about, answering, bench, bench_own, explain, guide, options, report, rewrite, serve
+from vitrail.apps.cli import about, bench, bench_own, explain, guide, options, pages, rewrite
 from vitrail.apps.cli.screen import close_output, note
 
 MANUAL = """See what a Transformer looked at, in an image or a text.
@@ -120,15 +120,15 @@ SETTINGS: dict[str, Any] = {
 COMMANDS = {
     "explain": (explain.EXPLAIN, explain.explain),
     "compare": (explain.COMPARE, explain.compare),
-    "answer": (answering.HELP, answering.command),
+    "answer": (explain.ANSWER, explain.answer),
     "guide": (guide.GUIDE, guide.guide),
     "detail": (guide.DETAIL, guide.detail),
     "audit": (guide.AUDIT, guide.audit),
-    "report": (report.HELP, report.command),
+    "report": (pages.REPORT, pages.report),
     "transfer": (rewrite.TRANSFER, rewrite.transfer),
     "rewrite": (rewrite.REWRITE, rewrite.rewrite),
-    "app": (serve.APP, serve.app),
-    "demo": (serve.DEMO, serve.demo),
+    "app": (pages.APP, pages.app),
+    "demo": (pages.DEMO, pages.demo),
     "methods": (about.METHODS_HELP, about.methods),
     "doctor": (about.DOCTOR, about.doctor),
 }

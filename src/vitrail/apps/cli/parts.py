@@ -19,11 +19,11 @@ from vitrail.apps.cli.show import PAGE_STYLE, PATCHES, WRITERS, present_rows, st
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, TargetError
 from vitrail.models.loading import Loaded, Sample, find_class
+from vitrail.models.loading.huggingface import answer_ids, answer_text, answer_words
 from vitrail.models.loading.images import open_image
-from vitrail.models.loading.writing import answer_ids, answer_text, answer_words
 from vitrail.plots import terminal
+from vitrail.plots.figures import boxes_figure, named_tokens, stream_label, streams_sheet
 from vitrail.plots.page import attribution_block, document, render
-from vitrail.plots.streams import boxes_figure, named_tokens, stream_label, streams_sheet
 from vitrail.plots.tokens import join_runs, pieces
 from vitrail.storage import save_figure, write_bytes
 

@@ -11,9 +11,8 @@ from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
 from vitrail.plots import comparison_sheet
-from vitrail.plots.answers import PAGE_SCRIPT, answer_body
 from vitrail.plots.canvas import rendered
-from vitrail.plots.page import attribution_block, document, render
+from vitrail.plots.page import PAGE_SCRIPT, answer_body, attribution_block, document, render
 from vitrail.plots.tokens import pieces
 from vitrail.storage import write_bytes
 from vitrail.tools.generations import Generation, generate

@@ -11,11 +11,20 @@ from typing import Any, cast
 
 import vitrail
 from vitrail.apps.web import downloads, explaining, payload, questions, removing, workers
-from vitrail.apps.web.explaining import Case, Explorer, Steps, case_of, input_of, map_of, maps_of
-from vitrail.apps.web.model_cache import OpenModel, running
-from vitrail.apps.web.payload import case_json, class_json, map_json, packed, token_json
-from vitrail.apps.web.reading import read_picture, read_text, thumbnail
-from vitrail.apps.web.schema import (
+from vitrail.apps.web.explaining import (
+    Case,
+    Explorer,
+    Steps,
+    case_of,
+    data_url,
+    input_of,
+    map_of,
+    maps_of,
+    read_picture,
+    read_text,
+    thumbnail,
+)
+from vitrail.apps.web.guard import (
     AnswerAsk,
     Ask,
     AttentionAsk,
@@ -28,8 +37,19 @@ from vitrail.apps.web.schema import (
     RemoveAsk,
     WhatIfAsk,
 )
+from vitrail.apps.web.model_cache import OpenModel, running
+from vitrail.apps.web.payload import (
+    DEFAULT_METHODS,
+    case_json,
+    cautions,
+    class_json,
+    map_json,
+    method_cards,
+    model_card,
+    packed,
+    token_json,
+)
 from vitrail.apps.web.sessions import Session
-from vitrail.apps.web.words import DEFAULT_METHODS, cautions, method_cards, model_card
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError
@@ -153,8 +173,6 @@ def fills(explorer: Explorer, session: Session, ask: MethodAsk, job: Job) -> Ste
 def _background(case: Case, fill: str) -> str:
     """The picture with everything removed."""
     from PIL import Image
-
-    from vitrail.apps.web.reading import data_url
 
     whole = filled(removing.pixels_of(case), fill)[0].permute(1, 2, 0)
     return data_url(Image.fromarray((whole * 255).round().clamp(0, 255).byte().numpy()))

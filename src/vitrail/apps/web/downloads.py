@@ -9,10 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.apps.web import bundle
-from vitrail.apps.web.explaining import Case
-from vitrail.apps.web.payload import case_json, map_json, parts_json, token_json
-from vitrail.apps.web.reading import data_url
-from vitrail.apps.web.words import PLAIN
+from vitrail.apps.web.explaining import Case, data_url
+from vitrail.apps.web.payload import PLAIN, case_json, map_json, parts_json, token_json
 from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
 from vitrail.plots.canvas import Ends, check_index, rendered, sample_target

@@ -13,22 +13,20 @@ from torch import Tensor
 import vitrail
 from vitrail import targets
 from vitrail.apps.web import workers
-from vitrail.apps.web.explaining import Case, Explorer, Steps, picture_of
+from vitrail.apps.web.explaining import Case, Explorer, Steps, data_url, picture_of, read_text
+from vitrail.apps.web.guard import AnswerAsk
 from vitrail.apps.web.model_cache import OpenModel, running
-from vitrail.apps.web.payload import packed
-from vitrail.apps.web.reading import data_url, read_text
-from vitrail.apps.web.schema import AnswerAsk
+from vitrail.apps.web.payload import model_card, packed
 from vitrail.apps.web.sessions import Input
-from vitrail.apps.web.words import model_card
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError
 from vitrail.models.inputs import position_limit
 from vitrail.models.loading import Loaded, Sample
-from vitrail.models.loading.writing import answer_text, answer_words
+from vitrail.models.loading.huggingface import answer_text, answer_words
 from vitrail.models.texts import Span
+from vitrail.tools.answers import decoded
 from vitrail.tools.generations import Generation
-from vitrail.tools.prompts import decoded
 
 METHOD = "gae"
 """It walks over the tokens of picture and text alike."""

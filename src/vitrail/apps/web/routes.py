@@ -21,11 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from vitrail.apps.web import Settings, bundle
-from vitrail.apps.web.guard import Guard, read_body, refused
-from vitrail.apps.web.limits import BusyError, MalformedError, Refusal
-from vitrail.apps.web.schema import ASKS, Ask, Cancel, Text, parse
-from vitrail.apps.web.sessions import MODELS, PICTURES, TEXTS, Session, Sessions, thumbnail
+from vitrail.apps.web import BusyError, MalformedError, Refusal, Settings, bundle
+from vitrail.apps.web.guard import ASKS, Ask, Cancel, Guard, Text, parse, read_body, refused
+from vitrail.apps.web.sessions import MODELS, PICTURES, TEXTS, Session, Sessions, example_thumbnail
 from vitrail.apps.web.workers import LOAD, Event, Job, Steps, Workers, said
 from vitrail.errors import VitrailError
 
@@ -170,7 +168,7 @@ async def example_picture(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in PICTURES:
         raise HTTPException(404)
-    return Response(thumbnail(name), media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
+    return Response(example_thumbnail(name), media_type="image/jpeg", headers={"cache-control": "max-age=3600"})
 
 
 async def models(request: Request) -> Response:

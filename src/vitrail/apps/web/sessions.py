@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vitrail.apps.web.limits import MEGABYTE, BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
+from vitrail.apps.web import MEGABYTE, BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
 from vitrail.apps.web.workers import Job
 
 
@@ -202,7 +202,7 @@ EXAMPLES: dict[str, Input] = {
 
 
 @cache
-def thumbnail(name: str) -> bytes:
+def example_thumbnail(name: str) -> bytes:
     """The picture of an example, small, as JPEG."""
     from PIL import Image, ImageOps
 

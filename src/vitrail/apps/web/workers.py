@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrail.apps.web.limits import BusyError
+from vitrail.apps.web import BusyError
 from vitrail.errors import VitrailError
 
 LOAD, DECODE, QUICK, SLOW, DRAW = "load", "decode", "quick", "slow", "draw"
