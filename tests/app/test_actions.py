@@ -185,7 +185,7 @@ def test_by_default_parts_become_what_hides_the_class_most(do, tiny):
 def test_progress_counts_every_pass_once(explorer, session, do, tiny):
     do("explain", input=BALL, model=tiny, methods=("gae",))  # the hooks of the model are there before its twin is made
     said = []
-    job = Job(session.id, tell=lambda share, words: said.append((share, words)))
+    job = Job(session.id, progress=lambda share, words: said.append((share, words)))
     do("remove", job, input=BALL, model=tiny, method="gae", fill="noise", target=2)
     random = [words for _, words in said if words.startswith("removing parts at random")]
     assert random[-1] == "removing parts at random, pass 11 of 11"
@@ -366,7 +366,7 @@ def test_a_job_stops_at_the_next_block_and_the_model_is_as_it_was(explorer, sess
         if "dix, pass 3" in words:
             job.stop.set()
 
-    job.tell = tell
+    job.progress = tell
     with pytest.raises(Stopped):
         do("explain", job=job, input=BALL, model=tiny, methods=("dix",))
     assert told[-1] == "computing dix, pass 3"
@@ -381,7 +381,7 @@ def test_a_slow_job_keeps_no_quick_one_waiting(explorer, session, do, tiny):
             begun.set()
             go_on.wait(60)
 
-    job.tell = tell
+    job.progress = tell
     ask = ASKS["explain"](id="slow", input=BALL, model=tiny, methods=("dix",))
     thread = threading.Thread(target=lambda: list(actions.explain(explorer, session, ask, job)))
     thread.start()

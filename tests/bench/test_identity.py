@@ -13,7 +13,7 @@ from PIL import Image
 from saved_models import save_vit
 from transformers import ViTForImageClassification
 
-from vitrail.apps.cli.bench import tell_older
+from vitrail.apps.cli.bench import note_older
 from vitrail.capture.provenance import fingerprint
 from vitrail.errors import EngineError
 from vitrail.evaluate import bench, data
@@ -224,7 +224,7 @@ def test_a_file_of_version_0_1_0_opens_and_its_rows_are_kept(pets_plan, own, cap
     assert set(found.changed) == {"data", "model"}
     assert len(bench.tables(path)) == 2
     assert old in [bench.render([table]) for table in bench.tables(path)]
-    tell_older(found, path)
+    note_older(found, path)
     assert "1 older runs of the same names, which differ in data, model" in capsys.readouterr().err
 
 

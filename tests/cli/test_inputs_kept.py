@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitrail.apps.cli.explain import _names
-from vitrail.apps.cli.options import check_apart, distinct
+from vitrail.apps.cli.options import check_not_replaced, distinct
 from vitrail.errors import OutputError
 from vitrail.models.loading import load
 
@@ -101,9 +101,9 @@ def test_a_table_does_not_replace_its_results(run, tmp_path, monkeypatch):
 def test_a_result_may_replace_an_older_result(tmp_path):
     (tmp_path / "map.png").write_bytes(b"old")
     (tmp_path / "p.png").write_bytes(b"picture")
-    check_apart([tmp_path / "map.png", None], [tmp_path / "p.png", None, "a text", "x" * 5000, "nul\0"])
+    check_not_replaced([tmp_path / "map.png", None], [tmp_path / "p.png", None, "a text", "x" * 5000, "nul\0"])
     with pytest.raises(OutputError, match="the input itself"):
-        check_apart([tmp_path / "p.png"], [tmp_path / "p.png"])
+        check_not_replaced([tmp_path / "p.png"], [tmp_path / "p.png"])
 
 
 def test_two_classes_of_one_name_are_told_apart_by_their_index(run, place, tmp_path):

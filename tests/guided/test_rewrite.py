@@ -16,7 +16,7 @@ import vitrail
 from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.models.loading import load
 from vitrail.plots.canvas import rendered
-from vitrail.tools.lens import Budget, focus, sight_of
+from vitrail.tools.pixels import Budget, pixel_model_of, shown_model_of
 from vitrail.tools.rewrite import NOTICE, psnr, ssim
 from vitrail.tools.robustness import robustness
 
@@ -129,13 +129,13 @@ def test_a_budget_in_which_nothing_fits_is_refused(sizes):
 
 
 def test_the_lens_reads_shift_and_scale_off_the_preprocessing():
-    lens, levels = focus(sight_of(Linear(), prepare, squash=False), picture())
-    assert_close(lens.shift.flatten(), torch.tensor(SHIFT))
-    assert_close(lens.scale.flatten(), torch.tensor(SCALE))
+    pixel_model, levels = pixel_model_of(shown_model_of(Linear(), prepare, squash=False), picture())
+    assert_close(pixel_model.shift.flatten(), torch.tensor(SHIFT))
+    assert_close(pixel_model.scale.flatten(), torch.tensor(SCALE))
     assert_close(levels[0].permute(1, 2, 0), torch.from_numpy(np.array(picture())) / 255)
-    plain = lens.sight.model(prepare(picture()))[0]
-    assert_close(lens.logits(levels), plain, rtol=1e-5, atol=1e-5)  # single precision
-    assert_close(lens.reload(levels), plain)
+    plain = pixel_model.shown_model.model(prepare(picture()))[0]
+    assert_close(pixel_model.logits(levels), plain, rtol=1e-5, atol=1e-5)  # single precision
+    assert_close(pixel_model.reload(levels), plain)
 
 
 def test_a_preprocessing_that_moves_pixels_is_refused():
@@ -173,14 +173,14 @@ def test_the_new_picture_fools_the_model_when_it_is_saved_and_loaded(tmp_path):
 
 def test_steps_go_on_where_rounding_loses_the_class(monkeypatch):
     plain = go(other())
-    real, calls = vitrail.tools.lens.Lens.reload, []
+    real, calls = vitrail.tools.pixels.PixelModel.reload, []
 
-    def stubborn(lens, levels):
+    def stubborn(pixel_model, levels):
         calls.append(1)
-        found = real(lens, levels)
+        found = real(pixel_model, levels)
         return -found if 1 < len(calls) < 5 else found  # the first call looks at the original
 
-    monkeypatch.setattr("vitrail.tools.lens.Lens.reload", stubborn)
+    monkeypatch.setattr("vitrail.tools.pixels.PixelModel.reload", stubborn)
     made = go(other())
     assert made.reached
     assert len(made.trace) == len(plain.trace) + 3

@@ -117,12 +117,12 @@ class Method:
     def label(self, preset: str, options: Mapping[str, Any], kind: str) -> str:
         """The method with what differs from the recommended options, or with its preset where that says it shorter."""
         usual = self.resolve("recommended", {}, kind)
-        apart = {n: v for n, v in options.items() if usual.get(n, v) != v}
+        different = {n: v for n, v in options.items() if usual.get(n, v) != v}
         if preset in self.presets:
             own = self.resolve(preset, {}, kind)
             within = {"preset": preset, **{n: v for n, v in options.items() if own.get(n, v) != v}}
-            apart = within if len(within) < len(apart) else apart
-        return f"{self.name}({', '.join(f'{n}={v}' for n, v in apart.items())})" if apart else self.name
+            different = within if len(within) < len(different) else different
+        return f"{self.name}({', '.join(f'{n}={v}' for n, v in different.items())})" if different else self.name
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether scores below zero mean evidence against the target, with these options."""

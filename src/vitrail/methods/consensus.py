@@ -202,15 +202,15 @@ def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Content) 
 
     Pairs that share fewer than two words are left out. If none remains, the text is too short, and the result is one.
     """
-    apart, tells = [], []
+    differ, counts = [], []
     for pair in combinations(range(len(keep)), 2):
         shared = words & keep[list(pair)].all(dim=0)
         one = disagreement(found[list(pair)].transpose(0, 1), shared)
         assert one is not None
-        apart.append(one)
-        tells.append(shared.sum(dim=1) > 1)
-    weights = torch.stack(tells).to(found.dtype)
-    mean = (torch.stack(apart) * weights).sum(dim=0) / weights.sum(dim=0).clamp(min=1)
+        differ.append(one)
+        counts.append(shared.sum(dim=1) > 1)
+    weights = torch.stack(counts).to(found.dtype)
+    mean = (torch.stack(differ) * weights).sum(dim=0) / weights.sum(dim=0).clamp(min=1)
     return torch.where(weights.sum(dim=0) > 0, mean, torch.ones_like(mean))
 
 
@@ -343,15 +343,15 @@ class Pooled:
     def of_pictures(self, runner: Runner, pictures: Float[Tensor, "m b c h w"]) -> tuple[Tensor, Tensor | None]:
         """The parts of other pictures of the same samples on the grid of patches, and their disagreement."""
         limit = MOST_SAMPLES.get(pictures.device.type, FEW_SAMPLES)
-        found, apart = [], []
+        found, disagreements = [], []
         for some in pictures.split(max(1, limit // pictures.shape[1])):
             inputs = runner.repeated(len(some)).showing(some.flatten(0, 1))
             with runner.again(self.needs, self.pass_options, inputs=inputs, copies=len(some)) as (run, part):
                 other = replace(runner, inputs=inputs, run=run, part=part)
                 parts, differ = self.explain(other)
                 found.append(on_grid(other, parts).unflatten(0, (len(some), -1)))
-                apart += [] if differ is None else [differ.unflatten(0, (len(some), -1))]
-        return torch.cat(found), torch.cat(apart) if apart else None
+                disagreements += [] if differ is None else [differ.unflatten(0, (len(some), -1))]
+        return torch.cat(found), torch.cat(disagreements) if disagreements else None
 
 
 def _without_own(result: Result) -> Scores:
@@ -436,17 +436,17 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     pooled = Pooled.of(weights, lambda scores, content: bring(scores, content, power))
 
     def patches(runner: Runner) -> Result:
-        found, apart = pooled.explain(runner)
+        found, differ = pooled.explain(runner)
         with own_dtypes(found.device.type):
             found = spread(runner, found, smooth) if smooth else found
-        return Result(found.sum(dim=1), layers=found, parts=tuple(weights), disagreement=apart)
+        return Result(found.sum(dim=1), layers=found, parts=tuple(weights), disagreement=differ)
 
     def pixels(runner: Runner) -> Result:
         picture = runner.inputs.shown
-        found, apart = pooled.of_pictures(runner, torch.stack([moved(picture, *move) for move in finish.moves]))
+        found, differ = pooled.of_pictures(runner, torch.stack([moved(picture, *move) for move in finish.moves]))
         patch, fine = at_pixels(picture, found, finish)
-        apart = None if apart is None else apart.mean(dim=0)
-        return Result(layers=off_grid(runner, patch), pixels=fine, parts=tuple(weights), disagreement=apart)
+        differ = None if differ is None else differ.mean(dim=0)
+        return Result(layers=off_grid(runner, patch), pixels=fine, parts=tuple(weights), disagreement=differ)
 
     # For pixels, the pass that was made is used only to choose the class.
     plans = {"patches": (patches, pooled.pass_options, pooled.needs), "pixels": (pixels, PLAIN, frozenset[str]())}

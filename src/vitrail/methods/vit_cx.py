@@ -87,9 +87,9 @@ def saliency(scores: Float[Tensor, " n"], masks: Maps) -> Float[Tensor, "h w"]:
 
 def draws(pictures: Tensor, *, noise: float, seed: int) -> Iterator[Float[Tensor, "c h w"]]:
     """ε_1, ε_2, ...: the same for a seed on any device, however masks are batched, whatever the model's precision."""
-    dice = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        yield (noise * torch.randn(pictures.shape[1:], generator=dice)).to(pictures.device)
+        yield (noise * torch.randn(pictures.shape[1:], generator=generator)).to(pictures.device)
 
 
 def last_features(runner: Runner) -> Float[Tensor, "b d y x"]:
@@ -100,14 +100,14 @@ def last_features(runner: Runner) -> Float[Tensor, "b d y x"]:
     return rearrange(tokens, "b (y x) d -> b d y x", y=runner.run.origin.grid[0])
 
 
-def causal_effects(runner: Runner, row: int, masks: Maps, dice: Iterator[Tensor] | None) -> Float[Tensor, " n"]:
+def causal_effects(runner: Runner, row: int, masks: Maps, noises: Iterator[Tensor] | None) -> Float[Tensor, " n"]:
     """Step 4 for some masks of one picture; without noise what is hidden is zero, and the second pass the clean one."""
     picture = runner.inputs.shown[row]
     rows = torch.full((len(masks),), row, device=masks.device)
     like, shown = runner.inputs.take(rows), masks[:, None].to(picture)
-    if dice is None:
+    if noises is None:
         return runner.score(like.showing(picture * shown), rows)
-    fill = torch.stack([next(dice) for _ in masks]).to(picture) * (1 - shown)
+    fill = torch.stack([next(noises) for _ in masks]).to(picture) * (1 - shown)
     masked = runner.score(like.showing(torch.addcmul(fill, picture, shown)), rows)
     filled = runner.score(like.showing(picture + fill), rows)
     return effects(masked, filled, runner.part.scalar[row].detach())
@@ -147,10 +147,10 @@ def build(
         for row, features in enumerate(last_features(runner)):
             each = feature_masks(features, size)
             masks = cluster_masks(each, clusters(distances(each, size), threshold), size)
-            dice = draws(runner.inputs.shown, noise=noise, seed=seed)
+            noises = draws(runner.inputs.shown, noise=noise, seed=seed)
             words = f"vit_cx, picture {row + 1} of {runner.inputs.batch}"
             portions = watched(masks.split(batch), words, show=progress)
-            scores = [causal_effects(runner, row, some, dice if noise else None) for some in portions]
+            scores = [causal_effects(runner, row, some, noises if noise else None) for some in portions]
             found.append(saliency(torch.cat(scores).to(masks.dtype), masks))
         return Result(pixels=torch.stack(found))
 

@@ -233,8 +233,8 @@ def _agrees(body: Body, found: Discovery, names: dict[int, str]) -> bool:
 
 def _lines(found: ModelStructure) -> list[str]:
     kinds = Counter(call.kind for call in found.calls)
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-    lines = [f"{found.model}: {len(found.blocks)} blocks, attention calls: {told}"]
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    lines = [f"{found.model}: {len(found.blocks)} blocks, attention calls: {listed}"]
     if found.family is not None:
         agreement = "agrees with what was found" if found.agrees else "names other blocks than were found"
         lines.append(f"family {found.family}: {agreement}")
@@ -253,7 +253,7 @@ def _lines(found: ModelStructure) -> list[str]:
 
 def _block_line(block: BlockSite, calls: tuple[CallSite, ...]) -> str:
     own = [calls[index] for index in block.calls]
-    told = ", ".join(f"{c.kind} {c.queries} x {c.keys}{', causal' if c.causal else ''}" for c in own)
+    listed = ", ".join(f"{c.kind} {c.queries} x {c.keys}{', causal' if c.causal else ''}" for c in own)
     parts = [f"{name}={part}" for name in PARTS if (part := getattr(block.parts, name)) is not None]
     again = f" (run {block.turn + 1})" if block.turn else ""
-    return f"  {block.name}{again}: {told}; {', '.join(parts) or 'no parts named'}"
+    return f"  {block.name}{again}: {listed}; {', '.join(parts) or 'no parts named'}"

@@ -33,7 +33,7 @@ from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.methods.options import check_count
 from vitrail.plots.canvas import GREY, new_figure, panel, write
 from vitrail.storage import finite, json_text
-from vitrail.tools.lens import Budget, Lens, Levels, View, focus, sight_of, to_array, to_image
+from vitrail.tools.pixels import Budget, Levels, PixelModel, View, pixel_model_of, shown_model_of, to_array, to_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -314,57 +314,61 @@ def rewrite(  # noqa: PLR0913  (each is a choice of its own)
         squash: for a model that was loaded by name: resize without cropping.
     """
     budget, way = Budget(l2, linf), Way(eta, steps, probability)
-    sight = sight_of(model, preprocess, squash=squash)
-    with shadow(sight.model) as own, autograd(gradients=True):
-        lens, original = focus(replace(sight, model=own), image)
-        return rewrite_levels(lens, original, target, source, budget, way)
+    shown_model = shown_model_of(model, preprocess, squash=squash)
+    with shadow(shown_model.model) as own, autograd(gradients=True):
+        pixel_model, original = pixel_model_of(replace(shown_model, model=own), image)
+        return rewrite_levels(pixel_model, original, target, source, budget, way)
 
 
 def rewrite_levels(
-    lens: Lens, original: Levels, target: int | str, source: int | str | None, budget: Budget, way: Way
+    pixel_model: PixelModel, original: Levels, target: int | str, source: int | str | None, budget: Budget, way: Way
 ) -> Rewriting:
     """The rewriting of a picture on 256 levels, inside a prepared model."""
     started = time.perf_counter()
-    before = lens.reload(original)
-    first = int(before.argmax()) if source is None else lens.find(source)
-    aim = Aim(first, lens.find(target), way, named=source is not None)
+    before = pixel_model.reload(original)
+    first = int(before.argmax()) if source is None else pixel_model.find(source)
+    aim = Aim(first, pixel_model.find(target), way, named=source is not None)
     if aim.source == aim.target:
         seen = "the model already sees" if source is None else "source and target are both"
-        raise TargetError(f"{seen} {lens.name(aim.target)!r} ({aim.target}): name another class to rewrite it to.")
+        raise TargetError(
+            f"{seen} {pixel_model.name(aim.target)!r} ({aim.target}): name another class to rewrite it to."
+        )
     walk = PixelPath(original.clone(), way.eta)
-    levels, after = _follow(lens, original, aim, budget, walk)
+    levels, after = _follow(pixel_model, original, aim, budget, walk)
     settings = {**vars(replace(way, eta=walk.eta)), "l2": budget.l2, "linf": budget.linf}
     spent = {"backend": "dense", "seconds": time.perf_counter() - started}
     return Rewriting(
         levels=(original, levels),
         classes=(aim.source, aim.target),
-        names=(lens.name(aim.source), lens.name(aim.target)),
+        names=(pixel_model.name(aim.source), pixel_model.name(aim.target)),
         logits=(before, after),
         trace=torch.stack(walk.trace),
         reached=aim.reached(after),
         settings=settings,
-        provenance={"notice": NOTICE, **provenance(lens.sight.model, samples=1), **spent},
+        provenance={"notice": NOTICE, **provenance(pixel_model.shown_model.model, samples=1), **spent},
     )
 
 
-def _follow(lens: Lens, original: Levels, aim: Aim, budget: Budget, walk: PixelPath) -> tuple[Levels, Tensor]:
+def _follow(
+    pixel_model: PixelModel, original: Levels, aim: Aim, budget: Budget, walk: PixelPath
+) -> tuple[Levels, Tensor]:
     """The 8-bit picture at the end of the way, and what the model says of it; rounding may ask for more steps."""
     while True:
-        logits, gradient = _look(lens, walk.pixels, aim)
+        logits, gradient = _look(pixel_model, walk.pixels, aim)
         walk.trace.append(logits.softmax(dim=0)[[aim.source, aim.target]])
         over = len(walk.trace) > aim.way.steps
         if over or aim.reached(logits):
             levels = budget.quantise(walk.pixels, original)
-            after = lens.reload(levels)
+            after = pixel_model.reload(levels)
             if over or aim.reached(after):
                 return levels, after
         walk.step(gradient, original, budget)
 
 
-def _look(lens: Lens, pixels: Levels, aim: Aim) -> tuple[Tensor, Tensor]:
+def _look(pixel_model: PixelModel, pixels: Levels, aim: Aim) -> tuple[Tensor, Tensor]:
     """The logits of these pixels, and the gradient of the loss there."""
     pixels = pixels.detach().requires_grad_()
-    logits = lens.logits(pixels)
+    logits = pixel_model.logits(pixels)
     (gradient,) = torch.autograd.grad(aim.loss(logits), pixels)
     return logits.detach(), gradient
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, OutputError, suggest
 from vitrail.storage import finite, json_text
-from vitrail.tools.lens import Budget, Lens, Levels, View, focus, sight_of
+from vitrail.tools.pixels import Budget, Levels, PixelModel, View, pixel_model_of, shown_model_of
 from vitrail.tools.rewrite import NOTICE, PROBABILITY, Rewriting, Way, rewrite_levels, strongest
 
 if TYPE_CHECKING:
@@ -103,21 +103,21 @@ def robustness(  # noqa: PLR0913  (each is a choice of its own)
     """
     if not budgets:
         raise OptionError("there is no budget to audit: give at least one, such as Budget(linf=2/255).")
-    way, sight = Way(eta, steps, probability), sight_of(model, preprocess, squash=squash)
+    way, shown_model = Way(eta, steps, probability), shown_model_of(model, preprocess, squash=squash)
     pictures: list[dict[str, Any]] = []
     skipped: list[str] = []
-    with shadow(sight.model) as own, autograd(gradients=True):
-        sight = replace(sight, model=own)
+    with shadow(shown_model.model) as own, autograd(gradients=True):
+        shown_model = replace(shown_model, model=own)
         for name, image in images:
-            lens, original = focus(sight, image)
-            before = lens.reload(original)
+            pixel_model, original = pixel_model_of(shown_model, image)
+            before = pixel_model.reload(original)
             first = int(before.argmax())
-            wanted = strongest(before, first) if target is None else lens.find(target)
+            wanted = strongest(before, first) if target is None else pixel_model.find(target)
             if first == wanted:
-                skipped.append(f"{name}: the model already sees {lens.name(wanted)!r}")
+                skipped.append(f"{name}: the model already sees {pixel_model.name(wanted)!r}")
                 continue
-            found = _escalate(lens, original, wanted, budgets, way)
-            pictures.append(_about(name, lens, (first, wanted), found))
+            found = _escalate(pixel_model, original, wanted, budgets, way)
+            pictures.append(_about(name, pixel_model, (first, wanted), found))
     if not pictures:
         raise InputError(f"no picture could be audited: {skipped[0] if skipped else 'there were none'}.")
     settings = {**vars(way), "target": "second class" if target is None else target, "pictures": len(pictures)}
@@ -126,25 +126,32 @@ def robustness(  # noqa: PLR0913  (each is a choice of its own)
     )
 
 
-def _escalate(lens: Lens, original: Levels, target: int, budgets: Sequence[Budget], way: Way) -> list[Rewriting]:
+def _escalate(
+    pixel_model: PixelModel, original: Levels, target: int, budgets: Sequence[Budget], way: Way
+) -> list[Rewriting]:
     """The best rewriting within each budget."""
     found: list[Rewriting] = []
     for budget in budgets:
         fitting = [one for one in found if budget.holds(l2=one.l2, linf=one.linf)]
         done = next((one for one in fitting if one.reached), None)
-        tried = done or rewrite_levels(lens, original, target, None, budget, way)
+        tried = done or rewrite_levels(pixel_model, original, target, None, budget, way)
         fooled = next((one for one in fitting if one.fooled and not tried.fooled), None)
         found.append(fooled or tried)
     return found
 
 
-def _about(name: str, lens: Lens, classes: tuple[int, int], found: list[Rewriting]) -> dict[str, Any]:
+def _about(name: str, pixel_model: PixelModel, classes: tuple[int, int], found: list[Rewriting]) -> dict[str, Any]:
     numbers = [
         {"fooled": r.fooled, "sure": r.reached, "psnr": r.psnr, "ssim": r.ssim, "l2": r.l2, "linf": r.linf,
          "probability": float(r.probabilities[1, 1]), "steps": len(r.trace) - 1}
         for r in found
     ]  # fmt: skip
-    return {"name": name, "source": lens.name(classes[0]), "target": lens.name(classes[1]), "within": numbers}
+    return {
+        "name": name,
+        "source": pixel_model.name(classes[0]),
+        "target": pixel_model.name(classes[1]),
+        "within": numbers,
+    }
 
 
 def _row(number: int, budget: Budget, pictures: list[dict[str, Any]]) -> BudgetRow:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.apps.cli import INTERRUPTED, options
-from vitrail.apps.cli.options import check_apart, check_file
+from vitrail.apps.cli.options import check_file, check_not_replaced
 from vitrail.apps.cli.screen import note, reported
 from vitrail.errors import OptionError
 from vitrail.evaluate import MEASURE_PLACES
@@ -277,8 +277,8 @@ def run(  # noqa: PLR0913  (one parameter for each option of the command line)
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
     if found.skipped:
         note(f"{found.skipped} results were skipped; the table says why")
-    tell_left_out(made)
-    tell_older(found, output)
+    note_left_out(made)
+    note_older(found, output)
     if quick:
         typer.echo(bench.render(bench.tables(output, seed=seed)), nl=False)
     note(f"wrote {output}; now: vitrail bench table {output}, vitrail bench plot {output} -o curves.png")
@@ -311,7 +311,7 @@ def table(
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Print the tables, or write them to a file."""
-    check_apart([output], [results])
+    check_not_replaced([output], [results])
     check_seed(seed)
 
     from vitrail.evaluate import bench
@@ -331,7 +331,7 @@ def plot(
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Draw the curves."""
-    check_apart([output], [results])
+    check_not_replaced([output], [results])
     check_file(output, (".png", ".pdf", ".svg"))
 
     from vitrail.evaluate import bench
@@ -353,7 +353,7 @@ def check_seed(seed: int) -> None:
         raise OptionError(f"--seed {seed} does not fit into 64 bits: choose one from {SEEDS[0]} to {SEEDS[1]}.")
 
 
-def tell_left_out(plan: "bench.Plan") -> None:
+def note_left_out(plan: "bench.Plan") -> None:
     """Print one line about methods that `all` leaves out."""
     from vitrail.evaluate import bench
 
@@ -362,7 +362,7 @@ def tell_left_out(plan: "bench.Plan") -> None:
         note(f"left out, since they do not explain such data, models or presets: {', '.join(unused)}")
 
 
-def tell_older(found: "bench.Progress", path: Path) -> None:
+def note_older(found: "bench.Progress", path: Path) -> None:
     """One line about results of the same names that this run did not go on with."""
     if found.older:
         parts = ", ".join(found.changed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.bench import Methods, Seed, Size, bar, check_seed, specs_of, tell_left_out, tell_older
+from vitrail.apps.cli.bench import Methods, Seed, Size, bar, check_seed, note_left_out, note_older, specs_of
 from vitrail.apps.cli.screen import note, reported, show_table
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _command(protocol: str, limit: int, show: "Callable[[bench.Plan, Path | None
             seed=seed,
         )
         show(plan, output)
-        tell_left_out(plan)
+        note_left_out(plan)
 
     return command
 
@@ -97,7 +97,7 @@ def _watched(output: Path | None) -> "Iterator[Watch]":
 
         yield both
     if output is not None and latest:
-        tell_older(latest[0], output)
+        note_older(latest[0], output)
 
 
 def _rank(plan: "bench.Plan", output: Path | None) -> None:

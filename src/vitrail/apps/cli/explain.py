@@ -13,10 +13,10 @@ import typer
 from vitrail.apps.cli import options
 from vitrail.apps.cli.options import (
     Source,
-    check_apart,
     check_file,
     check_folder,
     check_model,
+    check_not_replaced,
     check_presets,
     check_source,
     distinct,
@@ -136,7 +136,7 @@ def run(request: Asked) -> None:
         _check_places(folder, check_folder(request.output), request)
     elif request.output is not None:
         check_file(request.output)
-        check_apart([request.output], request.files)
+        check_not_replaced([request.output], request.files)
 
     from vitrail.apps.cli.session import check_early, explain_sample, open_model, sample_of
     from vitrail.apps.cli.show import present
@@ -174,7 +174,7 @@ def _check_places(folder: Path, place: Path, request: Asked) -> None:
     """Raise if a picture would be replaced by its map."""
     if place.exists() and place.samefile(folder):
         raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
-    check_apart([place / name for name in _names(_images(folder)).values()], [*_images(folder), *request.files])
+    check_not_replaced([place / name for name in _names(_images(folder)).values()], [*_images(folder), *request.files])
 
 
 def _images(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.options import Source, check_apart, check_file, check_page, check_presets, check_source
+from vitrail.apps.cli.options import Source, check_file, check_not_replaced, check_page, check_presets, check_source
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, suggest
 from vitrail.methods import METHODS, Spec, parse_spec
@@ -91,7 +91,7 @@ def guide(  # noqa: PLR0913  (one parameter for each option of the command line)
     """Explain beside a guide."""
     source, spec = Source(image, squash=squash), parse_spec(method)
     _check_guide(source, guide or [], spec, preset, output)
-    check_apart([output], [image, model, *(guide or [])])
+    check_not_replaced([output], [image, model, *(guide or [])])
 
     from vitrail.apps.cli.session import ExplainedTarget, check_specs, find_targets, open_model, sample_of
     from vitrail.apps.cli.show import present, show_answer, show_rows
@@ -237,7 +237,7 @@ def detail(  # noqa: PLR0913  (one parameter for each option of the command line
     """Contrast two classes."""
     source, (name, more) = Source(given, squash=squash), parse_spec(method)
     _check_detail(source, target, versus, top, output)
-    check_apart([output], [given, model])
+    check_not_replaced([output], [given, model])
     check_presets([(name, more)], preset)
 
     from vitrail.apps.cli.session import ExplainedTarget, check_specs, class_index, open_model, sample_of
@@ -373,7 +373,7 @@ def audit(  # noqa: PLR0913  (one parameter for each option of the command line)
     check_page(output, "an audit")
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}.")
-    check_apart([output], [*(inside for inside in folder.iterdir() if inside.is_dir()), model])
+    check_not_replaced([output], [*(inside for inside in folder.iterdir() if inside.is_dir()), model])
     name, more = parse_spec(method)
     check_presets([(name, more)], preset)
 

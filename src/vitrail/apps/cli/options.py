@@ -172,7 +172,7 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"{path} cannot be written: no permission to write to {target}.")
 
 
-def check_apart(outputs: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
+def check_not_replaced(outputs: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
     """Raise if a result would replace what it is made of, or another result, under whatever name or link.
 
     Args:

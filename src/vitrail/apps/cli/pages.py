@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.options import check_apart, check_page, check_presets
+from vitrail.apps.cli.options import check_not_replaced, check_page, check_presets
 from vitrail.apps.cli.screen import busy, counted, note, out, reported, show_line
 from vitrail.errors import InputError, OptionError
 from vitrail.methods import DEFAULT_METHOD, parse_spec
@@ -191,7 +191,7 @@ def report(  # noqa: PLR0913  (one parameter for each option of the command line
     if not source.exists():
         raise InputError(f"there is no folder or file {source}. Check its name.")
     read = [file for file in source.iterdir() if file.suffix != ".html"] if source.is_dir() else [source]
-    check_apart([output], [*(file for file in read if file.is_file()), model])
+    check_not_replaced([output], [*(file for file in read if file.is_file()), model])
     if _is_results(source):
         if any((model, arch, method, target, versus, squash, limit, curves)):
             raise OptionError(f"{source} holds results of the bench: only -o goes with it.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.options import Source, check_apart, check_file, check_source
+from vitrail.apps.cli.options import Source, check_file, check_not_replaced, check_source
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.models.loading import Loaded
-    from vitrail.tools.lens import Budget
+    from vitrail.tools.pixels import Budget
     from vitrail.tools.rewrite import Rewriting, Way
     from vitrail.tools.robustness import Robustness
     from vitrail.tools.transfer import Transfer
@@ -145,16 +145,16 @@ def rewrite(  # noqa: PLR0913  (one parameter for each option of the command lin
         raise OptionError("several budgets are for a folder of images: give one --l2 or one --linf for a picture.")
     for path, endings in ((output, (".png", ".json")), (sheet, (".png", ".pdf", ".svg")), (difference, (".png",))):
         _check(path, endings)
-    check_apart([output, sheet, difference], [given, model])
+    check_not_replaced([output, sheet, difference], [given, model])
     way = _way(eta, steps, probability, folder=False)
 
     from vitrail.apps.cli.session import open_model
     from vitrail.models.loading.images import open_image
-    from vitrail.tools.lens import sight_of
+    from vitrail.tools.pixels import shown_model_of
     from vitrail.tools.rewrite import rewrite
 
     loaded = open_model(model, arch, device)
-    sight_of(loaded, None, squash=squash)
+    shown_model_of(loaded, None, squash=squash)
     image = open_image(Path(given or ""))
     limits = sizes[0] if sizes else {}
     with busy(f"rewriting to {target}"):
@@ -245,12 +245,12 @@ def _audit(  # noqa: PLR0913  (what the command was given)
 ) -> None:
     from vitrail.apps.cli.session import open_model
     from vitrail.models.loading.images import images_in
-    from vitrail.tools.lens import Budget
+    from vitrail.tools.pixels import Budget
     from vitrail.tools.rewrite import NOTICE
     from vitrail.tools.robustness import BUDGETS, robustness
 
     paths = images_in(folder)
-    check_apart([output], [*paths, model])
+    check_not_replaced([output], [*paths, model])
     loaded = open_model(model, arch, device)
     failed: list[str] = []
     budgets = [Budget(**size) for size in sizes] or BUDGETS
@@ -381,7 +381,7 @@ def transfer(  # noqa: PLR0913  (one parameter for each option of the command li
         raise InputError(f"{given} is a folder, but a film shows one input.")
     for path in output or []:
         check_file(path, ENDINGS)
-    check_apart(output or [], [given, pair, model])
+    check_not_replaced(output or [], [given, pair, model])
 
     from vitrail.apps.cli.session import find_targets, open_model, sample_of
     from vitrail.apps.cli.show import show_answer

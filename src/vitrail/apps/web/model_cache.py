@@ -164,7 +164,7 @@ class Watch:
     blocks: int = 0
     passes: int = 0
     inside: int = 0
-    told: float = 0.0
+    reported: float = 0.0
 
     def begin(self) -> None:
         """Before each pass."""
@@ -176,16 +176,16 @@ class Watch:
         """Before each block: a pass over many inputs takes long."""
         self.job.check()
         self.inside += 1
-        if time.monotonic() - self.told > PAUSE:
+        if time.monotonic() - self.reported > PAUSE:
             self._report()
 
     def _report(self) -> None:
-        self.told = time.monotonic()
+        self.reported = time.monotonic()
         within = min(self.inside / self.blocks, 1.0) if self.blocks else 0.0
         done = max(self.passes - 1, 0) + within
         share = 1 - SLOWING ** (done + 1) if self.total is None else min(done / self.total, 1.0)
         known = "" if self.total is None else f" of {self.total}"
-        self.job.tell(share, f"{self.words}, pass {self.passes}{known}" if self.passes > 1 else self.words)
+        self.job.progress(share, f"{self.words}, pass {self.passes}{known}" if self.passes > 1 else self.words)
 
 
 @contextmanager

@@ -44,12 +44,12 @@ class Job:
     Args:
         owner: the session.
         deadline: when it has to be finished, by `time.monotonic`.
-        tell: takes a fraction of the work and words; called from a worker's thread.
+        progress: takes a fraction of the work and words; called from a worker's thread.
     """
 
     owner: str
     deadline: float = float("inf")
-    tell: Callable[[float, str], None] = lambda fraction, words: None
+    progress: Callable[[float, str], None] = lambda fraction, words: None
     stop: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
@@ -110,11 +110,11 @@ class Workers:
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def tell(fraction: float, words: str) -> None:
+        def report(fraction: float, words: str) -> None:
             with suppress(RuntimeError):  # the server is ending
                 loop.call_soon_threadsafe(events.put_nowait, {"progress": round(fraction, 3), "words": words})
 
-        job.tell = tell
+        job.progress = report
         driver = asyncio.create_task(self._drive(job, steps, events))
         try:
             while (event := await events.get()) is not None:

@@ -102,7 +102,7 @@ class Protocol:
         return {**known, "guide": guide_identity(self.guide)}
 
     @property
-    def sight(self) -> str:
+    def shown_as(self) -> str:
         """The settings that decide how pictures are shown, how long answers are, and what is explained."""
         view = f"{self.view} beside {self.guide}" if self.guide else self.view
         return f"{view}, {self.scalar} of {self.new_tokens} new tokens"

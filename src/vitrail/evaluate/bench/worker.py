@@ -138,12 +138,12 @@ class _Bench:
         return [row for job in self.unit.jobs for row in self._job(job)]
 
     def _batch(self, protocol: Protocol) -> tuple[Batch, dict[str, str]]:
-        if protocol.sight not in self.batches:
+        if protocol.shown_as not in self.batches:
             batch, broken = READERS[self.opened.kind](self.opened, self.settings, self.examples, protocol)
             if protocol.guide and isinstance(batch, Pictures):
                 broken, batch = {**broken, **shown_beside(batch, protocol.guide)}, beside_guide(batch, protocol.guide)
-            self.batches[protocol.sight] = batch, {**self.broken, **broken}
-        return self.batches[protocol.sight]
+            self.batches[protocol.shown_as] = batch, {**self.broken, **broken}
+        return self.batches[protocol.shown_as]
 
     def _part(self, job: Measurement) -> tuple[Batch, dict[str, str]]:
         """The job's examples that can be explained, and why the others cannot."""
@@ -154,7 +154,7 @@ class _Bench:
                 if key in job.keys and not (label is not None and 0 <= label < self.opened.loaded.classes):
                     reasons[key] = f"{key}: the label {label} is no class of {self.opened.loaded.name}."
         wanted = tuple(key for key in whole.keys if key in job.keys and key not in reasons)
-        return self._some(job.protocol.sight, whole, [whole.keys.index(key) for key in wanted]), reasons
+        return self._some(job.protocol.shown_as, whole, [whole.keys.index(key) for key in wanted]), reasons
 
     def _some(self, view: str, batch: Batch, rows: Sequence[int]) -> Batch:
         """Some examples of a batch, the same object each time, since it keeps what was computed of it."""
@@ -184,7 +184,7 @@ class _Bench:
         batch, _ = self._part(job)
         if not batch.keys:
             return
-        view, classes = job.protocol.sight, self._classes(batch, job.protocol)
+        view, classes = job.protocol.shown_as, self._classes(batch, job.protocol)
         for measure in (MEASURES[name] for name in job.metrics):
             self.explanations.ask(view, batch, classes, job.trial, randomised=measure.randomised)
             for some, _, others in self._rounds(measure, view, batch, classes):
@@ -201,7 +201,7 @@ class _Bench:
 
     def _shown(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
         """Everything that a metric needs, or the reason why something is missing."""
-        view, classes = job.protocol.sight, self._classes(batch, job.protocol)
+        view, classes = job.protocol.shown_as, self._classes(batch, job.protocol)
         shown = self.explanations.read(view, batch, classes, job.trial)
         if isinstance(shown, str):
             return shown

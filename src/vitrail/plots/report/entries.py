@@ -181,21 +181,21 @@ def _alike(row: Row) -> str:
     labels, matrix = [shown.label for shown in row.maps], row.agreement
     found = {(i, j): matrix[i, j] for i in range(len(labels)) for j in range(i)}
     least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
-    told = [f"mean {row.mean_agreement:.2f}"]
+    words = [f"mean {row.mean_agreement:.2f}"]
     if len(found) > 1:
-        told += [
+        words += [
             f"{word} {labels[j]} and {labels[i]} {found[i, j]:.2f}"
             for word, (i, j) in (("most", most), ("least", least))
         ]
-    return "; ".join(told)
+    return "; ".join(words)
 
 
 def scales(report: Report) -> Markup:
     """What the colours mean, for the kinds of map that there are."""
     signs = sorted({shown.signed for row in report.rows() for shown in row.maps})
-    told = Markup(" ").join(_scale(*SCALES[report.kind, sign]) for sign in signs)
+    words = Markup(" ").join(_scale(*SCALES[report.kind, sign]) for sign in signs)
     seen = " The first picture is what the model saw of the input." if report.kind == "image" else ""
-    return small(Markup("{} Every map is scaled by its own largest value.{}").format(told, seen))
+    return small(Markup("{} Every map is scaled by its own largest value.{}").format(words, seen))
 
 
 def _scale(what: str, colours: Callable[[], Sequence[str]], low: str, high: str) -> Markup:

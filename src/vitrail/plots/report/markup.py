@@ -137,7 +137,7 @@ def chart(lines: Sequence[Line], *, across: str, up: str, title: str = "") -> Ma
         "plots/report/templates/chart.html",
         **{"title": title, "across": across, "up": up, "lines": lines, "points": drawn},
         **{"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": right, "top": TOP, "bottom": bottom},
-        told="; ".join(f"{line.label} from {line.y[0]:.2f} to {line.y[-1]:.2f}" for line in lines),
+        summary="; ".join(f"{line.label} from {line.y[0]:.2f} to {line.y[-1]:.2f}" for line in lines),
         data_x=f"{low_x:g} {high_x:g}",
         data_y=f"{low_y:g} {high_y:g}",
         rows=[(bottom - (bottom - TOP) * share, value) for share, value in _ticks(low_y, high_y)],

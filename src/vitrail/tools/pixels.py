@@ -33,7 +33,7 @@ PROBE = 0.02
 
 
 @dataclass(frozen=True)
-class Sight:
+class ShownModel:
     """A model, how pictures are shown to it, how one of its own size is, and what its classes are called."""
 
     model: nn.Module
@@ -42,13 +42,13 @@ class Sight:
     names: tuple[str, ...] | None
 
 
-def sight_of(model: object, preprocess: View | None, *, squash: bool) -> Sight:
+def shown_model_of(model: object, preprocess: View | None, *, squash: bool) -> ShownModel:
     """The model with its preprocessing, given with it or beside it."""
     if isinstance(model, Loaded):
         if model.kind != "image":
             raise InputError(f"{model.name} reads text, but only pictures have pixels to rewrite.")
         names = model.class_names
-        return Sight(
+        return ShownModel(
             model.model,
             lambda image: model.image(image, squash=squash).inputs,
             lambda image: model.image(image, squash=True).inputs,
@@ -57,7 +57,7 @@ def sight_of(model: object, preprocess: View | None, *, squash: bool) -> Sight:
     if isinstance(model, zoo.Embedded):
         if model.name == "sentiment":
             raise InputError("sentiment reads text, but only pictures have pixels to rewrite.")
-        return Sight(model.model, model.preprocess, model.preprocess, model.class_names)
+        return ShownModel(model.model, model.preprocess, model.preprocess, model.class_names)
     if not isinstance(model, nn.Module):
         raise InputError(f"a model is a torch module or what vitrail.zoo.load gives, not {type(model).__name__}.")
     if preprocess is None:
@@ -65,7 +65,7 @@ def sight_of(model: object, preprocess: View | None, *, squash: bool) -> Sight:
             "this changes pixels, so it must know how they reach the model: pass preprocess=, a function from a "
             "PIL image to the model's input."
         )
-    return Sight(model, preprocess, preprocess, _labels(model))
+    return ShownModel(model, preprocess, preprocess, _labels(model))
 
 
 def _labels(model: nn.Module) -> tuple[str, ...] | None:
@@ -75,10 +75,10 @@ def _labels(model: nn.Module) -> tuple[str, ...] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Lens:
+class PixelModel:
     """A model's logits from raw pixels of its own size."""
 
-    sight: Sight
+    shown_model: ShownModel
     inputs: Inputs
     shift: Float[Tensor, "1 3 1 1"]
     scale: Float[Tensor, "1 3 1 1"]
@@ -95,15 +95,15 @@ class Lens:
         sink = BytesIO()
         to_image(levels).save(sink, "PNG")
         with Image.open(sink) as image, torch.no_grad():
-            return self._answer(read_inputs(self.sight.show_again(image.convert("RGB"))))
+            return self._answer(read_inputs(self.shown_model.show_again(image.convert("RGB"))))
 
     def find(self, wanted: int | str) -> int:
         """The index of a class given by name or number."""
-        return find_class(str(wanted), self.sight.names, self._classes)
+        return find_class(str(wanted), self.shown_model.names, self._classes)
 
     def name(self, index: int) -> str:
         """The first name of a class."""
-        return self.sight.names[index].split(",")[0] if self.sight.names else f"class {index}"
+        return self.shown_model.names[index].split(",")[0] if self.shown_model.names else f"class {index}"
 
     @property
     def _classes(self) -> int:
@@ -111,28 +111,28 @@ class Lens:
             return len(self._answer(self.inputs))
 
     def _answer(self, inputs: Inputs) -> Float[Tensor, " c"]:
-        logits = read_output(self.sight.model(*inputs.args, **inputs.kwargs)).wide
+        logits = read_output(self.shown_model.model(*inputs.args, **inputs.kwargs)).wide
         if logits.ndim != 2 or logits.shape[1] < 2:
             raise InputError(f"class rewriting needs logits of two or more classes, but these are {logits.shape}.")
         return logits[0]
 
 
-def focus(sight: Sight, image: "Image") -> tuple[Lens, Levels]:
-    """The lens for this model, and the picture as it sees it, on 256 levels."""
+def pixel_model_of(shown_model: ShownModel, image: "Image") -> tuple[PixelModel, Levels]:
+    """The pixel_model for this model, and the picture as it sees it, on 256 levels."""
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError("pictures are read and written with Pillow: pip install 'vitrail[plots]'") from error
     if not isinstance(image, Image.Image):
         raise InputError(f"an image is a PIL image, not {type(image).__name__}. Open a file with PIL.Image.open(path).")
-    first = read_inputs(sight.show(image))
+    first = read_inputs(shown_model.show(image))
     if first.kind != "image" or first.shown.shape[:2] != (1, 3):
         raise InputError("class rewriting changes one picture of three channels, but the preprocessing gave no such.")
     size = first.shown.shape[3], first.shown.shape[2]
-    black, white = (_shown(sight, Image.new("RGB", size, colour)) for colour in ("black", "white"))
+    black, white = (_shown(shown_model, Image.new("RGB", size, colour)) for colour in ("black", "white"))
     shift, scale = (x.mean(dim=(2, 3), keepdim=True) for x in (black, white - black))
     noise = torch.from_numpy(np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8))
-    again, expected = _shown(sight, Image.fromarray(noise.numpy())), shift + scale * _from_bytes(noise).to(shift)
+    again, expected = _shown(shown_model, Image.fromarray(noise.numpy())), shift + scale * _from_bytes(noise).to(shift)
     if again.shape != expected.shape or float(((again - expected) / scale).abs().max()) > PROBE:
         raise OptionError(
             f"the preprocessing changes a picture of {size[0]} x {size[1]} pixels, the model's own size, by more than "
@@ -140,11 +140,11 @@ def focus(sight: Sight, image: "Image") -> tuple[Lens, Levels]:
             "and cropping out of it."
         )
     levels = to_levels((first.shown.detach().float() - shift) / scale)
-    return Lens(sight, first, shift, scale), levels
+    return PixelModel(shown_model, first, shift, scale), levels
 
 
-def _shown(sight: Sight, image: "Image") -> Tensor:
-    return read_inputs(sight.show_again(image)).shown.detach().float()
+def _shown(shown_model: ShownModel, image: "Image") -> Tensor:
+    return read_inputs(shown_model.show_again(image)).shown.detach().float()
 
 
 def _from_bytes(values: Tensor) -> Tensor:
