@@ -10,6 +10,7 @@ from vitrail import Attribution, targets
 from vitrail.errors import MissingExtraError, OptionError
 from vitrail.plots import plot_attribution
 from vitrail.plots.canvas import SIGNED_MAP, rendered, symmetric
+from vitrail.plots.pictures import Panel, panel_figure
 
 
 def image_attribution(*, signed, scores=None, **fields):
@@ -124,3 +125,12 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitrail\[plots\]'"):
         image_attribution(signed=True).plot()
+
+
+def test_a_box_is_drawn_where_its_shares_of_the_picture_lie():
+    item = Panel("", torch.zeros(10, 15), box=(0.8, 0.25, 0.2, 0.1))
+    figure = panel_figure([[item]], picture())
+    (box,) = figure.axes[0].patches
+    (left, low), (right, high) = figure.axes[0].transData.inverted().transform(box.get_window_extent().get_points())
+    edges = [left + 0.5, 15 - right - 0.5, high + 0.5, 10 - low - 0.5]  # pixels lie around whole numbers
+    assert_close(edges, [0.7 * 15, 0.1 * 15, 0.2 * 10, 0.7 * 10], atol=1e-6, rtol=0)

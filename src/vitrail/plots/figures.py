@@ -340,39 +340,3 @@ def named_tokens(attribution: Attribution, tokenizer: Any) -> Attribution:  # no
     if tokens is not None and all(text.isdecimal() for row in tokens for text in row):
         tokens = tuple(tuple(tokenizer.convert_ids_to_tokens([int(text) for text in row])) for row in tokens)
     return replace(attribution, tokens=tokens, streams=streams)
-
-
-def boxes_figure(
-    panels: Sequence[tuple[str, Attribution, tuple[float, float, float, float]]],
-    picture: Any,  # noqa: ANN401
-    *,
-    index: int = 0,
-) -> "Figure":
-    """Maps side by side over one picture, each with a box.
-
-    Args:
-        panels: titles, maps, and the middle, width and height of each box as shares of the picture's.
-    """
-    from matplotlib.patches import Rectangle
-
-    wide, high = picture.size
-    side = 3.0 * high / wide
-    figure = new_figure(3.0 * len(panels) + MARGIN * (len(panels) + 1), side + 4 * MARGIN)
-    for place, (title, one, (x, y, width, height)) in enumerate(panels):
-        left = MARGIN + place * (3.0 + MARGIN)
-        write(figure, title, left, MARGIN / 2, fontproperties=font(HEADING - 1, "bold"))
-        axes = panel(figure, left, 2.5 * MARGIN, 3.0, side)
-        place_of = (0.0, float(wide), float(high), 0.0)
-        axes.imshow(picture, extent=place_of)
-        heat = one.heatmap((high, wide))[index].cpu()
-        most = float(heat.abs().max()) or 1.0
-        colours = "RdBu_r" if one.signed else "inferno"
-        low, high_end = (-most, most) if one.signed else (None, None)
-        axes.imshow(heat.numpy(), extent=place_of, alpha=0.55, cmap=colours, vmin=low, vmax=high_end)
-        corner = ((x - width / 2) * wide, (y - height / 2) * high)
-        axes.add_patch(Rectangle(corner, width * wide, height * high, fill=False, edgecolor="#00e5ff", linewidth=1.5))
-        axes.set_xlim(0, wide)
-        axes.set_ylim(high, 0)
-        said = f"red: for, blue: against; the darkest has {most:.2g}" if one.signed else f"at most {most:.2g}"
-        write(figure, said, left, side + 3 * MARGIN, fontproperties=font(HEADING - 2))
-    return figure

@@ -95,6 +95,7 @@ def _unit(image: np.ndarray) -> Picture:
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36
 TITLE, HEADING, LINE = 8.0, 10.0, 1.3
 SIGNED_ALPHA, UNSIGNED_ALPHA = 0.35, 0.55
+BOX = "#00e5ff"
 UNSIGNED_ALPHAS = 0.3, 0.65
 Ticks = tuple[tuple[float, str], ...]
 SIGNED_TICKS: Ticks = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
@@ -109,6 +110,7 @@ class Panel:
         values: within [-1, 1] where signed, within [0, 1] where not.
         picture: in place of the figure's.
         limits: the scores at the two ends of the colour bar, which are written there where one map has the bar alone.
+        box: drawn around something: its middle, width and height as shares of the picture's.
     """
 
     title: str
@@ -118,6 +120,7 @@ class Panel:
     cmap: str | None = None
     picture: Picture | None = None
     limits: tuple[float, float] | None = None
+    box: tuple[float, float, float, float] | None = None
 
     @property
     def colours(self) -> str:
@@ -217,6 +220,16 @@ def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
     for number, (values, style) in enumerate(layers):
         axes.imshow(values, aspect="auto", alpha=upper if number else 1.0, **style)  # pyright: ignore[reportArgumentType]
     axes.spines[:].set(visible=True, color=FAINT, linewidth=0.6)
+    if item.box is not None:
+        _draw_box(axes, *item.box)
+
+
+def _draw_box(axes: "Axes", x: float, y: float, width: float, height: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    corner = (x - width / 2, 1 - y - height / 2)  # shares of the panel, counted from below
+    box = Rectangle(corner, width, height, transform=axes.transAxes, fill=False, edgecolor=BOX, linewidth=1.5)
+    axes.add_patch(box)
 
 
 def _opacity(item: Panel) -> "np.ndarray | float":

@@ -22,8 +22,9 @@ from vitrail.models.loading import Loaded, Sample, find_class
 from vitrail.models.loading.huggingface import answer_ids, answer_text, answer_words
 from vitrail.models.loading.images import open_image
 from vitrail.plots import terminal
-from vitrail.plots.figures import boxes_figure, named_tokens, stream_label, streams_sheet
+from vitrail.plots.figures import named_tokens, stream_label, streams_sheet
 from vitrail.plots.page import attribution_block, document, render
+from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import join_runs, pieces
 from vitrail.storage import save_figure, write_bytes
 
@@ -102,12 +103,13 @@ def _strongest(row: ExplainedTarget) -> str:
 
 def figure(found: Sequence[Found], rows: Sequence[ExplainedTarget], sample: Sample) -> "Figure":
     """One picture for each object and method."""
-    panels = [
-        (f"{row.title}, {one.probability:.0%} · {attribution.label}", map_of(attribution), one.box)
-        for one, row in zip(found, rows, strict=True)
-        for attribution in row.attributions
-    ]
-    return boxes_figure(panels, sample.picture)
+    picture = as_picture(sample.picture)
+    panels = []
+    for one, row in zip(found, rows, strict=True):
+        for attribution in row.attributions:
+            shown, title = map_of(attribution), f"{row.title}, {one.probability:.0%} · {attribution.label}"
+            panels.append(Panel(title, sample_map(shown, 0, picture), signed=shown.signed, box=one.box))
+    return panel_figure([panels], picture, side=3.0)
 
 
 def explain_writing(loaded: Loaded, source: Source, wanted: Sequence[str], plan: Work, output: Path | None) -> None:

@@ -221,24 +221,13 @@ def explain_sample(loaded: Loaded, sample: Sample, plan: Work) -> list[Explained
 
 
 def _attributions(loaded: Loaded, sample: Sample, plan: Work, target: Target | None) -> list[Attribution]:
+    on_error = "keep" if plan.lenient else "raise"
     with busy(f"explaining with {', '.join(name for name, _ in plan.specs)}"):
-        try:
-            return list(compare(loaded.model, sample.inputs, plan.specs, target, plan.preset))
-        except (MissingTensorError, OptionError):
-            if not plan.lenient:
-                raise
-        return _those_that_work(loaded, sample, plan, target)
-
-
-def _those_that_work(loaded: Loaded, sample: Sample, plan: Work, target: Target | None) -> list[Attribution]:
-    found: list[Attribution] = []
-    reason: Exception | None = None
-    for spec in plan.specs:
-        try:
-            found += compare(loaded.model, sample.inputs, [spec], target, plan.preset)
-        except (MissingTensorError, OptionError) as error:
-            note(f"left out {spec[0]}: {error}")
-            reason = error
-    if not found and reason is not None:
-        raise reason
-    return found
+        found = compare(loaded.model, sample.inputs, plan.specs, target, plan.preset, on_error=on_error)
+    for place, error in found.failed.items():
+        if not isinstance(error, (MissingTensorError, OptionError)):
+            raise error
+        note(f"left out {plan.specs[place][0]}: {error}")
+    if found.failed and not len(found):
+        raise list(found.failed.values())[-1]
+    return list(found)
