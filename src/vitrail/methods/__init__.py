@@ -310,7 +310,7 @@ METHODS: dict[str, Method] = {
             models="blocks that normalise before attention",
         ),
         Method(
-            "flashtrace", "flashtrace:build", "Pan et al. (FlashTrace), ICML 2026, arXiv:2602.01914",
+            "flashtrace", "ifr:build_flashtrace", "Pan et al. (FlashTrace), ICML 2026, arXiv:2602.01914",
             {"paper": _SAME, "official": {"rows": "tokens"}}, inputs=("text",), class_specific=False, cost=_FORWARD,
             models="blocks that normalise before attention",
         ),
