@@ -263,19 +263,9 @@ def _rows(found: Any) -> list[list[float]]:  # noqa: ANN401
 
 def _cited(found: Any) -> list[list[str]]:  # noqa: ANN401
     """For each part of the answer its passages in words."""
-    return [
-        [
-            f"{one.score:.0%}{_between(one) if len(found.tables) > 1 else ''}, {one.passage.source}: "
-            f"{one.passage.text.strip()}"
-            for one in row
-        ]
-        for row in found.cite(3)
-    ]
-
-
-def _between(one: Any) -> str:  # noqa: ANN401
-    """The interval of a citation over several methods."""
-    return f" ({one.low:.0%} to {one.high:.0%})"
+    between = " ({0.low:.0%} to {0.high:.0%})" if len(found.tables) > 1 else ""
+    said = "{0.score:.0%}" + between + ", {0.passage.source}: {1}"
+    return [[said.format(one, one.passage.text.strip()) for one in row] for row in found.cite(3)]
 
 
 def answer_figure(found: Any) -> "Figure":  # noqa: ANN401

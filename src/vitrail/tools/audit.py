@@ -99,7 +99,6 @@ class Audit:
 
     def to_html(self, *, most: int = 60) -> str:
         """A page with everything in it, at most so many pictures."""
-
         return to_page(self, most=most)
 
     def save(self, path: str | Path, *, most: int = 60) -> Path:

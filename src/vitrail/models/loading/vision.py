@@ -67,7 +67,8 @@ def load_weights(path: Path, arch: str | None) -> Loaded:
     if not path.is_file():
         raise ModelError(f"there is no model at {path}.")
     if arch is None:
-        folder = f" {path.parent} is a Hugging Face folder: give the folder." if _has_config(path.parent) else ""
+        config = path.with_name("config.json").is_file()
+        folder = f" {path.parent} is a Hugging Face folder: give the folder." if config else ""
         raise ModelError(
             f"{path.name} holds weights only. Say which timm architecture they belong to, for example "
             f"--arch vit_tiny_patch16_224.{folder}"
@@ -83,10 +84,6 @@ def load_weights(path: Path, arch: str | None) -> Loaded:
 def _near(arch: str, known: list[str]) -> str:
     found = suggest(arch, known)
     return found if found.startswith("Did") else f"It knows {len(known)}: timm.list_models() names them."
-
-
-def _has_config(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
 
 
 def _read(path: Path) -> dict[str, Tensor]:

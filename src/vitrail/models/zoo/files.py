@@ -6,7 +6,7 @@ own name, and the scales that name with `.scale`.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -94,11 +94,7 @@ def _round_rows(rows: Tensor, clip: float) -> tuple[Tensor, Tensor]:
 
 def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a file of `quantise` in single precision."""
-    return {name: _widen(name, weights) for name in _own_names(weights)}
-
-
-def _own_names(weights: Mapping[str, Tensor]) -> Iterable[str]:
-    return (name for name in weights if not name.endswith(SCALE))
+    return {name: _widen(name, weights) for name in weights if not name.endswith(SCALE)}
 
 
 def _widen(name: str, weights: Mapping[str, Tensor]) -> Tensor:

@@ -81,16 +81,12 @@ def _text_items(source: Path, loaded: Loaded, squash: bool) -> list[Item]:  # no
         paths = sorted(p for p in source.glob("*.txt") if p.is_file() and not p.name.startswith("."))
         if not paths:
             raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
-        return [Item(path.name, partial(_file, path, loaded)) for path in paths]
+        return [Item(path.name, lambda path=path: _line(_content(path).strip(), loaded)) for path in paths]
     lines = list(enumerate(_content(source).splitlines(), 1))
     found = [Item(f"line {n}", partial(_line, line.strip(), loaded)) for n, line in lines if line.strip()]
     if not found:
         raise InputError(f"{source} is empty: write one sentence on each line.")
     return found
-
-
-def _file(path: Path, loaded: Loaded) -> tuple[Sample, str]:
-    return _line(_content(path).strip(), loaded)
 
 
 def _line(text: str, loaded: Loaded) -> tuple[Sample, str]:
@@ -149,10 +145,6 @@ def _noise(grid: tuple[int, int], size: tuple[int, int]) -> Float[Tensor, "r h w
     return F.interpolate(values, size=size, mode="bilinear", align_corners=False)[:, 0]
 
 
-def _on_texts(loaded: Loaded) -> Measure:
-    return partial(_text_curves, loaded)
-
-
 def _text_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
     tokenizer = loaded.tokenizer
     ids = np.asarray(read_inputs(sample.inputs).shown[0].cpu())
@@ -178,7 +170,10 @@ def _split(rows: Float[np.ndarray, "n l"], methods: int) -> Curves:
     return [tuple(row) for row in rows[:methods].tolist()], tuple(rows[methods:].mean(axis=0).tolist())
 
 
-MEASURES: dict[str, Callable[[Loaded], Measure]] = {"image": _on_pictures, "sequence": _on_texts}
+MEASURES: dict[str, Callable[[Loaded], Measure]] = {
+    "image": _on_pictures,
+    "sequence": lambda loaded: partial(_text_curves, loaded),
+}
 
 
 ROOM = 60_000

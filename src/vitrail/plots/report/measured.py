@@ -41,7 +41,6 @@ class Measured:
 
     def to_html(self) -> str:
         """The page."""
-
         return to_page(self)
 
     def save(self, path: str | Path) -> Path:
