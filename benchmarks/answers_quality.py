@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from answers_measured import ablations_of, by_method, difference, measure
 
 from vitrail.evaluate import answers
-from vitrail.evaluate.answers import PRIORS, Scores, ask, by_method, difference, measure
+from vitrail.evaluate.answers import PRIORS, Scores, ask
 from vitrail.evaluate.data import contexts
 from vitrail.evaluate.data.examples import ContextExample
 
@@ -84,7 +85,7 @@ def answered(model: Any, tokenizer: Any, kind: str, seed: int, given: argparse.N
     question = ask(model, tokenizer, KINDS[kind](seed), max_new_tokens=given.new)
     if question.right is False:
         return {"right": False}
-    known = answers.ablations_of(model, question, given.ablations) if kind in ABLATED else None
+    known = ablations_of(model, question, given.ablations) if kind in ABLATED else None
     names = [name for name in given.method or METHODS if kind in ABLATED or name != REFERENCE]
     rows = {name: measure(model, question, METHODS[name], known, pool=given.pool).row() for name in names}
     return {"right": True, "tokens": len(question.ids), "rows": rows}
