@@ -316,6 +316,8 @@ def test_models_without_a_head_and_strange_tokenizers_are_refused(language_model
     with pytest.raises(vitrail.VitrailError, match="reads its prompt with an encoder"):
         vitrail.generate(golden2("encdec_t5").model, tokenizer, "the key")
     small = golden2("llm_gpt2").model
+    with pytest.raises(TargetError, match="gives encodings of shape"):  # whose width may exceed the ids of the answer
+        vitrail.answer(small.transformer, {"input_ids": torch.arange(5, 12)[None]}, 4, method="gae")
     tokenizer_too_large = type("Large", (), {"is_fast": True, "__len__": lambda self: 10**6})()
     with pytest.raises(vitrail.VitrailError, match="Is it the model's own"):
         vitrail.generate(model, tokenizer_too_large, "the key")

@@ -87,7 +87,10 @@ def test_context_cite_gives_each_source_its_weight():
         ({"method": "sentence_drop"}, "ids without text"),
         ({"method": "context_cite"}, "ids without text"),
         ({"method": "sentence_drop", "sources": [(0, 7)]}, "at least two are needed"),
-        ({"method": "sentence_drop", "sources": [3]}, "pairs of columns"),
+        *(
+            ({"method": "sentence_drop", "sources": [x]}, "pairs of columns")
+            for x in (3, "ab", (0, None), (0.5, 2.5), (3, 1))
+        ),
         ({"method": "context_cite", "sources": SOURCES, "ablations": 0}, "at least 1"),
     ],
 )

@@ -176,6 +176,7 @@ def test_on_two_streams_the_reason_names_the_default_of_answers():
         ({"presence": 1.5}, "above 0 and at most 1"),
         ({"share": -1.0}, "at least 0"),
         ({"sources": [3]}, "pairs of columns"),
+        ({"sources": [(0, 3), [2, 5]]}, "overlap"),
         ({"sources": [(8, 9)]}, "at least one is needed"),
         ({"target": None}, "targets.continuation"),
     ],

@@ -22,8 +22,8 @@ from vitrail.models.readouts import dtype_of
 from vitrail.targets import SPAN_SCALARS, AnyTarget, Classes, Target
 
 NO_HEAD = (
-    "a continuation is explained by the logits of every next token, [b, t, vocabulary], but this model gives {shape} "
-    "for {tokens} tokens. Load it with its language-model head, for example with AutoModelForCausalLM."
+    "a continuation is explained by the logits of every next token, [b, t, vocabulary], but this model gives {what} of "
+    "shape {shape} for {tokens} tokens. Load it with its language-model head, for example with AutoModelForCausalLM."
 )
 
 
@@ -117,8 +117,10 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
     ids, real = sequences.ids, sequences.real
     kept = output.rows
     rows = ids.shape[1] if kept is None else len(kept)
-    if output.span or output.logits.ndim != 3 or output.logits.shape[1] != rows:
-        raise TargetError(NO_HEAD.format(shape=tuple(output.logits.shape), tokens=ids.shape[1]))
+    # Hidden states of a model without a head have the shape of logits.
+    if output.span or output.encodes or output.logits.ndim != 3 or output.logits.shape[1] != rows:
+        what = "encodings" if output.encodes else "an output"
+        raise TargetError(NO_HEAD.format(what=what, shape=tuple(output.logits.shape), tokens=ids.shape[1]))
     first, last = spans(target, real)
     columns = _columns(first, last, real)
     if not sequences.decoder:

@@ -110,7 +110,8 @@ class Method:
             kinds = self.kinds_of(name)
             if not _fits(value, kinds):
                 wanted = " or ".join(kind.__name__ for kind in kinds)
-                raise OptionError(f"{self.name}'s option {name} takes {wanted}, not {value!r}.")
+                shown = " ".join(repr(value).split())  # a tensor is written in lines
+                raise OptionError(f"{self.name}'s option {name} takes {wanted}, not {shown:.200}.")
         chosen = {**self.options, **self.preset(preset), **given}
         return {name: getattr(x, kind) if isinstance(x, ByKind) else x for name, x in chosen.items()}
 

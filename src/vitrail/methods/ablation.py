@@ -7,6 +7,7 @@ by sentences, is the slow reference for fast methods: one forward pass for each 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -156,8 +157,17 @@ def _sentences(of: Ablated) -> list[Span]:
 def check_spans(given: object) -> None:
     """Raise if sources are given and are no spans of columns."""
     spans = given if isinstance(given, Sequence) else ()
-    if any(not isinstance(span, Sequence) or len(span) != 2 for span in spans):
-        raise OptionError(f"sources={given!r}, but they are pairs of columns: [(start, stop), ...].")
+    if not all(_is_span(span) for span in spans):
+        raise OptionError(
+            f"sources={given!r:.200}, but they are pairs of columns, 0 <= start < stop: [(start, stop), ...]."
+        )
+
+
+def _is_span(span: object) -> bool:
+    """Whether it is a pair of whole numbers, the first one not negative and below the second."""
+    if not isinstance(span, Sequence) or len(span) != 2:
+        return False
+    return all(isinstance(x, Integral) for x in span) and 0 <= span[0] < span[1]
 
 
 def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs], None]:

@@ -17,6 +17,7 @@ all tokens that a row reads is reduced alike, so that their derivatives are smal
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -117,6 +118,9 @@ def _sources(of: Ablated, given: Sequence | None) -> list[Bool[Tensor, " t"]]:
 def check(given: object, presence: float, share: float) -> Callable[[nn.Module, Body, Inputs], None]:
     """A check that the options fit together, and that the model reads a text."""
     check_spans(given)
+    spans = sorted(map(tuple, given)) if isinstance(given, Sequence) else []
+    if any(one[1] > after[0] for one, after in pairwise(spans)):
+        raise OptionError(f"sources={given!r:.200} overlap, but a token has the presence of one passage.")
     if not 0 < presence <= 1:
         raise OptionError(f"presence={presence}, but it is above 0 and at most 1.")
     if not 0 <= share < math.inf:
