@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,7 +270,12 @@ def test_a_page_escapes_everything_and_loads_nothing(language_model, tmp_path):
     tags = Reader(page).tags
     assert [attrs["aria-pressed"] for tag, attrs in tags if tag == "button"] == ["false", "false"]  # one for each unit
     assert any("aria-live" in attrs for _, attrs in tags)  # what is chosen is said
+    first, second = found.units
+    blank = replace(found, units=(replace(first, text="\n"), second)).to_html()  # every button has something to read
+    assert re.findall(r'aria-pressed="false">(.*?)</button>', blank, re.DOTALL) == ["·", second.text]
     assert found._repr_html_() in page
+    found.save(tmp_path / "a.HTM")
+    assert (tmp_path / "a.HTM").read_text(encoding="utf-8") == page
     found.save(tmp_path / "a.json")
     again = Generation.load(tmp_path / "a.json")
     assert again.to_json() == found.to_json()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from vitrail.attribution import Attribution
+from vitrail.models.texts import is_blank
 from vitrail.plots.canvas import check_index, ink, new_figure, rendered, shade
 from vitrail.plots.figures import comparison_sheet, stream_label
 from vitrail.plots.pictures import overlay
@@ -194,6 +195,12 @@ def _shaded(score: float, *, signed: bool) -> str:
     return f"background:{colour};color:{ink(colour)}"
 
 
+STRONGEST = 0.65
+"""The opacity of the largest score: the text on it keeps a contrast of 4.8 to 1, by day and by night."""
+ANSWER_STYLE = """:root{color-scheme:light dark}body{background:#fff}
+@media screen and (prefers-color-scheme:dark){body{background:#181818}
+main .vt-answer{--page:#181818;--ink:#ececec;--grey:#b4afa9;--line:#454545;--ring:#8ab4f8}}"""
+"""Of a page of its own. Inside another document, such as a notebook, an answer stays light."""
 WIRE = """
 function vitrailAnswer(root){
   var data=JSON.parse(root.querySelector('script[type="application/json"]').textContent);
@@ -202,7 +209,7 @@ function vitrailAnswer(root){
   function show(u){
     var row=data.rows[u];
     spans.forEach(function(s){var v=row[+s.dataset.column];
-      s.style.background=v>0?'rgba(178,24,43,'+(0.75*v).toFixed(3)+')':v<0?'rgba(33,102,172,'+(-0.75*v).toFixed(3)+')':'';});
+      s.style.background=v>0?'rgba(178,24,43,'+(data.strongest*v).toFixed(3)+')':v<0?'rgba(33,102,172,'+(-data.strongest*v).toFixed(3)+')':'';});
     units.forEach(function(b,i){b.setAttribute('aria-pressed',String(i===u));});
     cited.replaceChildren();
     data.cited[u].forEach(function(c){var li=document.createElement('li');li.textContent=c;cited.appendChild(li);});
@@ -225,7 +232,8 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
     body = answer_body(found, script=FRAGMENT_SCRIPT)
     if fragment:
         return str(body)
-    return document("Explained answer", Markup("<main>{}</main>").format(body), inside=FRAGMENT_SCRIPT)
+    main = Markup("<main>{}</main>").format(body)
+    return document("Explained answer", main, style=ANSWER_STYLE, inside=FRAGMENT_SCRIPT)
 
 
 def answer_body(found: Any, *, script: str = "") -> Markup:  # noqa: ANN401
@@ -238,9 +246,10 @@ def answer_body(found: Any, *, script: str = "") -> Markup:  # noqa: ANN401
     method, sink = next(iter(found.sinks.items()))
     return render(
         "plots/templates/answer.html",
-        units=[unit.text for unit in found.units],
+        # A button has something to read also where a part is white space, or the first bytes of a letter.
+        units=["·" if is_blank(unit.text) else unit.text for unit in found.units],
         context=list(zip(found.tokens[: found.units[0].start], rows[0], strict=True)),
-        data={"rows": rows, "cited": cited},
+        data={"rows": rows, "cited": cited, "strongest": STRONGEST},
         method=method,
         sink=f"{float(sink.mean()):.0%}",
         share=float(found.template_share().mean()),
