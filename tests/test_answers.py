@@ -348,6 +348,19 @@ def test_the_command_line_answers(language_model, tmp_path):
     assert wrong.exit_code != 0
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"caf\xe9", "doc.txt is no text in UTF-8: byte 3"), (b" \n", "doc.txt is empty"), (None, "cannot be read: No")],
+)
+def test_a_context_that_cannot_be_read_is_named(content, words, tmp_path):
+    from vitrail.apps.cli.explain import read_context
+
+    if content is not None:
+        (tmp_path / "doc.txt").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        read_context([tmp_path / "doc.txt"])
+
+
 def test_the_example_of_the_page_runs(language_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small, tokenizer = language_model

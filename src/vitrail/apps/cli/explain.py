@@ -25,6 +25,7 @@ from vitrail.apps.cli.screen import counted, note, reported
 from vitrail.errors import InputError, MissingExtraError, ModelError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
 from vitrail.models.silence import silent
+from vitrail.models.texts import is_blank
 
 if TYPE_CHECKING:
     from vitrail.apps.cli.session import Work
@@ -340,10 +341,19 @@ def load_model(path: Path) -> tuple[Any, Any]:
 
 def read_context(paths: list[Path]) -> list[str]:
     """The documents in these files."""
+    return [_document(path) for path in paths]
+
+
+def _document(path: Path) -> str:
     try:
-        return [path.read_text(encoding="utf-8") for path in paths]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"a file of the context cannot be read as text: {error}") from error
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text in UTF-8: byte {error.start} cannot be read. Save it as UTF-8.") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    if is_blank(text):
+        raise InputError(f"{path} is empty, so no answer rests on it. Leave it out.")
+    return text
 
 
 def prompt_for(tokenizer: Any, prompt: str, *, chat: bool) -> str | list[dict[str, str]]:  # noqa: ANN401
