@@ -321,6 +321,12 @@ def test_models_without_a_head_and_strange_tokenizers_are_refused(language_model
         vitrail.generate(model.model, tokenizer, "the key")
     with pytest.raises(vitrail.VitrailError, match="reads its prompt with an encoder"):
         vitrail.generate(golden2("encdec_t5").model, tokenizer, "the key")
+    source = {"input_ids": torch.arange(5, 12)[None]}
+    with pytest.raises(InputError, match="no decoder_input_ids"):
+        vitrail.answer(golden2("encdec_t5").model, source, 1)
+    decoded = {**source, "decoder_input_ids": torch.arange(5)[None]}
+    with pytest.raises(OptionError, match="those of its source"):  # whose columns are not those of the reasoning
+        vitrail.answer(golden2("encdec_t5").model, decoded, 3, method="gae", hops=1, reasoning=(1, 3))
     small = golden2("llm_gpt2").model
     with pytest.raises(TargetError, match="gives encodings of shape"):  # whose width may exceed the ids of the answer
         vitrail.answer(small.transformer, {"input_ids": torch.arange(5, 12)[None]}, 4, method="gae")

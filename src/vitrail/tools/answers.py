@@ -112,6 +112,7 @@ def answer(  # noqa: PLR0913  (the public signature)
         raise OptionError(f"sink={sink!r} is not a choice. {suggest(sink, SINKS)}")
     read = read_inputs(inputs)
     sequences = sequences_of(read)
+    _check_decoder(model, sequences, hops)
     first, last = spans(continuation(start, stop), sequences.real)
     pieces = _pieces(read, sequences, tokenizer, unit)
     said = [_said(pieces[i], sequences.ids[i].tolist(), tokenizer, first[i], last[i]) for i in range(len(first))]
@@ -168,6 +169,21 @@ def _check_hops(hops: object, reasoning: object) -> None:
     pair = isinstance(reasoning, Sequence) and len(reasoning) == 2 and all(map(is_whole, reasoning))
     if reasoning is not None and not pair:
         raise OptionError(f"reasoning={reasoning!r}, but it is a pair of columns (start, stop).")
+
+
+def _check_decoder(model: object, sequences: Sequences, hops: int | None) -> None:
+    """Raise if an encoder-decoder model has no text that it continues, or hops are to pass through that text."""
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False) and not sequences.decoder:
+        raise InputError(
+            f"{type(model).__name__} continues a text of its decoder, but the inputs have no decoder_input_ids: give "
+            "the start token and the answer there."
+        )
+    if sequences.decoder and hops:
+        raise OptionError(
+            f"hops={hops}: hops pass through columns before the answer that have scores, but the scores of an "
+            "encoder-decoder model are those of its source. Leave hops out."
+        )
 
 
 def _own_hops(method: str | None, hops: int | None, reasoning: Span | None) -> dict[str, Any] | None:
