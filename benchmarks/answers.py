@@ -49,7 +49,9 @@ PACKAGE = {"flashtrace package": False, "flashtrace package, recompute": True}
 BROKEN = 3
 """Status of a program that has to be started again."""
 LONGEST = 8.0
-"""Seconds after which nothing is repeated; a first run, which may compile kernels, counts only if it takes longer."""
+"""Seconds of runs after which nothing is repeated."""
+COLD = 30.0
+"""A first run counts only if it takes longer: it compiles kernels, measures the model and asks for memory."""
 SIZES: dict[str, dict[str, int]] = {
     "8B": {
         "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -189,7 +191,7 @@ def _timed(run: Callable[[], object], repeats: int, device: str) -> dict[str, An
     cuda, seconds = device == "cuda", []
     _reset(device)
     first, last = _seconds(run, device)
-    if first > LONGEST:
+    if first > COLD:
         seconds.append(first)
     else:
         _reset(device)
