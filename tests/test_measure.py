@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 import vitrail
 from vitrail import Anatomy, targets
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, sources
 from vitrail.errors import AnatomyError, SeamError, TargetError
 
 BLOCKS = Anatomy(blocks="blocks")
@@ -741,3 +742,17 @@ def test_a_forward_pass_without_autograd_is_refused_where_no_family_is_known():
     model.forward = torch.no_grad()(model.forward)
     with pytest.raises(SeamError, match=r"torch\.no_grad inside the model"):
         vitrail.explain(model, words(), "gae", 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("count", [5, 150, 197, 198, 4099])
+def test_coded_gradients_find_the_row_that_each_position_feeds(count, dtype):
+    place = torch.randn(count + 2, 3).to(dtype).requires_grad_()
+    order = torch.randperm(count)
+    made = place[order] * torch.tensor([1e-9, -3.0, 1e9], dtype=dtype)
+    made = made.index_add(0, torch.tensor([0, count - 1]), place[[count, count]])
+    rows = [(made[: count // 2], torch.arange(count // 2)[:, None]), (made, torch.arange(count)[:, None])]
+    (found,) = sources(rows, [place], channels=1)
+    assert found is not None
+    assert_close(found[:count], order.argsort())
+    assert found[count:].tolist() == [MIXED, NOWHERE]
