@@ -146,6 +146,10 @@ class Pass:
         every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
         if mask is None and found.shape[1] < tokens and found.shape[1] != len(index):
             return every  # attention that thins out its keys says nothing of the tokens
+        if mask is None and found.shape[1] > tokens:  # keys that are no tokens: which of them are is not known
+            if not bool(found.all()):
+                raise SeamError(unequal(0, tokens, found.shape[1]))
+            return every
         return found if found.shape[1] != len(index) else every.index_copy_(1, index, found)
 
     def _other_prefix(self, said: int, seen: int) -> AnatomyError:
