@@ -28,6 +28,7 @@ REASONS = {
     r"mixed between two attention calls": "tokens are mixed between attention calls",
     r"asks for the tokens of": "the tokens are read in another form",
     r"no attention was seen": "no softmax attention",
+    r"softmax of its attention in parts": "no rule for a softmax in parts",
     r"changed after its softmax": "maps are changed after the softmax",
     r"beside attention": "the blocks mix tokens beside attention",
     r"tokens: a model that changes their number": "the number of tokens changes",

@@ -307,6 +307,6 @@ OWN = {
     "no_residual": own(worded(NoResidual, NoResidual)),
     "sandwich": own(worded(Sandwich, Sandwich)),
     "one_head": own(worded(ByHandOneHead, ByHandOneHead)),
-    "manual_exp": replace(own(worded(ManualExp, ManualExp)), refused="no attention was seen"),
+    "manual_exp": own(worded(ManualExp, ManualExp)),
     "heads_in_batch": own(worded(HeadsInBatch, HeadsInBatch)),
 }

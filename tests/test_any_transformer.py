@@ -10,9 +10,10 @@ import re
 
 import pytest
 import torch
-from any_models import Entry, Own, Parallel, blocks
+from any_models import ByHand, Entry, Fused, Own, Parallel, blocks
 from any_new_models import TABLE
 from any_outcomes import METHODS, documented, explained, outcomes, prepared
+from any_own_models import ManualExp
 from torch.testing import assert_close
 
 import vitrail
@@ -514,3 +515,62 @@ def test_a_text_whose_queries_are_taken_in_parts_is_refused():
     with pytest.raises(VitrailError, match=r"stand in 3 sequences, each with a part of them"):
         vitrail.explain(model, ids, "gae", 1)
     assert vitrail.explain(model, ids, "attn_lrp", 1).scores.shape == ids.shape
+
+
+class AddedKey(Fused):
+    """Attention over the tokens and over one more key and value of zeros, which are no token."""
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mix(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        more = (torch.nn.functional.pad(y, (0, 0, 0, 1)) for y in (k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, *more).transpose(1, 2).flatten(2)
+
+
+class Sink(Fused):
+    """The same, as a column of zeros in the softmax."""
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mix(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = torch.nn.functional.pad((q @ k.mT) * q.shape[-1] ** -0.5, (0, 1))
+        return (scores.softmax(-1)[..., :-1] @ v).transpose(1, 2).flatten(2)
+
+
+def own_model(kind: type[torch.nn.Module]) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Own(torch.nn.Embedding(64, 24), blocks(kind, kind)).double()
+
+
+def test_keys_that_are_no_tokens_stop_maps_and_not_the_default():
+    ids = torch.arange(12).view(2, 6)
+    found, expected = (vitrail.explain(own_model(kind), ids, target=1) for kind in (AddedKey, Sink))
+    assert_close(found.scores, expected.scores)
+    with pytest.raises(VitrailError, match=r"7 keys for 6 queries: 1 keys belong to no token"):
+        vitrail.explain(own_model(AddedKey), ids, "gae", 1)
+
+
+class Mapped(ByHand):
+    """A block that takes its samples one by one, under `torch.vmap`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda one: super(Mapped, self).forward(one[None])[0])(x)
+
+
+def test_attention_inside_of_a_transform_is_refused_and_gradients_at_the_inputs_are_not():
+    ids = torch.arange(12).view(2, 6)
+    with pytest.raises(VitrailError, match=r"attends inside of a transform of torch\.func"):
+        vitrail.explain(own_model(Mapped), ids, "gae", 1)
+    found, expected = (
+        vitrail.explain(own_model(kind), ids, "integrated_gradients", 1, steps=2, level="inputs_embeds")
+        for kind in (Mapped, Fused)
+    )
+    assert_close(found.scores, expected.scores)
+
+
+def test_a_softmax_in_parts_is_walked_and_has_no_rule():
+    ids, (parts, whole) = torch.arange(12).view(2, 6), (own_model(kind) for kind in (ManualExp, Fused))
+    found, expected = (vitrail.compare(model, ids, ["gae", "tokentm", "agcam"], 1) for model in (parts, whole))
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one.scores, other.scores)
+    with pytest.raises(VitrailError, match=r"softmax of its attention in parts"):
+        vitrail.explain(parts, ids, "attn_lrp", 1)
+    assert vitrail.explain(parts, ids, target=1).method == "gae"

@@ -417,3 +417,55 @@ def test_talking_heads_and_channel_attention_of_timm_are_refused(name):
     blocks = vitrail.Anatomy(blocks="blocks", readout="mean")
     with pytest.raises(SeamError):
         vitrail.explain(model, torch.randn(1, 3, 64, 64), "gae", 1, anatomy=blocks)
+
+
+def over_sum(powers, *, axis=-1, added=None):
+    total = powers.sum(dim=axis, keepdim=True)
+    return powers / (total if added is None else total + added)
+
+
+def cut(powers):
+    powers[..., HALF == 0] = 0.0
+    return powers
+
+
+HALF = torch.ones(Q, K, dtype=torch.float64).tril(2)
+IN_PARTS = {
+    "exp": (lambda s: over_sum(s.exp()), lambda s: s),
+    "exp less the maximum": (lambda s: over_sum(torch.exp(s - s.amax(dim=-1, keepdim=True))), None),
+    "exp in place": (lambda s: over_sum(s.exp_()), None),
+    "a log-softmax": (lambda s: s.log_softmax(dim=-1).exp(), lambda s: s),
+    "masked after exp": (lambda s: over_sum(s.exp() * HALF), None),
+    "cut after exp": (lambda s: over_sum(cut(s.exp())), None),
+    "filled after exp": (lambda s: over_sum(s.exp().masked_fill(HALF == 0, 0.0)), None),
+}
+
+
+@pytest.mark.parametrize("form", IN_PARTS)
+def test_powers_of_e_over_their_sum_are_a_softmax(form):
+    q, k, v = operands()
+    write, entered = IN_PARTS[form]
+    (call,), out = captured(lambda q, k, v: write(q @ k.mT / 2) @ v, q, k, v)
+    hidden = HALF == 0 if "after" in form else torch.zeros(Q, K, dtype=torch.bool)
+    expected = (q @ k.mT / 2).masked_fill(hidden, -torch.inf).softmax(dim=-1)
+    assert_close(call.weights, expected)
+    assert_close(torch.autograd.grad(out.square().sum(), call.weights)[0], 2 * (expected @ v) @ v.mT)
+    assert call.query is not None
+    assert_close(call.query, q)
+    # Methods that read scores get them only where they are what the model computed.
+    assert_close(call.softmax_input, None if entered is None else q @ k.mT / 2)
+
+
+NO_SOFTMAX = {
+    "a sum over queries": lambda s: over_sum(s.exp(), axis=-2),
+    "something added to the sum": lambda s: over_sum(s.exp(), added=1e-6),
+    "the sum of others": lambda s: s.exp() / (s / 2).exp().sum(dim=-1, keepdim=True),
+    "something added in place": lambda s: (lambda e: e / e.sum(dim=-1, keepdim=True).add_(1e-6))(s.exp()),
+    "no division": lambda s: s.exp(),
+}
+
+
+@pytest.mark.parametrize("form", NO_SOFTMAX)
+def test_powers_of_e_that_do_not_add_up_to_one_are_no_softmax(form):
+    q, k, v = operands()
+    assert captured(lambda q, k, v: NO_SOFTMAX[form](q @ k.mT / 2) @ v, q, k, v)[0] == []

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
-from vitrail.capture.refusals import check_model, no_graph, why_no_gradient
+from vitrail.capture.refusals import check_model, check_plain_call, no_graph, why_no_gradient
 from vitrail.capture.row_maps import EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
 from vitrail.capture.stream_sums import Sums, WatchSums, watch_norms
+from vitrail.capture.torch_private import current_transform
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
@@ -134,6 +135,7 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
             handles.append(module.register_forward_hook(watch_norms(seen.sums)))
 
     def emit(call: AttentionCall) -> None:
+        check_plain_call()
         if not torch.is_grad_enabled():
             raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
         seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
@@ -173,7 +175,8 @@ def _leave(seen: Seen) -> Callable[..., None]:
 def start_graph(module: nn.Module, out: Tensor) -> bool:
     """Let the graph begin at what a module made of numbers without one; whether the result has a graph."""
     own = any(x is not None for x in module._parameters.values())
-    if not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding)):
+    begins = not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding))
+    if begins and current_transform() is None:  # inside of a transform no graph can begin
         out.requires_grad_()
     return out.requires_grad
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
+from vitrail.capture.refusals import check_plain_call
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.torch_private import current_transform
 from vitrail.models.inputs import Inputs
 
 SAMPLES = 2
@@ -125,6 +127,7 @@ def _watching(model: nn.Module, seen: Executions) -> Iterator[None]:
         handles.append(module.register_forward_hook(_leave(seen), with_kwargs=True))
 
     def emit(call: AttentionCall) -> None:
+        check_plain_call()
         seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack)))
 
     with hooks(handles), attention_calls(emit, safe=True, cut=lambda out, order: out.detach()):
@@ -151,7 +154,7 @@ def _leave(seen: Executions) -> Callable[..., Tensor | None]:
         found = seen.stack.pop()
         found.ends, found.gave = seen.tick(), next(tensors_in(out), None)
         found.plain = found.gave is (out[0] if isinstance(out, (tuple, list)) and out else out)
-        if found.gave is None or not found.gave.is_floating_point():
+        if found.gave is None or not found.gave.is_floating_point() or current_transform() is not None:
             return None
         # Frozen weights on token ids have no gradient: let the graph begin here.
         if not found.gave.requires_grad and found.gave.is_leaf and (isinstance(module, nn.Embedding) or _own(module)):

@@ -16,12 +16,12 @@ from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import own_dtypes
-from vitrail.capture.refusals import no_attention, no_graph, uneven_attention, why_no_gradient
+from vitrail.capture.refusals import no_attention, no_graph, softmax_in_parts, uneven_attention, why_no_gradient
 from vitrail.capture.seams.call import AttentionCall
 from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.torch_private import saving_hooks, without_functions
-from vitrail.errors import SeamError
+from vitrail.errors import SeamError, VitrailError
 
 
 @dataclass
@@ -172,9 +172,11 @@ class Capture:
                 unknown = "what it computed with cannot be differentiated, as 8-bit kernels cannot"
                 raise no_graph(f"attention layer {index} of {len(self.layers)}", self.undone or unknown)
 
-    def incomplete(self, model: nn.Module) -> SeamError:
+    def incomplete(self, model: nn.Module) -> VitrailError:
         """What to say where not exactly one attention call was captured in each layer."""
         counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
+        if self.pass_options.within is not None and not sum(counts) and any(x.discovered for x in self.body.blocks):
+            return softmax_in_parts(model)
         if not sum(counts) and not (outside and self.blocks):
             return no_attention(model)
         return uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
@@ -215,8 +217,8 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
     Args:
         only: the index of the one block that runs, None for the whole model.
     """
-    override, safe = capture.pass_options.override, capture.plan.safe
-    mode = InterceptAttention(capture.add_call, override, lambda: capture.block, safe=safe)
+    override, safe, rules = capture.pass_options.override, capture.plan.safe, capture.pass_options.within
+    mode = InterceptAttention(capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None)
     capture.same = mode.follower.same
     known = capture.attending if only is None else capture.attending[only : only + 1]
     # Empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`.

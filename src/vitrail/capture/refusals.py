@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from vitrail.capture.shadow import memory_of
-from vitrail.errors import CutGraphError, ModelError, NoAttentionError, SeamError
+from vitrail.capture.torch_private import current_transform
+from vitrail.errors import CutGraphError, ModelError, NoAttentionError, RuleError, SeamError
 from vitrail.models.taking import every_module
 
 SEEN = (
-    "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over the last axis "
-    "followed by a product with the values."
+    "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over the last axis, or "
+    "powers of e divided by their sum over that axis, followed by a product with the values."
 )
 SHOWN = 6
 """How many classes of modules a message names."""
@@ -124,6 +125,14 @@ def no_attention(model: nn.Module) -> NoAttentionError:
     return NoAttentionError(f"no attention was seen in {type(model).__name__}. {SEEN} {why}")
 
 
+def softmax_in_parts(model: nn.Module) -> RuleError:
+    """A model whose attention is not seen once rules take the place of the functions that make it up."""
+    return RuleError(
+        f"{type(model).__name__} writes the softmax of its attention in parts, as powers of e over their sum. There is "
+        "a rule for a softmax, but none for its parts. Call torch.softmax, or take a method without rules, such as gae."
+    )
+
+
 def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequence[int], outside: int) -> SeamError:
     """A model whose blocks do not attend once each."""
     name, total = type(model).__name__, len(counts)
@@ -188,6 +197,16 @@ def no_graph(where: str, why: str) -> CutGraphError:
         f"{where} has no gradient: {why}. An explanation needs it, and so does the check that its rows are the tokens "
         "in order. Explain a model whose attention can be differentiated."
     )
+
+
+def check_plain_call() -> None:
+    """Refuse an attention call inside of a transform of torch.func."""
+    if current_transform() is not None:
+        raise SeamError(
+            "the model attends inside of a transform of torch.func (vmap, grad, jvp), where neither the samples of a "
+            "call nor its graph are seen. Call the module on the whole batch. Methods that read the gradient at the "
+            "inputs need no attention: integrated_gradients, input_x_gradient."
+        )
 
 
 def _kinds(modules: Sequence[nn.Module]) -> str:

@@ -19,10 +19,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.seams import einsum
 from vitrail.capture.seams.call import AttentionCall
-from vitrail.capture.seams.followed import Applied, AttentionMap, Product, Reading, Scores
+from vitrail.capture.seams.followed import Applied, AttentionMap, Powers, Product, Reading, Scores
 from vitrail.errors import SeamError
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+LOG_SOFTMAX = {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax}
+EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_}
+SUMS = {torch.sum, Tensor.sum}
 SAME_ENTRIES = {
     F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16,
     Tensor.double, Tensor.view, Tensor.reshape, torch.reshape, Tensor.contiguous, Tensor.clone,
@@ -32,6 +35,7 @@ SCALINGS: dict[Callable[..., Any], Callable[[float, float], float]] = {
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__), mul),
     **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__), truediv),
 }
+QUOTIENTS = {func for func, scaled in SCALINGS.items() if scaled is truediv}
 SHIFTS = {
     torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__, torch.sub, Tensor.sub,
     Tensor.__sub__, Tensor.sub_, Tensor.__isub__, torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_,
@@ -63,11 +67,19 @@ MOST_PRODUCTS = 16
 
 @dataclass(eq=False)
 class Follower:
-    """Follows scores through a softmax to the product that makes it an attention call."""
+    """Follows scores through a softmax to the product that makes it an attention call.
+
+    Args:
+        in_parts: whether powers of e over their sum are a softmax. Rules for these functions are not that of a softmax.
+    """
 
     emit: Callable[[AttentionCall], None]
+    in_parts: bool = True
     maps: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     scores: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    powers: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    totals: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    logs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     follows: bool = False  # whether there is anything to follow, so that all functions matter
 
     def same(self, old: Tensor, new: Tensor) -> None:
@@ -80,6 +92,42 @@ class Follower:
         """Take note of a softmax over the last axis."""
         self.maps[out] = AttentionMap(args[0], self.scores.get(args[0]), out.shape, tuple(range(out.ndim)))
         self.follows = True
+
+    def ends_softmax(self, func: Callable[..., Any], args: tuple) -> bool:
+        """Whether a function ends a softmax in parts: powers of e over their sum, or e to a log-softmax."""
+        if func in EXPONENTIALS:
+            return args[0] in self.logs
+        if func not in QUOTIENTS or len(args) < 2 or not all(isinstance(x, Tensor) for x in args[:2]):
+            return False
+        return args[0] in self.powers and self.totals.get(args[1]) is self.powers[args[0]]
+
+    def parts_of(self, x: Tensor) -> Powers:
+        """What a softmax in parts is made of, by the argument of the function that ends it."""
+        return self.logs[x] if x in self.logs else self.powers[x]
+
+    def softmaxed_in_parts(self, out: Tensor, powers: Tensor) -> None:
+        """Take note of the end of a softmax in parts; scores less their maximum are not the scores themselves."""
+        made = self.parts_of(powers)
+        given = made.exponents if made.scores.plain else None
+        self.maps[out] = AttentionMap(given, made.scores, out.shape, tuple(range(out.ndim)))
+        self.follows = True
+
+    def _note_parts(self, func: Callable[..., Any], out: Tensor, args: tuple, kwargs: dict) -> None:
+        """Take note of a part of a softmax: powers of e of scores, their sum over keys, a log-softmax."""
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        if given is None or out.ndim not in (3, 4, 5) or not self.in_parts:
+            return
+        if func in EXPONENTIALS and given in self.scores:
+            self.powers[out] = Powers(None if out is given else given, self.scores[given])
+        elif func in LOG_SOFTMAX and given in self.scores and _over_keys(out, args, kwargs):
+            self.logs[out] = Powers(given, self.scores[given])
+        elif func in SUMS and given in self.powers and _over_keys(given, args, kwargs) and out.ndim == given.ndim:
+            self.totals[out] = self.powers[given]
+        elif given in self.powers and out.shape == given.shape and _hides(func, args):
+            self.powers[out] = Powers(None, replace(self.powers[given].scores, plain=False))
+        elif out is given:  # written to in place
+            self.powers.pop(out, None)
+            self.totals.pop(out, None)
 
     def read(self, func: Callable[..., Any], args: tuple) -> Reading:
         """What a product is: whether it applies a map to values, and what scores it may make."""
@@ -108,10 +156,12 @@ class Follower:
     def changed(self, func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> None:  # noqa: ANN401
         """Take note of any other function: what it makes of scores and maps."""
         self.follows = bool(self.maps) or bool(self.scores)
+        out = args[0] if func is Tensor.__setitem__ else out
+        if isinstance(out, Tensor):
+            self._note_parts(func, out, args, kwargs)
         given = list(_tensors((args, kwargs))) if self.follows else []
         mapped = [x for x in given if x in self.maps]
         scored = [(x, self.scores[x]) for x in given if x in self.scores] if func not in PROJECTIONS else []
-        out = args[0] if func is Tensor.__setitem__ else out
         for made in _tensors(out) if mapped or scored else ():
             if not made.is_floating_point():
                 continue
@@ -232,6 +282,19 @@ class Follower:
                 no_query=why,
             )
         )
+
+
+def _hides(func: Callable[..., Any], args: tuple) -> bool:
+    """Whether a function sets some powers of e to zero, or weighs them by a mask."""
+    if func in FILLS or func is Tensor.__setitem__:
+        return len(args) == 3 and _is_zero(args[2])
+    return SCALINGS.get(func) is mul
+
+
+def _over_keys(x: Tensor, args: tuple, kwargs: dict) -> bool:
+    """Whether a function of one tensor is over its last axis."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return dim in (-1, x.ndim - 1, [-1], (-1,), [x.ndim - 1], (x.ndim - 1,))
 
 
 def is_attention(func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> bool:  # noqa: ANN401

@@ -62,6 +62,19 @@ class Scores:
     plain: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class Powers:
+    """Powers of e, or a log-softmax, of scores.
+
+    Args:
+        exponents: what they were taken of; None where that was overwritten, or keys were hidden since.
+        scores: where that came from.
+    """
+
+    exponents: Tensor | None
+    scores: Scores
+
+
 @dataclass(frozen=True)
 class AttentionMap:
     """What a tensor has of a softmax.

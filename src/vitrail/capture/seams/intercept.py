@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from vitrail.capture.seams.call import AttentionCall, allowed_keys, positional, read_sdpa
 from vitrail.capture.seams.eager import MULTIPLYING, SOFTMAX, Follower, is_attention, with_values
 from vitrail.capture.seams.einsum import is_plain
+from vitrail.capture.torch_private import current_transform
 from vitrail.errors import SeamError
 
 
@@ -183,6 +184,7 @@ class InterceptAttention(TorchFunctionMode):
         override: what becomes of attention maps, if anything.
         block: the index of the block that runs, None outside of the blocks.
         safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
+        in_parts: whether powers of e over their sum are taken for a softmax.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
     """
 
@@ -193,11 +195,12 @@ class InterceptAttention(TorchFunctionMode):
         block: Callable[[], int | None],
         *,
         safe: bool = False,
+        in_parts: bool = True,
         cut: Cut | None = None,
     ) -> None:
         super().__init__()
         self.emit, self.override, self.block, self.safe, self.cut = emit, override, block, safe, cut
-        self.follower = Follower(emit)
+        self.follower = Follower(emit, in_parts)
         self.masks: list[tuple[Tensor | None, bool, torch.Size, Tensor]] = []  # blocks share one, or a few
 
     def __torch_function__(
@@ -220,8 +223,23 @@ class InterceptAttention(TorchFunctionMode):
             return self._softmax(func, args, kwargs, block)
         if func in MULTIPLYING:
             return self._product(func, args, kwargs, block)
+        if self.follower.ends_softmax(func, args):
+            return self._softmax_in_parts(func, args, kwargs, block)
         out = func(*args, **kwargs)
         self.follower.changed(func, out, args, kwargs)
+        return out
+
+    def _softmax_in_parts(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
+        """The last function of a softmax that the model writes itself: the map, changed if asked for."""
+        if block is not None and self.override is not None and self.override.changes_scores:
+            scores = self.follower.parts_of(args[0]).exponents
+            if scores is None:
+                raise SeamError("this method changes the scores of attention, but the model hides keys after exp.")
+            return self._softmax(torch.softmax, (scores, -1), {}, block)
+        out = func(*args, **kwargs)
+        if block is not None and self.override is not None:
+            out = self.override.weights(block, out)
+        self.follower.softmaxed_in_parts(out, args[0])
         return out
 
     def _softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
@@ -233,7 +251,8 @@ class InterceptAttention(TorchFunctionMode):
             changed = changed if change is None else change(block, changed)
             self.follower.same(args[0], changed)
             args = (changed, *args[1:])
-        out = self._safe_softmax(func, args, kwargs) if self.safe and over_keys else func(*args, **kwargs)
+        safe = self.safe and over_keys and current_transform() is None  # which would have no values to look at
+        out = self._safe_softmax(func, args, kwargs) if safe else func(*args, **kwargs)
         if not over_keys:
             self.follower.changed(func, out, args, kwargs)
             return out
