@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from any_models import ByHand, Entry, Fused, Own, Parallel, blocks
 from any_new_models import TABLE
 from any_outcomes import METHODS, documented, explained, outcomes, prepared
@@ -574,3 +575,34 @@ def test_a_softmax_in_parts_is_walked_and_has_no_rule():
     with pytest.raises(VitrailError, match=r"softmax of its attention in parts"):
         vitrail.explain(parts, ids, "attn_lrp", 1)
     assert vitrail.explain(parts, ids, target=1).method == "gae"
+
+
+class OneChoice(torch.nn.Module):
+    """A model of multiple choice, asked about one choice: the module that the refusal of all choices names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids[:, None]).logits
+
+
+def test_choices_are_explained_one_by_one():
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    torch.manual_seed(0)
+    model = (
+        transformers.BertForMultipleChoice(transformers.BertConfig(vocab_size=64, attn_implementation="eager", **sizes))
+        .double()
+        .eval()
+    )
+    ids = torch.arange(4, 40).view(2, 3, 6)
+    with pytest.raises(VitrailError, match=r"several choices each.*ids\[:, None\]"):
+        vitrail.explain(model, {"input_ids": ids}, "gae")
+    found = vitrail.explain(OneChoice(model), {"input_ids": ids[:, 1]}, "gae", 0)
+    out = model(input_ids=ids, output_attentions=True)
+    total = torch.eye(6, dtype=torch.float64)
+    for attention in out.attentions:
+        (gradient,) = torch.autograd.grad(out.logits[:, 1].sum(), attention, retain_graph=True)
+        total = total + (attention * gradient).clamp(min=0).mean(dim=1) @ total
+    assert_close(found.scores, total.unflatten(0, (2, 3))[:, 1, 0].detach(), atol=1e-12, rtol=1e-9)

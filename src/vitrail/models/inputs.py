@@ -152,9 +152,13 @@ def _looks_like(name: str, x: Tensor) -> str:
     """What a tensor that cannot be explained probably is, and what to do with it."""
     if x.is_floating_point():
         return REAL_SHAPES.get(x.ndim, "") if name != "pixel_values" or x.ndim > 3 else ONE_PICTURE
-    return WHOLE_SHAPES.get(x.ndim, "")
+    return CHOICES if name == "input_ids" and x.ndim == 3 else WHOLE_SHAPES.get(x.ndim, "")
 
 
+CHOICES = (
+    "This looks like texts with several choices each, [b, choices, t]. A model of multiple choice scores every choice "
+    "by itself: explain one, by a module that takes ids [b, t] and gives model(input_ids=ids[:, None]).logits."
+)
 ONE_PICTURE = "This looks like one picture: is the batch axis missing? Add it with x[None]."
 REAL_SHAPES = {
     1: "This looks like one example of audio or of a table: is the batch axis missing? Add it with x[None].",
