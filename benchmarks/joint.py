@@ -24,7 +24,7 @@ import triton.language as tl
 
 from vitrail.capture.recording import Layer
 from vitrail.capture.seams.call import kept_logsumexp
-from vitrail.relevance import fused, weights
+from vitrail.relevance import dense, fused
 
 LOG2E = tl.constexpr(1.4426950408889634)
 SHAPES = [(8, 16, 1370, 64), (1, 16, 4096, 64), (1, 16, 16384, 64), (1, 8, 16384, 128)]
@@ -112,7 +112,7 @@ class Case:
 
     def pull(self) -> Tensor:
         """Our kernel for the row."""
-        return fused.pull(self.layer, self.rows, weights.positive)
+        return fused.pull(self.layer, self.rows, dense.positive)
 
     def delta(self) -> Tensor:
         """Each query's sum of A * G."""

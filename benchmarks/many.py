@@ -21,7 +21,7 @@ from flash import _ready, _vit
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.many import Batch, BatchExplainer
+from vitrail.api.many import Batch, BatchExplainer
 
 
 def timed(model: nn.Module, batches: list[Batch], method: str, folder: str, **how: object) -> float:

@@ -1,12 +1,12 @@
 """Which methods apply to a model and its inputs."""
 
 import vitrail
+from vitrail.api.requests import read_request
 from vitrail.capture.forward import find_body
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance import Walk
 from vitrail.relevance.runner import RerunMethod
-from vitrail.requests import read_request
 from vitrail.targets import as_target
 
 WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("recommended", {}, "image")), Walk)]

@@ -18,7 +18,7 @@ from any_own_models import ManualExp
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import stream_explaining
+from vitrail.api import streams as stream_explaining
 from vitrail.capture import forward
 from vitrail.errors import VitrailError
 from vitrail.tools.doctor import examine

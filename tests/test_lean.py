@@ -9,13 +9,13 @@ from tiny_models import MODELS, tiny
 from torch.overrides import TorchFunctionMode
 
 import vitrail
+from vitrail.api.requests import read_request, wanted_by
 from vitrail.capture import found_body
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.models.anatomy import parts
 from vitrail.models.inputs import read_inputs
-from vitrail.requests import read_request, wanted_by
 from vitrail.targets import as_target
 
 

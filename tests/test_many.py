@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import vitrail.many
 from PIL import Image
 from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-import vitrail.many
 from vitrail import targets, zoo
+from vitrail.api.many import Batch, picture_batches
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.bench.worker import Cluster
-from vitrail.many import Batch, picture_batches
 
 pytest.importorskip("pyarrow")
 
@@ -196,7 +196,7 @@ SCRIPT = """
     import sys, time
     sys.path[:0] = {paths!r}
     import torch, vitrail
-    from vitrail.many import Batch
+    from vitrail.api.many import Batch
     torch.set_num_threads(1)
     own = vitrail.zoo.load_plain("sentiment")  # needs no library of models
     def batch(i):

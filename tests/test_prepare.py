@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import vitrail
-from vitrail import prepared as preparing
-from vitrail import repeated
+from vitrail.api import preparing, repeated
 from vitrail.capture.graphs import GraphError, HostAnswers, _unnoticed, rerun
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError

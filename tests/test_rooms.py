@@ -17,15 +17,8 @@ ORDER = [
     {"capture"},
     {"relevance"},
     {"methods"},
-    {"requests"},
-    {"stream_gradients"},
-    {"stream_explaining"},
     {"api"},
-    {"prepared"},
-    {"repeated"},
-    {"many"},
     {"evaluate"},
-    {"many_workers"},
     {"plots"},
     {"tools"},
     {"apps"},
@@ -36,7 +29,7 @@ REACHING_UP = {
     ("attribution", "plots"): "Attribution.plot and to_html; pictures are an optional extra",
     ("attribution", "storage"): "Attribution.save and load",
     ("attribution", "apps"): "Attribution.explore; the page is an optional extra",
-    ("many", "many_workers"): "workers of Ray are an optional extra",
+    ("api", "evaluate"): "workers of explain_many on Ray are an optional extra",
     ("storage", "plots"): "pictures are an optional extra",
 }
 """Imports inside functions that are allowed, with the reason."""
@@ -125,6 +118,7 @@ def test_only_allowed_imports_stand_inside_functions():
 
 
 OF_EXTRAS = {
+    ("vitrail.api.many", "vitrail.models.loading.images"),  # Pillow
     ("vitrail.models.loading.huggingface", "vitrail.models.loading.images"),
     ("vitrail.relevance.fused", "vitrail.relevance.kernels"),  # Triton
     ("vitrail.models.loading.vision", "vitrail.models.loading.images"),  # Pillow

@@ -15,17 +15,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitrail import plots, targets
     from vitrail.api import compare, explain
+    from vitrail.api.many import explain_many
+    from vitrail.api.preparing import PreparedExplainer, prepare
     from vitrail.attribution import Attribution, Comparison
     from vitrail.capture.forward import record
     from vitrail.capture.recording import Layer, Recording
     from vitrail.errors import VitrailError
     from vitrail.evaluate import bench, data, metrics
-    from vitrail.many import explain_many
     from vitrail.methods import METHODS
     from vitrail.models import zoo
     from vitrail.models.anatomy import Anatomy, TextTower
     from vitrail.plots import report
-    from vitrail.prepared import PreparedExplainer, prepare
     from vitrail.tools.answers import answer
     from vitrail.tools.audit import audit
     from vitrail.tools.doctor import structure
@@ -48,17 +48,17 @@ else:
         "compare": "vitrail.api",
         "detail": "vitrail.tools.guide",
         "explain": "vitrail.api",
-        "explain_many": "vitrail.many",
+        "explain_many": "vitrail.api.many",
         "generate": "vitrail.tools.generations",
         "guide": "vitrail.tools.guide",
-        "PreparedExplainer": "vitrail.prepared",
-        "prepare": "vitrail.prepared",
+        "PreparedExplainer": "vitrail.api.preparing",
+        "prepare": "vitrail.api.preparing",
         "record": "vitrail.capture.forward",
         "rewrite": "vitrail.tools.rewrite",
         "structure": "vitrail.tools.doctor",
         "transfer": "vitrail.tools.transfer",
     }
-    _MODULES = ("bench", "data", "metrics", "plots", "report", "targets", "zoo")
+    _MODULES = ("bench", "data", "many", "metrics", "plots", "report", "targets", "zoo")
 
     def __getattr__(name: str) -> Any:  # noqa: ANN401
         if name in _MODULES:

@@ -12,6 +12,7 @@ from types import ModuleType
 ALIASES = {
     "vitrail.bench": "vitrail.evaluate.bench",
     "vitrail.data": "vitrail.evaluate.data",
+    "vitrail.many": "vitrail.api.many",
     "vitrail.metrics": "vitrail.evaluate.metrics",
     "vitrail.report": "vitrail.plots.report",
     "vitrail.zoo": "vitrail.models.zoo",

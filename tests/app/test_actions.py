@@ -416,7 +416,7 @@ def test_a_method_that_fails_is_missing_with_its_reason(do, tiny, monkeypatch):
     def broken(*args, **kwargs):
         raise vitrail.errors.RuleError("no rule for it.")
 
-    monkeypatch.setattr("vitrail.repeated.explain", broken)
+    monkeypatch.setattr("vitrail.api.repeated.explain", broken)
     events = do("explain", input=BALL, model=tiny, methods=("attn_lrp", "gae"))
     assert {"missing": "attn_lrp", "why": "no rule for it."} in events
     assert [one["map"]["method"] for one in events if "map" in one] == ["gae"]

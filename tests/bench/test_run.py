@@ -7,7 +7,8 @@ import pytest
 import torch
 from saved_models import save_vit
 
-from vitrail import compare, repeated
+from vitrail import compare
+from vitrail.api import repeated
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import explained

@@ -5,7 +5,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vitrail import compare, repeated
+from vitrail import compare
+from vitrail.api import repeated
 from vitrail.apps.cli.app import app
 from vitrail.attribution import Comparison
 from vitrail.evaluate import bench, data, metrics

@@ -8,7 +8,8 @@ from golden2_sets import golden2
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import requests, targets
+from vitrail import targets
+from vitrail.api import requests
 from vitrail.capture.seams.intercept import InterceptAttention, Override
 
 IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33], [7, 7, 11, 4, 28, 19, 35, 2, 14, 6]])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.streams import has_streams
 from vitrail.capture.discovery import BlockSite, CallSite, Discovery, discover
 from vitrail.capture.forward import find_body, record
 from vitrail.capture.measure import Structure, no_origin, structure_of
@@ -24,7 +25,6 @@ from vitrail.capture.shadow import autograd, hooks, shadow
 from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs, read_inputs
-from vitrail.stream_explaining import has_streams
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """The largest error against the largest output: about a hundred roundings of the dtype."""

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.api import attribution_of
+from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
@@ -40,7 +41,6 @@ from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import walk_layers
-from vitrail.requests import Request, read_request
 from vitrail.storage import finite, json_text
 from vitrail.targets import AnyTarget, Target, as_target
 

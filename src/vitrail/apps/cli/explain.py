@@ -253,8 +253,8 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
 
 def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Work", *, squash: bool, engine: str) -> None:
     """All images of a folder; those that are none are named at the end."""
+    from vitrail.api.many import explain_many, picture_batches
     from vitrail.evaluate.bench.opened import setup_hash
-    from vitrail.many import explain_many, picture_batches
 
     if loaded.kind != "image":
         raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")

@@ -16,11 +16,11 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from vitrail.api.repeated import RepeatedExplainer
 from vitrail.apps.web.workers import Job
 from vitrail.errors import ModelError
 from vitrail.evaluate.bench.opened import affine
 from vitrail.models.loading import EMBEDDED, Loaded, load, silent
-from vitrail.repeated import RepeatedExplainer
 
 KEPT = 3
 """Models that stay loaded beside the embedded ones."""

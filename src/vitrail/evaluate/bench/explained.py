@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from vitrail import targets
+from vitrail.api.repeated import RepeatedExplainer
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, VitrailError, one_line
 from vitrail.evaluate import metrics
@@ -21,7 +22,6 @@ from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.texts import Batch, Contexts, Texts, explained_contexts
-from vitrail.repeated import RepeatedExplainer
 
 Values = list[dict[str, Any]]
 """For each example the plain numbers that are stored of it."""

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.repeated import RepeatedExplainer
 from vitrail.attribution import versions
 from vitrail.errors import InputError, ModelError, OptionError, suggest
 from vitrail.evaluate import data
@@ -35,7 +36,6 @@ from vitrail.evaluate.data.examples import Dataset, DatasetEntry, Example, Image
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.models.loading import Loaded, find_device, load
-from vitrail.repeated import RepeatedExplainer
 
 if TYPE_CHECKING:
     from PIL.Image import Image

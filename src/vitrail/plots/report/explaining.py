@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.api import compare
+from vitrail.api.requests import MethodSpec
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
@@ -30,7 +31,6 @@ from vitrail.models.loading import Loaded, Sample, load
 from vitrail.plots.pictures import as_picture, sample_map, smallest, with_map
 from vitrail.plots.report.entries import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
 from vitrail.plots.tokens import pieces
-from vitrail.requests import MethodSpec
 from vitrail.targets import AnyTarget, only, probability
 
 if TYPE_CHECKING:

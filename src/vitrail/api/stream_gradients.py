@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
@@ -14,7 +15,6 @@ from vitrail.capture.stream_memory import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.inputs import Inputs, patch_sums
-from vitrail.requests import Request
 
 SQUARE = 16
 ASSUMED = f"pixels are summed over squares of at most {SQUARE} pixels: which of them make a token was not measured"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.api import attribution_of, explain, shown_over
+from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
@@ -37,7 +38,6 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
-from vitrail.requests import Request, read_request
 from vitrail.targets import FORMULAS, SCALARS, Target, as_target
 
 Batch = Tensor | Mapping[str, Any]

@@ -14,6 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.requests import (
+    MethodSpec,
+    Request,
+    by_target,
+    check_scalar,
+    instead,
+    on_streams,
+    read_request,
+    settled,
+    wanted_by,
+    with_reason,
+)
+from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
+from vitrail.api.streams import explain_at_inputs, explain_streams, has_streams, reads_changes
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
@@ -50,20 +64,6 @@ from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
 from vitrail.relevance.walk import walk_layers
-from vitrail.requests import (
-    MethodSpec,
-    Request,
-    by_target,
-    check_scalar,
-    instead,
-    on_streams,
-    read_request,
-    settled,
-    told,
-    wanted_by,
-)
-from vitrail.stream_explaining import explain_at_inputs, explain_streams, has_streams, reads_changes
-from vitrail.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.targets import AnyTarget, as_target
 
 logger = logging.getLogger("vitrail")
@@ -81,7 +81,7 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
         last = [one for one in request.others if one.spec == LAST_RESORT]
         if not last or anatomy is not None or isinstance(error, NoAttentionError):
             raise error
-        return told(read_request(*last[0]), str(error))
+        return with_reason(read_request(*last[0]), str(error))
     found = replace(request, at_inputs=str(error))
     check_level_at_inputs(found)
     logger.warning("%s is read at the inputs: %s", request.entry.name, error)

@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 
-from vitrail import prepared
-from vitrail.api import compare, explain
+from vitrail.api import compare, explain, preparing
+from vitrail.api.preparing import MASK, Batch, first_class, is_plain, settings_in, tensors_of
+from vitrail.api.requests import read_request
 from vitrail.attribution import Attribution, Comparison
 from vitrail.errors import VitrailError
 from vitrail.models.inputs import read_inputs
-from vitrail.prepared import MASK, Batch, first_class, is_plain, settings_in, tensors_of
 from vitrail.relevance import Walk
 from vitrail.relevance.runner import RerunMethod
-from vitrail.requests import read_request
 from vitrail.targets import AnyTarget, Target, as_target
 
 logger = logging.getLogger("vitrail")
@@ -50,7 +49,7 @@ class RepeatedExplainer:
         self.model = model
         self.record = os.environ.get(SETTING) != "0" if record is None else record
         self._seen: Counter[Hashable] = Counter()
-        self._made: dict[Hashable, prepared.PreparedExplainer] = {}
+        self._made: dict[Hashable, preparing.PreparedExplainer] = {}
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Batch, method: str, target: AnyTarget, preset: str, **options: Any) -> Attribution:  # noqa: ANN401
@@ -61,7 +60,7 @@ class RepeatedExplainer:
             if form is not None and form not in self._made and self._seen[form] > PAYS and has_room(inputs):
                 while len(self._made) >= MOST_RECORDINGS:
                     self._made.pop(next(iter(self._made)))
-                self._made[form] = prepared.prepare(self.model, inputs, method, "given", preset=preset, **options)
+                self._made[form] = preparing.prepare(self.model, inputs, method, "given", preset=preset, **options)
             made = self._made.get(form)
         if made is not None and made.reason is None:
             return made(inputs, target)
@@ -71,7 +70,7 @@ class RepeatedExplainer:
         self, inputs: Batch, specs: Sequence[tuple[str, Mapping[str, Any]]], target: AnyTarget, preset: str
     ) -> Comparison:
         """Several methods as by `compare`, errors kept; those that share a pass share it."""
-        records = self.record and device_of(inputs) in prepared.RECORDERS
+        records = self.record and device_of(inputs) in preparing.RECORDERS
         alone = self._alone(inputs, specs, preset) if records else []
         rest = [place for place in range(len(specs)) if place not in alone]
         made: dict[int, Attribution] = {}
@@ -104,7 +103,7 @@ class RepeatedExplainer:
         chosen = as_target(target)
         if not isinstance(chosen, Target) or chosen.name != "logit" or chosen.first is None:
             return None
-        if not self.record or chosen.position is not None or device_of(inputs) not in prepared.RECORDERS:
+        if not self.record or chosen.position is not None or device_of(inputs) not in preparing.RECORDERS:
             return None
         if not is_plain(options):
             return None

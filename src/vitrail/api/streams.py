@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.requests import Request, by_target, instead
+from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
 from vitrail.capture.cut_pass import cut_pass
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
@@ -30,8 +32,6 @@ from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.streams import Relevance, walk_events
 from vitrail.relevance.walk import STARTS
-from vitrail.requests import Request, by_target, instead
-from vitrail.stream_gradients import explain_inputs, is_gradient, shown_streams
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
 SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")

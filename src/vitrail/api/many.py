@@ -23,13 +23,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vitrail.api import explain
+from vitrail.api.preparing import PreparedExplainer, prepare
 from vitrail.attribution import Attribution, versions
 from vitrail.capture.provenance import fingerprint
 from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import taken
-from vitrail.prepared import PreparedExplainer, prepare
 from vitrail.targets import AnyTarget
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def _explain_here(task: Task, store: "PartStore", work: "_Progress", workers: in
 def _explain_by_ray(task: Task, store: "PartStore", work: "_Progress", workers: int | None) -> tuple[int, int]:
     """The same by workers of Ray."""
     try:
-        from vitrail.many_workers import explain_parts
+        from vitrail.evaluate.many_workers import explain_parts
     except ImportError as error:
         raise MissingExtraError("engine='ray' needs the package ray: pip install 'vitrail[ray]'") from error
     batches = list(task.loader)

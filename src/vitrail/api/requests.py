@@ -190,7 +190,7 @@ def _default(
     best, second = (Candidate((name, given), preset, inputs, target) for name in PREFERRED)
     known = {name: preset in {"recommended", *METHODS[name].presets} for name in PREFERRED}
     if known[PREFERRED[1]] and not known[PREFERRED[0]]:
-        return told(read_request(*second), f"{PREFERRED[0]} has no preset {preset!r}.")
+        return with_reason(read_request(*second), f"{PREFERRED[0]} has no preset {preset!r}.")
     # Options are those of the best method: where they are given, no other can stand in.
     others = () if given or not known[PREFERRED[1]] else (second, _last_resort(second))
     return first_of([best, *others], () if given else _on_streams(second, others))
@@ -208,7 +208,7 @@ def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, t
         return first_of(others, streams)
     if (tokens := inputs.shown.shape[1]) > LONGEST_ANSWER:
         why = f"{best} is the default for answers in texts of at most {LONGEST_ANSWER} tokens; this one has {tokens}."
-        return told(first_of(others, streams), why)
+        return with_reason(first_of(others, streams), why)
     return first_of([Candidate((best, given), preset, inputs, target), *(() if rest else others)], streams)
 
 
@@ -234,7 +234,7 @@ def on_streams(request: Request) -> Request:
     if not request.on_streams:
         return request
     best = DEFAULT_OF.get(getattr(request.target, "name", ""), PREFERRED)[0]
-    return told(
+    return with_reason(
         first_of(request.on_streams),
         f"{best} is defined on one stream of tokens. On several, {DEFAULT_ON_STREAMS} found planted tokens most often "
         "(docs/streams.md).",
@@ -255,10 +255,10 @@ def instead(request: Request, error: VitrailError) -> Request:
     """What stands in for a request that cannot be done, or the reason as an error."""
     if not request.others:
         raise error
-    return told(first_of(request.others), str(error))
+    return with_reason(first_of(request.others), str(error))
 
 
-def told(request: Request, reason: str) -> Request:
+def with_reason(request: Request, reason: str) -> Request:
     """A request that stands in for another one, with the reason, which is logged."""
     logger.warning("no method was named, and %s explains: %s", request.entry.name, reason)
     return replace(request, reason=reason)

@@ -12,10 +12,10 @@ from uuid import uuid4
 import ray
 from ray import exceptions
 
+from vitrail.api.many import Batch, BatchExplainer, PartStore, Task, rows_of
 from vitrail.errors import EngineError
 from vitrail.evaluate.bench.engines_ray import connected, reason_of
 from vitrail.evaluate.bench.worker import Cluster
-from vitrail.many import Batch, BatchExplainer, PartStore, Task, rows_of
 from vitrail.models.taking import taken
 
 RETRIES = 3
