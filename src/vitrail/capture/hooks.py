@@ -114,7 +114,7 @@ class Capture:
         return stream
 
     def root(self, x: Tensor) -> Tensor:
-        """End the gradient at this tensor, or at what the circumstances make of it."""
+        """End the gradient at this tensor, changed first where the options of the pass say so."""
         x = x.detach()
         root = (x if self.pass_options.at_root is None else self.pass_options.at_root(x)).requires_grad_()
         self.roots.append(root)

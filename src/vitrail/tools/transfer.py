@@ -220,7 +220,7 @@ class Scene:
 
     @contextmanager
     def run(self, pass_options: PassOptions) -> Iterator[tuple[Pass, Scalar]]:
-        """One pass under these circumstances, and the scalar in it."""
+        """One pass with these options, and the scalar in it."""
         with forward(self.model, self.inputs, self.body, WANTED, ComputeSettings("dense"), pass_options) as run:
             part, *more = run.parts(self.request.target)
             if more:
