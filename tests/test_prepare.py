@@ -414,6 +414,17 @@ def test_a_replay_without_any_python_sees_inputs_classes_and_weights_of_now(name
         assert found.provenance["model_hash"] == wanted.provenance["model_hash"]
 
 
+def test_a_recording_whose_weights_have_moved_is_made_again(recorded):
+    model, inputs = copy.deepcopy(tiny("hf_vit")), MODELS["hf_vit"].inputs()
+    explainer = repeated.RepeatedExplainer(model, record=True)
+    for _ in range(repeated.PAYS + 1):
+        explainer(inputs, "gae", 1, "recommended")
+    model.classifier.weight = nn.Parameter(model.classifier.weight.detach() * 2)
+    found = explainer(inputs, "gae", 1, "recommended")
+    assert found.provenance["prepared"]
+    assert_close(found.scores, vitrail.explain(model, inputs, "gae", 1).scores)
+
+
 def test_masks_that_change_are_read_or_explained_in_the_ordinary_way(graph):
     model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
     explainer = repeated.RepeatedExplainer(model, record=True)

@@ -7,7 +7,8 @@ from stream_models import TABLE, prepared
 from torch.testing import assert_close
 
 import vitrail
-from vitrail import stream_gradients, targets
+from vitrail import targets
+from vitrail.api import stream_gradients
 from vitrail.errors import MethodError, RuleError, SeamError
 
 SIZE = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,

@@ -1,5 +1,6 @@
 """The context: values untouched, nothing left behind, no silent gradient."""
 
+import copy
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ import vitrail
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.capture.shadow import shadow
-from vitrail.errors import RuleError
+from vitrail.errors import RuleError, TargetError
 from vitrail.methods.attn_lrp import ATTN
 from vitrail.methods.conservative_lrp import CONSERVATIVE
 from vitrail.methods.transformer_attribution import CONSERVING, ORIG
@@ -111,6 +112,27 @@ def test_an_operation_without_a_rule_is_named_with_its_module(method):
     model, x, anatomy = odd(Wave())
     with pytest.raises(RuleError, match=r"sin .*in the module 'change'.*vitrail.relevance.lrp.kinds.KINDS"):
         vitrail.explain(model, x, method, anatomy=anatomy)
+
+
+def test_errors_of_the_backward_pass_name_their_module_too():
+    """A skip connection that is halved: the absolute rules notice it when relevance comes back."""
+    model = copy.deepcopy(tiny("timm_vit"))
+
+    class HalfSkip(type(model.blocks[1])):
+        def forward(self, x):
+            x = 0.5 * x + self.attn(self.norm1(x))
+            return x + self.mlp(self.norm2(x))
+
+    model.blocks[1].__class__ = HalfSkip
+    with pytest.raises(RuleError, match=r"the sum in the module 'blocks.1' adds two tensors"):
+        vitrail.explain(model, MODELS["timm_vit"].inputs(), "abs_lrp", 1)
+
+
+@pytest.mark.parametrize("method", ["attn_lrp", "conservative_lrp", "input_x_gradient"])
+def test_a_target_that_reads_nothing_is_refused(method):
+    model, x, anatomy = odd(nn.Identity())
+    with pytest.raises(TargetError, match=r"zero at every token of samples \[0, 1\]"):
+        vitrail.explain(model, x, method, lambda logits: 0 * logits[:, 0], anatomy=anatomy)
 
 
 def test_partial_lrp_needs_no_rule_below_the_last_block():

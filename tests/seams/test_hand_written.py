@@ -435,6 +435,9 @@ IN_PARTS = {
     "exp less the maximum": (lambda s: over_sum(torch.exp(s - s.amax(dim=-1, keepdim=True))), None),
     "exp in place": (lambda s: over_sum(s.exp_()), None),
     "a log-softmax": (lambda s: s.log_softmax(dim=-1).exp(), lambda s: s),
+    "a sum without its axis": (lambda s: (lambda e: e / e.sum(dim=-1).unsqueeze(-1))(s.exp()), lambda s: s),
+    "an indexed sum": (lambda s: (lambda e: e / e.sum(-1)[..., None])(s.exp()), lambda s: s),
+    "a bounded sum": (lambda s: (lambda e: e / e.sum(-1, keepdim=True).clamp(min=1e-9))(s.exp()), lambda s: s),
     "masked after exp": (lambda s: over_sum(s.exp() * HALF), None),
     "cut after exp": (lambda s: over_sum(cut(s.exp())), None),
     "filled after exp": (lambda s: over_sum(s.exp().masked_fill(HALF == 0, 0.0)), None),
@@ -462,6 +465,7 @@ NO_SOFTMAX = {
     "the sum of others": lambda s: s.exp() / (s / 2).exp().sum(dim=-1, keepdim=True),
     "something added in place": lambda s: (lambda e: e / e.sum(dim=-1, keepdim=True).add_(1e-6))(s.exp()),
     "no division": lambda s: s.exp(),
+    "a large bound": lambda s: (lambda e: e / e.sum(-1, keepdim=True).clamp(min=1.0))(s.exp()),
 }
 
 

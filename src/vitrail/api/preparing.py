@@ -120,6 +120,10 @@ class PreparedExplainer:
             logger.info("a prepared explanation is made in the ordinary way: these inputs lead Python elsewhere.")
         return explain(self.model, inputs, self.method, chosen, **self.options)  # pyright: ignore[reportArgumentType]
 
+    def holds(self) -> bool:
+        """Whether the model's weights are where they were when this was prepared."""
+        return self._replay is None or self._weights == _addresses(taken(self.model))
+
     def takes(self, inputs: Batch) -> bool:
         """Whether inputs have the prepared shape, masks aside."""
         here, there = self._shapes(inputs), self._shapes(self.example)
@@ -194,7 +198,7 @@ class PreparedExplainer:
     def _replayed(self, inputs: Batch, read: Inputs, target: object) -> Attribution | None:
         """The explanation of these inputs by the recording; None where it does not hold for them."""
         started = time.perf_counter()
-        if self._weights != _addresses(taken(self.model)):
+        if not self.holds():
             raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
         fitting = self._fitting(inputs, read.batch)
         if fitting is None or torch.is_autocast_enabled(read.shown.device.type):

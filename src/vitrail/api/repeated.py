@@ -30,6 +30,8 @@ PAYS = 3
 """How often inputs of one form are explained in the ordinary way before a recording is made, which costs a dozen."""
 MOST_RECORDINGS = 8
 """How many are kept for one model; each holds the memory of its passes."""
+MOST_FORMS = 4096
+"""How many forms of inputs are counted."""
 SETTING = "VITRAIL_RECORD"
 """The variable of the environment that switches recording off, by `0`."""
 
@@ -56,6 +58,10 @@ class RepeatedExplainer:
         """Explain one batch; arguments as for `explain`."""
         form = self._form(inputs, method, target, preset, options)
         with self._lock:
+            if form in self._made and not self._made[form].holds():
+                del self._made[form]  # recorded again below
+            if len(self._seen) > MOST_FORMS:
+                self._seen.clear()
             self._seen[form] += form is not None
             if form is not None and form not in self._made and self._seen[form] > PAYS and has_room(inputs):
                 while len(self._made) >= MOST_RECORDINGS:

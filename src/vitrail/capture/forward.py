@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,6 @@ from vitrail.errors import (
     CutGraphError,
     InputError,
     OptionError,
-    RuleError,
     SeamError,
     TargetError,
     VitrailError,
@@ -124,13 +123,8 @@ def _forward(model: nn.Module, inputs: Inputs, plan: PassPlan, stack: ExitStack)
         stack: frees what was captured when it is closed.
     """
     run, found = partial(_run_captured, model, inputs, stack=stack), None
-    try:
+    with suppress(CheckpointError):  # recomputed under rules, which is not how it was computed
         found = run(plan)
-    except CheckpointError:  # recomputed under rules, which is not how it was computed
-        pass
-    except RuleError:  # once more, to say in which module
-        stack.close()
-        found = run(replace(plan, named=True))
     if found is None or (found[0].checkpointed and plan.cut):  # recomputed after hooks and rules are gone
         logger.debug("%s runs again: it has checkpointed regions.", type(model).__name__)
         keep_saved(model)

@@ -244,9 +244,8 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
 
 def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Capture, only: int | None) -> None:
     """Set the hooks of one block that runs alone, or of all blocks and of what comes before and after them."""
-    rules = capture.pass_options.within is not None
-    if capture.plan.named or not (capture.lean or rules):
-        named = [(name, module) for name, module in model.named_modules() if rules or _may_attend(module)]
+    if not capture.lean and capture.pass_options.within is None:  # rules ask the call stack where they are
+        named = [(name, module) for name, module in model.named_modules() if _may_attend(module)]
         handles += [handle for name, module in named for handle in _name_hooks(capture, name, module)]
     for index in range(len(capture.blocks)) if only is None else (only,):
         handles += _block_hooks(model, capture, index)

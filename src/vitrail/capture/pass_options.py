@@ -116,7 +116,6 @@ class PassPlan:
         recomputes: whether blocks may be run again when their layers are read.
         rows: the only rows whose logits are read; None for all.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
-        named: under rules, keep the name of the module that runs, for messages.
     """
 
     body: Body
@@ -129,4 +128,3 @@ class PassPlan:
     recomputes: bool = False
     rows: Tensor | None = None
     safe: bool = False
-    named: bool = False

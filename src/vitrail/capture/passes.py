@@ -19,6 +19,7 @@ from vitrail.capture.recording import Layer, Stream, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map, operands_of
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
+from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contradiction, mean_all, position
 from vitrail.targets import AnyTarget, Target, as_target
@@ -373,7 +374,8 @@ class Pass:
             return part.rows, "the target"
         answered = self.capture.body.head is None or self.capture.answered(self.output.logits)
         readout = anatomy.readout if answered and part.plain else "auto"
-        named = f"readout={anatomy.readout!r} of the {anatomy.name} anatomy"
+        whose = anatomy.name if anatomy.name == Anatomy.name else f"the {anatomy.name}"
+        named = f"readout={anatomy.readout!r} of {whose} anatomy"
         if isinstance(readout, int):
             return position(self.valid, readout), named
         return (READOUTS[readout](self.valid, self.valid & self.inside) if readout in READOUTS else None), named

@@ -285,7 +285,7 @@ def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) 
     """The relevance where the gradient ends: the input times its gradient by the rules, summed over channels."""
 
     def explain(runner: Runner) -> Result:
-        ((x, gradient),) = runner.gradient()
+        x, gradient = runner.nonzero_gradient()
         return at_level(level, runner, x * gradient)
 
     pass_options = PassOptions(

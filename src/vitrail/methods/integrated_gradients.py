@@ -102,7 +102,7 @@ def build_input_x_gradient(*, level: str = "embedding_output") -> RerunMethod:
     """
 
     def explain(runner: Runner) -> Result:
-        ((x, gradient),) = runner.gradient()
+        x, gradient = runner.nonzero_gradient()
         return at_level(level, runner, x * gradient)
 
     return RerunMethod(explain, PassOptions(level=level), check=check_level(level))

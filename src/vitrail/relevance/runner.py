@@ -14,7 +14,7 @@ from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import Scalar, read_output, run_model
 from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
-from vitrail.capture.passes import Pass
+from vitrail.capture.passes import Doubt, Pass, unread
 from vitrail.capture.recording import Layer
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.errors import SeamError
@@ -122,6 +122,16 @@ class Runner:
     def gradient(self) -> list[tuple[Tensor, Tensor]]:
         """Every place where the gradient of the pass ends, with the gradient of the scalar there."""
         return self.run.at_roots(self.part)
+
+    def nonzero_gradient(self) -> tuple[Tensor, Tensor]:
+        """The one place where the gradient ends, and the gradient, which is not zero everywhere in a sample."""
+        ((x, gradient),) = self.gradient()
+        stream, blocks = self.run.capture.level == "embedding_output", self.body.blocks
+        axis = 1 if stream and blocks and not blocks[0].batch_first else 0  # of the samples
+        if self.part.needed and gradient.shape[axis] == self.inputs.batch:
+            zero = (gradient == 0).movedim(axis, 0).flatten(1).all(dim=1)
+            self.run.doubts.append(Doubt(zero, unread))
+        return x, gradient
 
     def score(
         self, inputs: Inputs, rows: Int[Tensor, " m"], edit: Callable[[Tensor], Tensor] | None = None

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.seams import einsum
 from vitrail.capture.seams.call import AttentionCall
-from vitrail.capture.seams.followed import Applied, AttentionMap, Powers, Product, Reading, Scores
+from vitrail.capture.seams.followed import Applied, AttentionMap, Powers, Product, Reading, Scores, same_total
 from vitrail.errors import SeamError
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
@@ -99,7 +99,8 @@ class Follower:
             return args[0] in self.logs
         if func not in QUOTIENTS or len(args) < 2 or not all(isinstance(x, Tensor) for x in args[:2]):
             return False
-        return args[0] in self.powers and self.totals.get(args[1]) is self.powers[args[0]]
+        over_keys = args[1].shape == (*args[0].shape[:-1], 1)
+        return over_keys and args[0] in self.powers and self.totals.get(args[1]) is self.powers[args[0]]
 
     def parts_of(self, x: Tensor) -> Powers:
         """What a softmax in parts is made of, by the argument of the function that ends it."""
@@ -115,19 +116,28 @@ class Follower:
     def _note_parts(self, func: Callable[..., Any], out: Tensor, args: tuple, kwargs: dict) -> None:
         """Take note of a part of a softmax: powers of e of scores, their sum over keys, a log-softmax."""
         given = args[0] if args and isinstance(args[0], Tensor) else None
-        if given is None or out.ndim not in (3, 4, 5) or not self.in_parts:
+        if given is None or not self.in_parts:
+            return
+        self._note_totals(func, out, args, kwargs)
+        if out.ndim not in (3, 4, 5):
             return
         if func in EXPONENTIALS and given in self.scores:
             self.powers[out] = Powers(None if out is given else given, self.scores[given])
         elif func in LOG_SOFTMAX and given in self.scores and _over_keys(out, args, kwargs):
             self.logs[out] = Powers(given, self.scores[given])
-        elif func in SUMS and given in self.powers and _over_keys(given, args, kwargs) and out.ndim == given.ndim:
-            self.totals[out] = self.powers[given]
         elif given in self.powers and out.shape == given.shape and _hides(func, args):
             self.powers[out] = Powers(None, replace(self.powers[given].scores, plain=False))
         elif out is given:  # written to in place
             self.powers.pop(out, None)
             self.totals.pop(out, None)
+
+    def _note_totals(self, func: Callable[..., Any], out: Tensor, args: tuple, kwargs: dict) -> None:
+        """Take note of the sum of powers of e over keys, with or without the axis of the keys."""
+        given = args[0]
+        if given in self.totals and out is not given and same_total(func, out, args, kwargs):
+            self.totals[out] = self.totals[given]
+        elif func in SUMS and given in self.powers and _over_keys(given, args, kwargs):
+            self.totals[out] = self.powers[given]
 
     def read(self, func: Callable[..., Any], args: tuple) -> Reading:
         """What a product is: whether it applies a map to values, and what scores it may make."""

@@ -1,6 +1,8 @@
 """What is known of the tensors of hand-written attention: products, scores, maps, and maps applied to values."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,3 +137,17 @@ class Applied:
     value_order: einsum.Order = ()
     output_order: einsum.Order = ()
     added: bool = False
+
+
+RESHAPES = {torch.unsqueeze, Tensor.unsqueeze, Tensor.__getitem__, Tensor.view, Tensor.reshape, torch.reshape}
+FROM_ZERO = {torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min}
+TINIEST_SUM = 1e-4
+"""What may bound a sum of powers of e from below, so that it stays the sum."""
+
+
+def same_total(func: Callable[..., Any], out: Tensor, args: tuple, kwargs: dict) -> bool:
+    """Whether sums over keys stay what they are: in another shape, or kept from zero by a tiny number."""
+    if func in RESHAPES:
+        return out.numel() == args[0].numel()
+    least = next((x for x in (*args[1:], *kwargs.values()) if isinstance(x, (int, float))), None)
+    return func in FROM_ZERO and least is not None and 0 <= least <= TINIEST_SUM

@@ -4,6 +4,7 @@ Every torch function that reads something the explanation depends on is looked u
 rule replaces its backward function. The values are the model's own. Nothing remains after the context.
 """
 
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ from vitrail.relevance.lrp.kinds import (
 )
 from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden
 
+RUNNING = ("forward", "_call_impl")
+"""The functions that stand on the call stack while a module runs, whatever it calls its own."""
 ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
 """Operations that work entry by entry, where their operands have one shape."""
 
@@ -99,9 +102,9 @@ def plain_functions(table: RuleSet) -> tuple[frozenset[Callable[..., Any]], froz
 class _Propagate(TorchFunctionMode):
     """Look every function up in the rule set."""
 
-    def __init__(self, table: RuleSet, capture: Capture, flow: Flow | None) -> None:
+    def __init__(self, table: RuleSet, capture: Capture, flow: Flow | None, names: Mapping[int, str]) -> None:
         super().__init__()
-        self.table, self.capture, self.flow = table, capture, flow
+        self.table, self.capture, self.flow, self.names = table, capture, flow, names
         self.depends, self.constants = Marks(), Marks()
         self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -377,8 +380,13 @@ class _Propagate(TorchFunctionMode):
 
     @property
     def where(self) -> str:
-        """The module that runs."""
-        return self.capture.running[-1] if self.capture.running else ""
+        """The name of the module that runs, by the call stack: hooks that keep it would cost more than the rules."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_name in RUNNING and id(module := frame.f_locals.get("self")) in self.names:
+                return self.names[id(module)]
+            frame = frame.f_back
+        return ""
 
     def _ordinary(self, operation: Operation) -> Rule | None:
         """Questions about a tensor, which give no tensor that depends on it, need no rule."""
@@ -453,7 +461,8 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
         flow: says of each backward pass whether it follows the rules or the chain rule, so that methods of both kinds
             share one forward pass. Only rules that use `Operation.passing`, `shared` and `constant` can be switched.
     """
-    mode = _Propagate(table, capture, flow)
+    names = once(model, "names", lambda: {id(module): name for name, module in model.named_modules()})
+    mode = _Propagate(table, capture, flow, names)
     changed: list[tuple[nn.Module, Any]] = []
     handles: list[RemovableHandle] = []
     try:
