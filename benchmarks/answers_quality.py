@@ -57,8 +57,8 @@ KINDS: dict[str, Callable[[int], ContextExample]] = {
     "people": lambda seed: contexts.people(seed, sentences=15),
     "needle": lambda seed: contexts.needle(seed, sentences=16),
     "four needles": lambda seed: contexts.needle(seed, sentences=16, needles=4),
-    "long needle": lambda seed: contexts.needle(seed, sentences=66),
-    "four long needles": lambda seed: contexts.needle(seed, sentences=66, needles=4),
+    "long needle": lambda seed: contexts.needle(seed, sentences=98),
+    "four long needles": lambda seed: contexts.needle(seed, sentences=98, needles=4),
     "variables": lambda seed: contexts.variables(seed, sentences=16),
 }
 ABLATED = ("people",)

@@ -1,6 +1,6 @@
 """How many pictures a second a whole data set is explained at, beside the explanation alone.
 
-    python benchmarks/many.py [--method auto] [--pictures 2048] [--batch 64] [--tiny] [--workers 2] [--memory]
+    python benchmarks/many.py [--method auto] [--pictures 2048] [--batch 64] [--tiny] [--workers 2] [--part 1024] [--memory]
 
 The pictures are random and in memory, so that reading files is not measured: a batch is copied to the device,
 explained, and its rows are written to Parquet. On CUDA the model is ViT-B/16 in bfloat16, else a small one in float32.
@@ -51,7 +51,7 @@ def steady_rate(model: nn.Module, batches: list[Batch], method: str, **how: obje
         timed(model, batches, method, f"{folder}/all", **how)
         written = sorted(part.stat().st_mtime_ns for part in Path(folder).glob("all/part-*.parquet"))
     first = len(written) // 4
-    return (len(written) - 1 - first) * len(batches[0].names) / (1e-9 * (written[-1] - written[first]))
+    return (len(written) - 1 - first) * how["part_size"] / (1e-9 * (written[-1] - written[first]))
 
 
 def alone(model: nn.Module, x: Tensor, method: str, count: int) -> float:
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tiny", action="store_true", help="a model of two small layers")
     parser.add_argument("--workers", type=int, help="compare one worker of Ray with so many")
+    parser.add_argument("--part", type=int, default=1024, help="inputs of a part file, which one worker makes at a time")
     parser.add_argument("--memory", action="store_true", help="print the size of the process on the way")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,15 +91,15 @@ def main() -> None:
     model = _ready(lambda attention: _vit(*shape, attention), "sdpa", device, dtype)
     x = torch.randn(given.batch, 3, size, size, dtype=dtype)
     count = given.pictures // given.batch
-    if given.workers and count < 8 * given.workers:
-        parser.error(f"--workers {given.workers} needs at least {8 * given.workers * given.batch} pictures")
+    if given.workers and given.pictures < 8 * given.workers * given.part:
+        parser.error(f"--workers {given.workers} needs at least {8 * given.workers * given.part} pictures")
     batches = [Batch([str(i) for i in range(given.batch)], partial(pictures, x)) for _ in range(count)]
     if given.memory:
         with tempfile.TemporaryDirectory() as folder:
             vitrail.explain_many(model, watched(batches), given.method, output=folder, progress=False)
     elif given.workers:
         torch.set_num_threads(1)
-        how = {"engine": "ray", "part_size": given.batch}
+        how = {"engine": "ray", "part_size": given.part}
         one = steady_rate(model, batches, given.method, workers=1, **how)
         print(f"1 worker {one:.0f} pictures/s", flush=True)
         several = steady_rate(model, batches, given.method, workers=given.workers, **how)

@@ -4,7 +4,9 @@ A worker keeps its model. If it dies, its range is given to another. A part file
 the end are the same as those of one process.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 from uuid import uuid4
@@ -22,7 +24,17 @@ RETRIES = 3
 """How often a range is given to another worker after its own has died."""
 
 
-_open: dict[str, tuple[Task, PartStore, BatchExplainer]] = {}
+@dataclass(frozen=True)
+class _Open:
+    """What a worker keeps of a task: its model, and where each batch starts and stops."""
+
+    store: PartStore
+    explain: BatchExplainer
+    batches: Sequence[Batch]
+    stops: Sequence[int]
+
+
+_open: dict[str, _Open] = {}
 """Of a worker: the tasks whose model it holds."""
 
 
@@ -34,18 +46,17 @@ def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
     """
     if key not in _open:
         task, store = ray.get(shared[0])
-        _open[key] = task, store, BatchExplainer(task.model, task.method, task.target, task.options)
-    task, store, explain = _open[key]
-    batches: list[Batch] = list(task.loader)
-    first = part * store.part_size
-    stops = list(accumulate(len(batch.names) for batch in batches))
-    last = min(first + store.part_size, stops[-1])
+        explain, batches = BatchExplainer(task.model, task.method, task.target, task.options), list(task.loader)
+        _open[key] = _Open(store, explain, batches, list(accumulate(len(batch.names) for batch in batches)))
+    here = _open[key]
+    first = part * here.store.part_size
+    last = min(first + here.store.part_size, here.stops[-1])
     rows = []
-    for batch, stop in zip(batches, stops, strict=True):
-        start = stop - len(batch.names)
-        if start < last and stop > first:
-            rows += [row for row in rows_of(explain(batch.load()), start, batch.names) if first <= row["index"] < last]
-    store.write(rows)
+    for number in range(bisect_right(here.stops, first), bisect_left(here.stops, last) + 1):
+        batch = here.batches[number]
+        found = rows_of(here.explain(batch.load()), here.stops[number] - len(batch.names), batch.names)
+        rows += [row for row in found if first <= row["index"] < last]
+    here.store.write(rows)
     return len(rows)
 
 
