@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[int], ContextExample]] = {
 }
 ABLATED = ("people",)
 """Kinds of questions whose answers are also measured on ablations."""
-ASKED = {"four needles": 1.25, "four long needles": 1.5, "variables": 3.0}
+ASKED = {"four needles": 1.25, "four long needles": 2.0, "variables": 3.0}
 """How many questions are asked for one that counts; the rest of the answers is wrong."""
 
 

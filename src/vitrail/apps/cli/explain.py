@@ -306,7 +306,7 @@ ANSWER = """Generate an answer with a language model on disk, and show which pas
 
 Examples:
 
-  vitrail answer "Who wrote the letter?" --model ./lm --context letter.txt --out answer.html
+  vitrail answer "Who wrote the letter?" --model ./lm --context letter.txt -o answer.html
 
   vitrail answer "Anna: ring. Boris: key. Anna:" --model lookup
 """
@@ -375,7 +375,9 @@ def answer(  # noqa: PLR0913  (one parameter for each option of the command line
     scalar: Annotated[str, typer.Option(help="log_probability, or log_odds.")] = "log_probability",
     tokens: Annotated[int, typer.Option("--tokens", help="How many tokens are generated at most.")] = 64,
     cite: Annotated[int, typer.Option("--cite", help="How many passages are shown for each part.")] = 3,
-    out: Annotated[Path | None, typer.Option("--out", help="A file to write: .html for a page, else JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", "--out", help="A file to write: .html for a page, else JSON.")
+    ] = None,
     hops: Annotated[
         int | None, typer.Option("--hops", help="Hops through what was generated before the answer.")
     ] = None,
@@ -402,9 +404,9 @@ def answer(  # noqa: PLR0913  (one parameter for each option of the command line
         reasoning=reasoning,
     )
     typer.echo(answer_lines(found, cite))
-    if out is not None:
-        found.save(out)
-        typer.echo(f"written to {out}")
+    if output is not None:
+        found.save(output)
+        typer.echo(f"written to {output}")
 
 
 def answer_lines(found: "Generation", count: int) -> str:
