@@ -1,6 +1,7 @@
 """How many pictures a second a whole data set is explained at, beside the explanation alone.
 
-    python benchmarks/many.py [--method auto] [--pictures 2048] [--batch 64] [--tiny] [--workers 2] [--part 1024] [--memory]
+    python benchmarks/many.py [--method auto] [--pictures 2048] [--batch 64] [--tiny] [--memory]
+    python benchmarks/many.py --workers 2 [--part 1024]
 
 The pictures are random and in memory, so that reading files is not measured: a batch is copied to the device,
 explained, and its rows are written to Parquet. On CUDA the model is ViT-B/16 in bfloat16, else a small one in float32.
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tiny", action="store_true", help="a model of two small layers")
     parser.add_argument("--workers", type=int, help="compare one worker of Ray with so many")
-    parser.add_argument("--part", type=int, default=1024, help="inputs of a part file, which one worker makes at a time")
+    parser.add_argument("--part", type=int, default=1024, help="inputs of a part file, made by one worker")
     parser.add_argument("--memory", action="store_true", help="print the size of the process on the way")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
