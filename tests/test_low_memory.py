@@ -1,5 +1,8 @@
 """Blocks that are run again for the backward pass, and logits at the rows that are read alone."""
 
+import copy
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,6 +114,26 @@ def test_every_part_of_an_answer_runs_the_blocks_again():
     model, inputs = tiny("hf_llama"), MODELS["hf_llama"].inputs()
     expected = vitrail.answer(model, inputs, 5, method="gae", memory="full").table
     assert_close(vitrail.answer(model, inputs, 5, method="gae", memory="low").table, expected)
+
+
+def test_tokentm_keeps_no_more_states_of_the_forward_pass_than_gae():
+    """At the end of the blocks; lengths and angles are read of a block as soon as it has run."""
+    model, inputs = copy.deepcopy(tiny("timm_vit")), MODELS["timm_vit"].inputs()
+    model.requires_grad_(requires_grad=False)
+    alive = []
+
+    def count(module, args, out):
+        gc.collect()
+        found = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.shape == out.shape]
+        alive.append(len(found))
+
+    for method in ("gae", "tokentm"):
+        vitrail.explain(model, inputs, method, 1)  # the first call measures the model
+    model.norm.register_forward_hook(count)
+    for method in ("gae", "tokentm"):
+        vitrail.explain(model, inputs, method, 1)
+        vitrail.explain(model, inputs, method, 1)
+    assert alive[3] - alive[1] <= 1
 
 
 def test_no_graph_and_no_layer_is_kept_between_the_passes(monkeypatch):

@@ -69,7 +69,8 @@ def read_early(capture: "Capture", index: int) -> None:
         layer = _passing_layer(capture, index)
         captured.early.update({early: early.read(layer) for early in capture.early.reads})
     passing = capture.early.passing
-    if "output_weight" in passing:
+    if "output_weight" in passing and captured.adding is not None:
+        captured.adding.clear()  # hooks hold it until the pass ends
         captured.adding = None
     for name in passing - {"entering", "leaving"} if index == len(capture.blocks) - 1 else passing:
         captured.states.pop(name, None)

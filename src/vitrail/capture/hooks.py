@@ -105,7 +105,9 @@ class Capture:
         captured, self.dropping = self.blocks[index], False
         captured.calls[:] = map(light, captured.calls)
         captured.states.clear()
-        captured.adding = None
+        if captured.adding is not None:
+            captured.adding.clear()
+            captured.adding = None
         if last:  # the graph begins here
             self.roots[:] = [stream]
             if index == len(self.blocks) - 1:
