@@ -79,11 +79,12 @@ def test_a_padded_batch_gives_what_its_samples_give(method, options):
             torch.testing.assert_close(found[sample], expected, atol=2e-6, rtol=1e-5)  # rotary tables are float32
 
 
-def test_a_model_that_padding_makes_nan_is_explained_and_said_to_be():
+@pytest.mark.parametrize("method", ["gae", "tokentm"])
+def test_a_model_that_padding_makes_nan_is_explained_and_said_to_be(method):
     """Eager attention rounds its mask to float32, where the lowest float64 is minus infinity."""
     case = golden2("llm_qwen3")
     assert case.model(**case.item("seq1")).logits.isnan().all()
-    found = vitrail.explain(case.model, case.item("seq1"), "gae", targets.continuation(10))
+    found = vitrail.explain(case.model, case.item("seq1"), method, targets.continuation(10))
     assert any("NaN" in said for said in found.provenance["assumed"])
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from golden2_sets import golden2
 from torch.testing import assert_close
 
@@ -49,6 +50,21 @@ def test_scores_are_the_derivatives_with_respect_to_presence(kernel, presence):
     assert_close(explained(model, presence=presence, sources=SOURCES, backend="chunked", chunk_rows=3), found)
     if kernel == "sdpa":
         assert_close(explained(model, presence=presence, sources=SOURCES, memory="low"), found)
+
+
+def test_a_sink_keeps_its_attention():
+    """GPT-OSS has a column in its softmax that is no token, and cuts it off."""
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1, pad_token_id=0,
+        layer_types=["full_attention"] * 2,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval()
+    given = torch.full(IDS.shape, 0.25, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(answer_of(model, given, SOURCES), given)
+    assert_close(explained(model, presence=0.25, sources=SOURCES), expected, atol=1e-6, rtol=1e-4)
+    assert float(expected.abs().amax()) > 1e-3
 
 
 def masks_of(model, presence, passage):

@@ -7,10 +7,12 @@ import math
 
 import pytest
 import torch
+import transformers
 from rule_passes import B, D, T, X, Y, random, relevance
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import vitrail
 from vitrail.errors import RuleError
 from vitrail.methods.attn_lrp import ATTN
 from vitrail.methods.conservative_lrp import CONSERVATIVE
@@ -65,6 +67,21 @@ def weights_of(mixture, x):
     scores = scores.sigmoid() if mixture is routed_by_gather else scores.softmax(dim=-1)
     kept = torch.zeros_like(scores).scatter(-1, scores.topk(2).indices, scores.topk(2).values)
     return kept if mixture is routed_by_gather else kept / kept.sum(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("method", ["attn_lrp", "conservative_lrp"])
+def test_experts_computed_at_once_by_a_grouped_product_are_explained_as_one_by_one(method):
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
+        num_key_value_heads=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()  # in float32: the kernel has no float64
+    ids, found = torch.tensor([[3, 9, 14, 2, 30]]), []
+    for kind in ("grouped_mm", "eager"):
+        model.set_experts_implementation(kind)
+        found.append(vitrail.explain(model, {"input_ids": ids}, method, 7).scores)
+    assert_close(found[0], found[1], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vitrail.capture.layers import stream_around, unequal, weights_of, with_adde
 from vitrail.capture.recording import Layer, own_dtypes
 from vitrail.capture.seams.call import call_shape, operands_of
 from vitrail.capture.torch_private import without_functions
-from vitrail.errors import SeamError
+from vitrail.errors import SeamError, VitrailError
 
 if TYPE_CHECKING:
     from vitrail.capture.hooks import Capture
@@ -34,7 +34,10 @@ class Early:
 
     def __call__(self, layer: Layer) -> Any:  # noqa: ANN401
         """What was read as the forward pass left the layer, or what can be read of its states now."""
-        return layer.early[self] if self in layer.early else self.read(layer)
+        found = layer.early[self] if self in layer.early else self.read(layer)
+        if isinstance(found, VitrailError):
+            raise found
+        return found
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,21 @@ def read_early(capture: "Capture", index: int) -> None:
     device = next(iter(captured.states.values())).device.type
     with torch.no_grad(), without_functions(), own_dtypes(device):  # not intercepted
         layer = _passing_layer(capture, index)
-        captured.early.update({early: early.read(layer) for early in capture.early.reads})
+        captured.early.update({early: _read(early, layer) for early in capture.early.reads})
     passing = capture.early.passing
     if "output_weight" in passing and captured.adding is not None:
         captured.adding.clear()  # hooks hold it until the pass ends
         captured.adding = None
     for name in passing - {"entering", "leaving"} if index == len(capture.blocks) - 1 else passing:
         captured.states.pop(name, None)
+
+
+def _read(early: Early, layer: Layer) -> Any:  # noqa: ANN401
+    """What is read, or why it cannot be: raised when it is asked for, as a pass with NaN in it is made again."""
+    try:
+        return early.read(layer)
+    except VitrailError as error:
+        return error
 
 
 def _passing_layer(capture: "Capture", index: int) -> Layer:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -44,10 +45,15 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Passages:
-    """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is reduced."""
+    """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is reduced.
+
+    Args:
+        keys: which keys of a softmax are the tokens; others are sinks, which belong to no token.
+    """
 
     of: Int[Tensor, "b t"]
     gated: Bool[Tensor, "b t"]
+    keys: tuple[int, int]
 
     def outside(self, rows: slice) -> Bool[Tensor, "b q t"]:
         """Which keys of a passage are read by a query outside of it."""
@@ -55,13 +61,16 @@ class Passages:
 
     def bias(self, presence: float, shape: torch.Size, dtype: torch.dtype) -> Float[Tensor, "b 1 q k"]:
         """What is added to the scores: `log presence` where a query reads a passage that is not its own."""
-        if shape[-2:] != (self.of.shape[1], self.of.shape[1]):
+        tokens, (first, stop) = self.of.shape[1], self.keys
+        sinks = (first, shape[-1] - stop) if stop - first == tokens else (0, 0)
+        if shape[-2] != tokens or shape[-1] - sum(sinks) != tokens:
             raise MethodError(
                 f"soft_ablation turns attention to tokens down, but an attention map has {shape[-2]} queries and "
-                f"{shape[-1]} keys for {self.of.shape[1]} tokens. Take gae."
+                f"{shape[-1]} keys for {tokens} tokens. Take gae."
             )
         down = self.outside(slice(None)) & self.gated[:, None]
-        return torch.zeros((), dtype=dtype, device=down.device).where(~down, math.log(presence))[:, None]
+        bias = torch.zeros((), dtype=dtype, device=down.device).where(~down, math.log(presence))[:, None]
+        return F.pad(bias, sinks) if any(sinks) else bias
 
 
 def outside_gradient(layer: Layer, passages: Passages) -> Probs:
@@ -100,7 +109,9 @@ def passages_of(runner: Runner, given: Sequence | None) -> Passages:
         for index, tokens in enumerate(_sources(one, given)):
             of[sample, tokens] = index
     first = torch.arange(valid.shape[1], device=valid.device) == valid.int().argmax(dim=1, keepdim=True)
-    return Passages(of, (of != NONE) & ~first)  # the first token takes the attention that no other token needs
+    cut = {keys for captured in runner.run.captured for call in captured.calls if (keys := call.keys) is not None}
+    keys = cut.pop() if len(cut) == 1 else (0, valid.shape[1])
+    return Passages(of, (of != NONE) & ~first, keys)  # the first token takes the attention that no other token needs
 
 
 def _sources(of: Ablated, given: Sequence | None) -> list[Bool[Tensor, " t"]]:

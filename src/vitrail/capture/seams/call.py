@@ -25,6 +25,7 @@ class AttentionCall:
         by_hand: whether the model writes the call out, so that what it adds to the scores is not known.
         plain: whether the scores are `scale * query @ key^T`, plus at most a bias or mask; always so in fused calls.
         no_query: why a hand-written call has no one query, where it has none.
+        keys: which keys are left of those that the softmax was over, from the first to before the last; None for all.
     """
 
     query: Tensor | None
@@ -39,6 +40,7 @@ class AttentionCall:
     by_hand: bool = False
     plain: bool = True
     no_query: str = ""
+    keys: tuple[int, int] | None = None
     logsumexp: Tensor | None = None  # of the scaled scores `[b, h, q]`, where the kernel that ran has kept it
     owner: str = ""  # the name of the module that made the call
 

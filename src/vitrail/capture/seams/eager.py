@@ -290,6 +290,7 @@ class Follower:
                 by_hand=True,
                 plain=plain,
                 no_query=why,
+                keys=known.keys,
             )
         )
 
@@ -352,8 +353,11 @@ def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: 
         if func in FILLS and len(args) == 3 and _is_zero(args[2]):
             return known
         if func is Tensor.__getitem__ and plain and _cuts_keys(args[1], old):
-            given = known.softmax_input
-            return replace(known, shape=new.shape, softmax_input=None if given is None else given[args[1]])
+            given, last = known.softmax_input, args[1][-1] if isinstance(args[1], tuple) else args[1]
+            first, stop = known.keys or (0, old.shape[-1])
+            left = range(first, stop)[last]
+            given = None if given is None else given[args[1]]
+            return replace(known, shape=new.shape, softmax_input=given, keys=(left.start, left.stop))
         moved = _moved(func, args, old.ndim)
         if moved is not None:
             order = tuple(known.order[axis] for axis in moved)

@@ -85,6 +85,7 @@ class AttentionMap:
         softmax_input: what entered the softmax, of the keys that are left.
         scores: where that came from.
         shape: of the softmax's result.
+        keys: which of the softmax's keys are left, from the first to before the last; None for all.
         order: which axis of the map each axis of the tensor is.
         straight: the last tensor before axes were moved; None while they are where they were.
         changed: the functions that changed entries, in order.
@@ -94,6 +95,7 @@ class AttentionMap:
     scores: Scores | None
     shape: torch.Size
     order: tuple[int, ...]
+    keys: tuple[int, int] | None = None
     straight: Tensor | None = None
     changed: tuple[str, ...] = ()
 

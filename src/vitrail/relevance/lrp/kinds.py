@@ -103,6 +103,9 @@ KINDS: dict[Callable[..., Any], str] = {
     **dict.fromkeys((torch.neg, Tensor.neg, Tensor.__neg__), "scale"),
 }  # fmt: skip
 
+GROUPED = ("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
+"""Names of products of groups of rows with a matrix of weights for each, as experts are computed at once."""
+
 TRANSPOSED = (Tensor.mT.__get__, Tensor.T.__get__)  # pyright: ignore[reportAttributeAccessIssue]
 
 ROUTING: set[Callable[..., Any]] = {
@@ -210,7 +213,8 @@ def kind_of(
         return "deviation"
     if func is Tensor.__getitem__ and _picks_a_token(args):
         return "select"
-    return KINDS.get(func) or ("route" if func in ROUTING else "unknown")
+    grouped = not both and getattr(func, "__name__", "") in GROUPED
+    return KINDS.get(func) or ("route" if func in ROUTING else "linear_map" if grouped else "unknown")
 
 
 def _picks_a_token(args: tuple) -> bool:
