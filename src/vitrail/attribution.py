@@ -218,14 +218,14 @@ class Attribution:
         """Write the attribution as `.json` or `.npz`, or a picture of its first sample as `.png`, `.pdf` or `.html`."""
         from vitrail.storage import save
 
-        return save(self, _as_path(path))
+        return save(self, path)
 
     @staticmethod
     def load(path: str | Path) -> "Attribution":
         """Read back what `save` wrote as `.json` or `.npz`; equal to what was saved."""
         from vitrail.storage import load
 
-        return load(_as_path(path))
+        return load(path)
 
     def equals(self, other: "Attribution") -> bool:
         """Whether every field is the same, tensors entry by entry."""
@@ -248,14 +248,6 @@ class Attribution:
 
     def _repr_html_(self) -> str:
         return self.to_html()
-
-
-def _as_path(path: Any) -> Path:  # noqa: ANN401
-    """The path of a file, refused where nothing of the kind was given."""
-    try:
-        return Path(path)
-    except TypeError as error:
-        raise InputError(f"a file name must be a string or a Path, but {path!r} was given.") from error
 
 
 MOST_PIXELS = 100_000_000

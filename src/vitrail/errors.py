@@ -16,6 +16,7 @@ VitrailError
 └── OutputError (OSError)            a result that cannot be written or read
 """
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -110,7 +111,7 @@ def as_path(given: object, what: str) -> Path:
     Args:
         what: what lies there, in words, such as `a results file`.
     """
-    if not isinstance(given, (str, Path)):
+    if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"{what} must be given by its path, not by {type(given).__name__}.")
     return Path(given)
 

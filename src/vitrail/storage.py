@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vitrail.attribution import Attribution
-from vitrail.errors import OutputError
+from vitrail.errors import OutputError, as_path
 from vitrail.targets import SPAN_SCALARS, Target
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def save(attribution: Attribution, path: str | Path) -> Path:
 
     `.json` and `.npz` hold everything; `.png`, `.pdf` and `.html` a picture of the first sample.
     """
-    path = Path(path)
+    path = as_path(path, "an attribution")
     if path.suffix.lower() not in WRITERS:
         raise _suffix_error("an attribution is saved as", path, WRITERS)
     if path.suffix.lower() in READERS:
@@ -247,7 +247,7 @@ def _check_sound(attribution: Attribution, path: Path) -> None:
 
 def load(path: str | Path) -> Attribution:
     """The attribution that `save` wrote as `.json` or `.npz`, tensors on the CPU."""
-    path = Path(path)
+    path = as_path(path, "an attribution")
     if path.suffix.lower() not in READERS:
         raise _suffix_error("an attribution is read from", path, READERS)
     try:
@@ -263,7 +263,7 @@ def load(path: str | Path) -> Attribution:
 
 def save_figure(figure: "Figure", path: str | Path) -> Path:
     """The path, after the figure was written as `.png`, `.pdf` or `.svg`."""
-    path = Path(path)
+    path = as_path(path, "a figure")
     if path.suffix.lower() not in FIGURES:
         raise _suffix_error("a figure is saved as", path, FIGURES)
     from vitrail.plots.canvas import rendered

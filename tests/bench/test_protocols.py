@@ -24,6 +24,12 @@ def test_each_paper_has_its_conventions(name):
     assert protocol.fill == "black"
 
 
+@pytest.mark.parametrize("name", bench.PROTOCOLS)
+def test_every_column_is_made_of_metrics_that_exist(name):
+    columns = [column for measure in bench.MEASURES.values() for column in measure.columns(bench.find_protocol(name))]
+    assert {need for column in columns for need in column.needs} <= set(bench.MEASURES)
+
+
 @pytest.fixture(scope="module")
 def golden():
     inputs, expected = (dict(np.load(HERE / "metrics" / f"{part}.npz")) for part in ("inputs", "expected"))

@@ -22,7 +22,9 @@ from vitrail.tools.transfer import METHOD, Rule, Scene, distribution
 
 def scene_of(model, inputs, target=1):
     read = read_inputs(inputs)
-    return Scene(model, find_body(model, None), read, read_request(METHOD, "recommended", read, targets.logit(target)))
+    return Scene(
+        model, find_body(model, None, read), read, read_request(METHOD, "recommended", read, targets.logit(target))
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -27,7 +27,7 @@ from vitrail.api.requests import (
     with_reason,
 )
 from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
-from vitrail.api.streams import explain_at_inputs, explain_streams, has_streams, reads_changes
+from vitrail.api.streams import explain_at_inputs, explain_streams, has_streams, reads_changes, timed
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
@@ -369,7 +369,7 @@ def shown_over(
     known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}
     if given.multi_label:  # the softmax of independent classes says nothing
         known.pop("probability", None)
-    return Attribution(**{**vars(attribution), "provenance": known, "seen": seen})
+    return replace(attribution, provenance=known, seen=seen)
 
 
 def _on_one_stream(
@@ -389,7 +389,7 @@ def _on_one_stream(
                 begun = time.perf_counter()
                 found = _rerun(model, body, [requests[i] for i in group], plan, settings)
                 spent = time.perf_counter() - begun
-                made |= {i: _with_seconds(one, spent) for i, one in zip(group, found, strict=True)}
+                made |= {i: timed(one, spent) for i, one in zip(group, found, strict=True)}
             except (RuleError, OptionError, MethodError) as error:  # what has no rule, or no word embeddings
                 for i in group:
                     requests[i] = instead(requests[i], error)
@@ -433,10 +433,6 @@ def check_memory(settings: ComputeSettings, what: str) -> None:
             f"memory='low' is for methods that walk from the last layer to the first, such as gae and tokentm, and not "
             f"for {what}. Leave memory out."
         )
-
-
-def _with_seconds(attribution: Attribution, seconds: float) -> Attribution:
-    return replace(attribution, provenance={**attribution.provenance, "seconds": seconds})
 
 
 def _walk(

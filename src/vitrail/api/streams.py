@@ -189,7 +189,7 @@ def _walks(
                 left_out = [LEFT_OUT] * (len(kept) < len(shown))
                 made[request] = _attribution(request, found[request], run, kept, rows, left_out)
     seconds = (time.perf_counter() - begun) / len(requests)
-    return shown, [_timed(made[request], seconds) for request in requests]
+    return shown, [timed(made[request], seconds) for request in requests]
 
 
 def explain_at_inputs(
@@ -205,11 +205,11 @@ def explain_at_inputs(
         begun = time.perf_counter()
         shown = shown_streams(model, request.inputs) if shown is None else shown
         one = explain_inputs(model, request, shown)
-        found[i] = _timed(one, time.perf_counter() - begun)
+        found[i] = timed(one, time.perf_counter() - begun)
     return fingerprint(model), found
 
 
-def _timed(one: Attribution, seconds: float) -> Attribution:
+def timed(one: Attribution, seconds: float) -> Attribution:
     """The result with the seconds that were spent on it."""
     return replace(one, provenance={**one.provenance, "seconds": seconds})
 

@@ -42,7 +42,6 @@ class Execution:
     name: str
     turn: int
     begins: int
-    outer: "Execution | None"
     given: list[Tensor]
     nodes: list[Node | None]
     first: Tensor | None
@@ -140,9 +139,8 @@ def _enter(seen: Executions, name: str) -> Callable[..., None]:
         given = [x for x in tensors if x.is_floating_point()]
         turn = seen.times.get(id(module), 0)
         seen.times[id(module)] = turn + 1
-        outer = seen.stack[-1] if seen.stack else None
         first = tensors[0] if tensors else None
-        found = Execution(module, name, turn, seen.tick(), outer, given, [node_of(x) for x in given], first)
+        found = Execution(module, name, turn, seen.tick(), given, [node_of(x) for x in given], first)
         seen.every.append(found)
         seen.stack.append(found)
 

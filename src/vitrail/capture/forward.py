@@ -33,7 +33,7 @@ from vitrail.errors import (
     TargetError,
     VitrailError,
 )
-from vitrail.models.anatomy import Anatomy, Body, anatomy, known_anatomy, resolve
+from vitrail.models.anatomy import Anatomy, Body, known_anatomy, resolve
 from vitrail.models.inputs import Inputs, check_fits, read_inputs
 from vitrail.models.readouts import last_position
 from vitrail.models.taking import check_target, prepared
@@ -288,12 +288,12 @@ def record(
         return Recording(tuple(reversed(layers)), run.output.logits.detach(), part.scalar.detach())
 
 
-def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs | None = None) -> Body:
+def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs) -> Body:
     """The model's parts: by the anatomy given, by the family's, or as found in a pass with these inputs."""
     if given is not None and not isinstance(given, Anatomy):
         raise AnatomyError(f"anatomy is a vitrail.Anatomy, such as Anatomy(blocks='encoder.layers'), not {given!r}.")
-    if given is not None or inputs is None:
-        return resolve(given if given is not None else anatomy(model), model)
+    if given is not None:
+        return resolve(given, model)
     if model not in _families:
         _families[model] = known_anatomy(model)
     known = _families[model]

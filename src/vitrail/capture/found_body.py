@@ -74,7 +74,7 @@ _alike: "WeakKeyDictionary[nn.Module, Discovery]" = WeakKeyDictionary()
 
 def _answer(model: nn.Module, inputs: Inputs) -> Tensor:
     with autograd(gradients=False):
-        return read_output(run_model(model, inputs.usable()), broken=True, encodings=ENCODINGS).logits
+        return read_output(run_model(model, inputs), broken=True, encodings=ENCODINGS).logits
 
 
 def _check_alike(before: Tensor, after: Tensor, sites: tuple[BlockSite, ...]) -> None:

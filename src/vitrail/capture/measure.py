@@ -123,7 +123,7 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         ):
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
             return replace(found, origin=whole, assumed=(*found.assumed, said))
-    return _known.get(model, _form(inputs, body), lambda: _checked(model, inputs.usable(), body))
+    return _known.get(model, _form(inputs, body), lambda: _checked(model, inputs, body))
 
 
 def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, set[str]]:
@@ -140,7 +140,7 @@ def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, ori
     if not body.blocks[0].discovered:
         return True
     with autograd(gradients=False):
-        in_order = isinstance(_counted(origin, model, inputs.usable(), body), Origin)
+        in_order = isinstance(_counted(origin, model, inputs, body), Origin)
         with as_it_was(model):
             of_part = untouched_borders(model, part, body) if in_order else None
         return in_order and of_part == untouched_borders(model, inputs, body)

@@ -55,7 +55,7 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Readout:
-    """The rows that a scalar is read from: weights that sum to one, and the same by the norms of their gradients."""
+    """Weights over the rows that a scalar reads, each summing to one: equal ones, and by the norms of the gradients."""
 
     rows: Tensor
     norms: Tensor | None

@@ -31,7 +31,7 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
 
     Nothing waits for a device: a recording of an explanation takes them along.
     """
-    weights = _weights_of(model)
+    weights = once(model, "state", lambda: _read_weights(model))
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), without_functions():
         for x, plain in weights.tensors:
@@ -83,11 +83,6 @@ class _Weights:
     lacking: int
 
 
-def _weights_of(model: nn.Module) -> _Weights:
-    """The weights of a model; of a shadow they are looked up once."""
-    return once(model, "state", lambda: _read_weights(model))
-
-
 def _read_weights(model: nn.Module) -> _Weights:
     state = _state(model)
     header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
@@ -118,7 +113,7 @@ def provenance(model: nn.Module, *, samples: int, identity: str | None = None) -
     Args:
         identity: the model's fingerprint, if it was taken before.
     """
-    lacking = _weights_of(model).lacking
+    lacking = once(model, "state", lambda: _read_weights(model)).lacking
     huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
     timm = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
     name = huggingface or timm or type(model).__name__

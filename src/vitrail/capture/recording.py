@@ -38,20 +38,30 @@ class Stream:
 class Layer:
     """One attention layer of one pass, with everything methods may read of it.
 
-    `readout` weighs the rows the prediction is read from, and `readout_norms` weighs them by the norms of the gradients
-    that arrive there; `from_input` marks the tokens that are patches or words of
-    the input, where they do not simply follow a prefix; `owner` names the module that made the attention call;
-    `output_weight` is the map from the heads' outputs to what is added to the stream, `[d_model, heads * d]`, but for
-    `output_rows`, by which a norm after the output projection multiplies each query's row, and for `attention_scale`,
-    layer scale, as `ffn_scale` is; `missing` says why something is not known; `pooling` marks a query that pools the
-    tokens and `pooled` every layer of a model that has one; `shared` says that several methods read the layer. `mask`
-    holds booleans (what may be seen) or numbers added to the scores, and broadcasts to `[b, h, q, k]`; `first_row` is
-    the place of the first query where only some are shown; `logsumexp` is the logarithm of the softmax's denominator,
-    as the model's own kernel left it. `by_hand` marks attention that the model writes out itself; `plain` says that
-    scores are `scale * query @ key^T`, plus at most a bias or mask. `backend`, `chunk_rows` and `shared` say how sums
-    over its maps are computed; `early` holds what was read of it as soon as it had run. `probs` and `probs_grad` are
-    computed from the operands when first read. All properties are float32, or float64 in a float64 model, whatever the
-    model's own dtype.
+    `probs` and `probs_grad` are computed from the operands when first read. All properties are float32, or float64 in a
+    float64 model, whatever the model's own dtype.
+
+    Args:
+        index, depth: which layer it is, and of how many.
+        valid: the tokens that are no padding.
+        readout: the rows the prediction is read from, as weights that sum to one.
+        readout_norms: the same rows, weighed by the norms of the gradients that arrive there.
+        prefix, from_input: how many tokens stand before the content; the tokens that are content, if not all after it.
+        owner: the name of the module that made the attention call.
+        pooling, pooled: whether its query pools the tokens; whether any layer of the model does.
+        weights, softmax_input: the map and the scores of attention that the model writes out itself (`by_hand`).
+        mask: what may be seen, or what is added to the scores; broadcasts to `[b, h, q, k]`.
+        first_row: the place of the first query, where only some are shown.
+        logsumexp: the logarithm of the softmax's denominator, as the model's own kernel left it.
+        plain: whether scores are `scale * query @ key^T`, plus at most a bias or mask.
+        grad_scale: what all gradients were divided by.
+        output_weight: from the heads' outputs to what is added to the stream, but for the two that follow.
+        output_rows: what a norm after the output projection multiplies each query's row by.
+        attention_scale, ffn_scale: layer scale.
+        stream: states of the residual stream and their gradients.
+        backend, chunk_rows, shared: how sums over its maps are computed, and whether several methods read it.
+        missing: why something is not known, by its name.
+        early: what was read of it as soon as it had run.
     """
 
     index: int

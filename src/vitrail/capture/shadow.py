@@ -5,9 +5,9 @@ tensor, in evaluation mode, without gradient checkpointing, compilation and data
 weights and replaced results are changed on the shadow alone. The user's model is never touched, not even for a moment,
 so another thread may infer with it meanwhile.
 
-A shadow always is a copy of the model as it is now: it is used again where nothing in the model or in the shadow was
-exchanged since, and else filled anew. Its root stays the same object from call to call as long as the structure of the
-model stays the same: what was measured of a structure can be kept by it. Two calls at once get two shadows.
+Each call gets a copy of the model as it is now. The last copy is used again if neither it nor the model has changed;
+otherwise it is filled anew. Its root stays the same object as long as the structure of the model stays the same, so
+that what was measured of a structure can be kept by it. Two calls at once get two shadows.
 
 A region under `torch.utils.checkpoint` saves nothing in the forward pass and runs again in the backward pass, when the
 hooks and modes of an explanation are gone: rules and replaced results would be lost there. `keep_saved` lets every

@@ -22,6 +22,7 @@ from vitrail.capture.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.texts import lds, recall_at
+from vitrail.methods.context_cite import kept_sources
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span
 
@@ -171,8 +172,8 @@ def _some(model: nn.Module, question: Question, keep: Keep) -> Float[Tensor, " m
 
 
 def random_ablations(sources: int, count: int, seed: int = HELD_OUT_SEED) -> Keep:
-    """Which sentences each ablation keeps: each with probability one half."""
-    return torch.rand(count, sources, generator=torch.Generator().manual_seed(seed)) < 0.5
+    """Which sentences each ablation keeps, drawn as ContextCite draws them, but others than those it is fitted to."""
+    return kept_sources(sources, count, seed)
 
 
 Scores = Callable[[Any, Question], Float[Tensor, " t"]]

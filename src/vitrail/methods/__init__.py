@@ -68,7 +68,7 @@ class Method:
 
     def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
         """The inputs as the method runs the model on them."""
-        return inputs if self.prepare_by is None else load(f"{PACKAGE}.{self.prepare_by}")(inputs, options)
+        return load(f"{PACKAGE}.{self.prepare_by}")(inputs, options)
 
     @property
     def doc(self) -> str:

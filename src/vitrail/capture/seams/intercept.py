@@ -330,21 +330,14 @@ InterceptAttention.__torch_function__._torchdynamo_disable = True  # pyright: ig
 
 @contextmanager
 def attention_calls(
-    emit: Callable[[AttentionCall], None],
-    override: Override | None = None,
-    block: Callable[[], int | None] = lambda: None,
-    *,
-    safe: bool = False,
-    cut: Cut | None = None,
+    emit: Callable[[AttentionCall], None], *, safe: bool = False, cut: Cut | None = None
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
     Args:
-        override: what becomes of attention maps, if anything.
-        block: the index of the block that runs, None outside of the blocks.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
     """
-    mode = InterceptAttention(emit, override, block, safe=safe, cut=cut)
+    mode = InterceptAttention(emit, None, lambda: None, safe=safe, cut=cut)
     with mode:
         yield mode.follower

@@ -1,6 +1,6 @@
 // The panels, in the order of their tabs. A panel is one object: `id`, `title`, `offline` (whether it works without a
 // server, from the results in the page alone), `View`, a component that gets the store, and where it is not for every answer
-// that has classes `fits`, which gets the case. Adding one: its file, and a line here.
+// that has classes `fits`, which gets the case. Adding one: its file, its import and its place here.
 import {answer} from "./answer.js";
 import {whatIf} from "./whatif.js";
 import {remove} from "./remove.js";
