@@ -1,6 +1,7 @@
 import gc
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from type_checks import check_sparingly
 
+gc.disable()  # until all tests are collected: imports make millions of objects and leave little garbage
 check_sparingly()
 
 if not torch.cuda.is_available():  # so that the kernels run, slowly, on any machine; read when Triton is imported
@@ -40,6 +42,7 @@ FAST = ("bench/test_protocols.py", "bench/test_store.py", "bench/test_boxes.py",
 HERE = Path(__file__).parent
 
 
+@cache
 def is_slow(path):
     name = path.relative_to(HERE).as_posix()
     return name.startswith(SLOW) and name not in FAST
@@ -56,6 +59,7 @@ def pytest_collection_finish():
     """Leave what was imported out of later searches for garbage: each would pass millions of objects."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():

@@ -1,10 +1,11 @@
 """Check the annotations of the package while tests run, and do not check the same thing again and again.
 
 `--jaxtyping-packages` decorates every function of the package. Used as it is, that takes more than half of the time of
-the tests, for three reasons. Functions without a shape in their annotations need no record of sizes: beartype checks
-them alone. A function inside another is decorated, which compiles it, whenever the outer one runs: only the first of
-its instances are checked. Most calls are of functions that were called hundreds of times before: the first calls of a
-function are checked, then one of several.
+the tests, for four reasons. Many functions are never called in a process: checks are compiled at the first call.
+Functions without a shape in their annotations need no record of sizes: beartype checks them alone. A function inside
+another is decorated, which compiles it, whenever the outer one runs: only the first of its instances are checked. Most
+calls are of functions that were called hundreds of times before: the first calls of a function are checked, then one
+of several.
 """
 
 import dataclasses
@@ -38,11 +39,12 @@ def check_sparingly() -> None:
                 made[thing.__code__] += 1
                 if jaxtyping.config.jaxtyping_disable or made[thing.__code__] > INSTANCES:
                     return thing
-            if _names_shapes(thing):
-                return _sampled(thing, everything(thing, typechecker=typechecker))
-            return _sampled(thing, _plainly(thing, typechecker)) if thing.__annotations__ else thing
+            return _sampled(thing, lambda: checks_of(thing, typechecker)) if thing.__annotations__ else thing
 
         return decorated
+
+    def checks_of(thing, typechecker):
+        return everything(thing, typechecker=typechecker) if _names_shapes(thing) else _plainly(thing, typechecker)
 
     jaxtyping.jaxtyped = jaxtyped
 
@@ -103,16 +105,17 @@ def _plainly(function, typechecker):
     return translated
 
 
-def _sampled(function, checked):
-    """The function, checked in its first calls and in one of several that follow."""
-    calls = 0
+def _sampled(function, checks_of):
+    """The function, checked in its first calls and in one of several that follow. The first makes the checks."""
+    calls, checked = 0, None
 
     @wraps(function)
     def either(*args, **kwargs):
-        nonlocal calls
+        nonlocal calls, checked
         calls += 1
         if (calls > CALLS and calls % THEN_ONE_OF and not _each_call) or jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
+        checked = checked or checks_of()
         return checked(*args, **kwargs)
 
     return either
