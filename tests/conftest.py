@@ -17,8 +17,11 @@ check_sparingly()
 if not torch.cuda.is_available():  # so that the kernels run, slowly, on any machine; read when Triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # one worker a core: threads of several workers would wait for each other
-    torch.set_num_threads(1)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes():
+    """One thread in each worker and in each process it starts: threads of several would wait for each other."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 SLOW = (
