@@ -24,6 +24,11 @@ class Snapshot:
         self.settings = _settings(model)
         self.around = surroundings()
 
+    def from_now(self) -> "Snapshot":
+        """The same, with the process as it is now."""
+        self.around = surroundings()
+        return self
+
     def changes(self, *, values: bool = True) -> list[str]:
         """What is not as it was, in words; nothing if all is.
 
@@ -105,7 +110,9 @@ def _inside(place: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(model: nn.Module) -> list[str]:
-    return [repr(vars(m.config)) for m in model.modules() if hasattr(getattr(m, "config", None), "__dict__")]
+    """What each configuration says; most modules of a model share one."""
+    found = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
+    return [repr(vars(config)) for config in found.values() if hasattr(config, "__dict__")]
 
 
 def _apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -172,16 +172,18 @@ def test_methods_leave_the_model_as_it_was_and_explain_it_like_a_plain_one(name)
         pytest.importorskip("peft")
     case, problems = CASES[name], []
     models = {base: case.model(base) for base in case.bases}
+    given = {base: case.inputs(base) for base in case.bases}
     first = case.bases[0]
     optimiser = torch.optim.SGD(models[first].parameters(), lr=0.1)
     logits = logits_of(models[first], case.inputs(first))
+    snapshots = {base: Snapshot(models[base], given[base]) for base in case.bases}
     for base, method in half(name):
-        model, inputs = models[base], case.inputs(base)
-        before = Snapshot(model, inputs)
+        before = snapshots[base].from_now()
         with case.around(), case.only():
             inside = surroundings()
-            found = attributed(model, base, inputs, method)
-            problems += [f"{base} {method}: inside, {x}" for x, old in inside.items() if surroundings()[x] != old]
+            found = attributed(models[base], base, given[base], method)
+            after = surroundings()
+            problems += [f"{base} {method}: inside, {x}" for x, old in inside.items() if after[x] != old]
         problems += [f"{base} {method}: {change}" for change in before.changes()]
         scores = found if isinstance(found, str) else found.scores
         if (apart := differs(scores, expected_of(case, base, method, found), case, method)) is not None:
@@ -269,10 +271,10 @@ ENDINGS = {
 def test_a_call_that_fails_leaves_the_model_as_it_was_and_the_next_one_right(ending):
     target, call = ENDINGS[ending]
     case, problems, failed = CASES["aliased"], [], 0
-    models = {base: case.model(base) for base in case.bases}
+    models, given = ({base: make(base) for base in case.bases[:2]} for make in (case.model, case.inputs))
+    snapshots = {base: Snapshot(models[base], given[base]) for base in models}
     for base, method in split(case.bases[:2]):
-        model, inputs = models[base], case.inputs(base)
-        before = Snapshot(model, inputs)
+        model, inputs, before = models[base], given[base], snapshots[base].from_now()
         try:
             with every_call(same if call is None else interrupting(call)):
                 vitrail.explain(model, inputs, method, target, **CHEAP.get(method, {}))
