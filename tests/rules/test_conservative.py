@@ -1,6 +1,7 @@
 """Conservative LRP and AttnLRP: which factors are constant, and what is conserved."""
 
 import copy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -150,11 +151,13 @@ SENTENCES = (
 )  # fmt: skip
 
 
+@cache
 def pictures_and_sentences():
+    """Both embedded models with inputs for each; what is measured of them serves all tests."""
     photo, sentiment = zoo.load("photo"), zoo.load("sentiment")
     pictures = [photo.preprocess(Image.open(path).convert("RGB")) for path in sorted(PICTURE.parent.glob("*.jpg"))]
-    yield photo.model, pictures
-    yield sentiment.model, [dict(sentiment.preprocess([text])) for text in SENTENCES]
+    sentences = [dict(sentiment.preprocess([text])) for text in SENTENCES]
+    return (photo.model, pictures), (sentiment.model, sentences)
 
 
 def moved(inputs, device, dtype):
