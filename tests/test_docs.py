@@ -23,6 +23,12 @@ COMMANDS = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
+@pytest.fixture(autouse=True)
+def _few_random_maps(monkeypatch):
+    """The curve of chance by one random map; tests/report draws it by all of them."""
+    monkeypatch.setattr("vitrail.plots.report.explaining.RANDOM", 1)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if EXAMPLE.search(p.read_text())], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an empty folder, as that of a reader who just installed the package
