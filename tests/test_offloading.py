@@ -3,12 +3,13 @@
 import pytest
 import torch
 from any_models import TABLE
+from applying import cheaply
 from torch.testing import assert_close
 
 import vitrail
 
 accelerate = pytest.importorskip("accelerate")
-METHODS = ["auto", "gae", "tokentm", "attn_lrp", "integrated_gradients"]
+METHODS = cheaply(["auto", "gae", "tokentm", "attn_lrp", "integrated_gradients"])
 
 
 def on_the_cpu(model, folder):
@@ -38,6 +39,6 @@ def test_offloaded_weights_change_nothing(name, offload, tmp_path):
     expected = [found.scores for found in vitrail.compare(model, inputs, METHODS, 1)]
     model = offload(model, tmp_path)
     assert any(p.is_meta for p in model.parameters())
-    for method, scores in zip(METHODS, expected, strict=True):
-        assert_close(vitrail.explain(model, inputs, method, 1).scores, scores, atol=1e-5, rtol=1e-5)
+    for (method, options), scores in zip(METHODS, expected, strict=True):
+        assert_close(vitrail.explain(model, inputs, method, 1, **options).scores, scores, atol=1e-5, rtol=1e-5)
     assert any(p.is_meta for p in model.parameters())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from applying import cheaply
 from tiny_models import BERT, MODELS
 from torch import nn
 from torch.testing import assert_close
@@ -285,8 +286,8 @@ def test_a_shadow_computes_what_the_model_computes_in_evaluation_mode_and_leaves
         assert {id(m) for m in every_module(own)}.isdisjoint(id(m) for m in every_module(model))
         assert [id(p) for p in own.parameters()] == [id(p) for p in model.parameters()]
         assert torch.equal(own(IDS), expected)
-    for method in ("gae", "attn_lrp", "auto", "integrated_gradients"):
-        vitrail.explain(model, IDS, method, 1)
+    for method, options in cheaply(["gae", "attn_lrp", "auto", "integrated_gradients"]):
+        vitrail.explain(model, IDS, method, 1, **options)
     assert state_of(model) == before
     assert torch.equal(torch.get_rng_state(), random)
 
