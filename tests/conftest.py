@@ -32,9 +32,9 @@ SLOW = (
     "rules/test_mode.py", "test_adding.py", "test_any_transformer.py", "test_caches_and_adapters.py", "test_clip.py",
     "test_consensus_search.py",
     "test_demo.py", "test_docs.py", "test_families.py", "test_golden", "test_graph_cuts.py", "test_integrity.py",
-    "test_memory.py", "test_prepare.py", "test_real_models.py", "test_shadow.py", "test_stream_methods.py",
-    "test_stream_models.py", "test_stream_tokentm.py", "test_surroundings.py", "test_unusual_logits.py",
-    "test_wrappers.py",
+    "test_measure.py", "test_memory.py", "test_prepare.py", "test_real_models.py", "test_shadow.py",
+    "test_stream_methods.py", "test_stream_models.py", "test_stream_tokentm.py", "test_streams", "test_surroundings.py",
+    "test_unusual_logits.py", "test_wrappers.py",
 )  # fmt: skip
 """Folders and files whose tests start processes, train, or run whole models many times. Single tests that take more
 than two seconds carry the mark themselves."""
