@@ -219,7 +219,9 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
 
 
 def _check_graph(seen: Executions, kinds: list[str]) -> None:
-    """Refuse a pass in which nothing that attention reads depends on the inputs."""
+    """Refuse a pass in which nothing that attention reads or gives depends on the inputs."""
+    if kinds and all(one.no_graph for one in seen.calls):
+        raise no_graph("attention layer 0", seen.calls[0].no_graph)
     read = (x for one in seen.calls for x in (one.call.key, one.call.value, one.call.weights))
     if kinds and set(kinds) == {POOL} and not any(from_data(x) for x in read):
         raise no_graph(

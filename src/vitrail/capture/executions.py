@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
-from vitrail.capture.refusals import check_plain_call
+from vitrail.capture.refusals import check_plain_call, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.torch_private import current_transform
@@ -73,6 +73,7 @@ class SeenCall:
     call: AttentionCall
     at: int
     stack: tuple[Execution, ...]
+    no_graph: str = ""  # why it has no graph, where the model switches autograd off around it
 
 
 @dataclass
@@ -127,7 +128,8 @@ def _watching(model: nn.Module, seen: Executions) -> Iterator[None]:
 
     def emit(call: AttentionCall) -> None:
         check_plain_call()
-        seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack)))
+        why = "" if torch.is_grad_enabled() else why_no_gradient()
+        seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack), why))
 
     with hooks(handles), attention_calls(emit, safe=True, cut=lambda out, order: out.detach()):
         yield
@@ -188,6 +190,8 @@ def node_of(x: Tensor | None) -> Node | None:
         return None
     if x.grad_fn is not None:
         return x.grad_fn
+    if torch.is_inference_mode_enabled():  # nothing that is made here is in a graph
+        return None
     try:
         return torch.autograd.graph.get_gradient_edge(x).node
     except (AssertionError, RuntimeError):  # inside an autograd function of the model's own there is no graph

@@ -72,8 +72,8 @@ def uncompiled() -> AbstractContextManager[None]:
 
 
 def writes_to(x: Tensor) -> int:
-    """How many times a tensor was written to in place."""
-    return x._version
+    """How many times a tensor was written to in place; 0 for one that was made in inference mode."""
+    return 0 if x.is_inference() else x._version
 
 
 def writes_to_all(tensors: Sequence[Tensor]) -> int:

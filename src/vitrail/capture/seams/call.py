@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.torch_private import SAVED_LOGSUMEXP
+from vitrail.capture.torch_private import SAVED_LOGSUMEXP, saving_hooks
 from vitrail.errors import SeamError
 
 
@@ -71,6 +71,8 @@ def read_sdpa(  # noqa: PLR0913  (the signature is torch's)
 
 def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
     """What a fused kernel kept for its backward pass: the logarithm of the softmax's denominator, `[b, h, q]`."""
+    if saving_hooks() is not None:  # a checkpointed region would run again for it, here and now
+        return None
     kept = next((x for name in SAVED_LOGSUMEXP if (x := getattr(output.grad_fn, name, None)) is not None), None)
     # Under autocast the kernel saw other numbers than the query that was intercepted.
     if kept is None or query.ndim != 4 or kept.dtype is not torch.float32 or output.dtype is not query.dtype:
