@@ -384,27 +384,54 @@ class Translator(nn.Module):
 
 def test_an_answer_in_another_stream_is_not_explained_by_the_tokens_of_the_first():
     model, ids = built(Translator), torch.randint(3, 60, (2, 6))
-    with pytest.raises(SeamError, match="attention calls outside the blocks"):
+    with pytest.raises(SeamError, match="call 2 of 6 does not read what call 1 gives: they stand side by side"):
         vitrail.explain(model, {"input_ids": ids}, "gae", targets.logit(5, position=2))
 
 
-class TwoTexts(nn.Module):
-    """Two encoders, of which only the first is found."""
+class Besides(nn.Module):
+    """An encoder that reads what another one gives, and beside it what was there after some layers of that one."""
 
-    def __init__(self):
+    def __init__(self, layers):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
-        self.words, self.head = nn.Embedding(60, 16), nn.Linear(16, 5)
-        self.first, self.second = (nn.TransformerEncoder(layer, 2, enable_nested_tensor=False) for _ in range(2))
+        self.words, self.head, self.layers = nn.Embedding(60, 16), nn.Linear(16, 5), layers
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True) for _ in range(4))
 
     def forward(self, input_ids):
-        x = self.words(input_ids)
-        return self.head(self.second(torch.cat([self.first(x), x], dim=1)).mean(dim=1))
+        states = [self.words(input_ids)]
+        for block in self.blocks[:2]:
+            states.append(block(states[-1]))
+        both = torch.cat([states[-1], states[self.layers]], dim=1)
+        return self.head(self.blocks[3](self.blocks[2](both)).mean(dim=1))
 
 
-def test_a_second_encoder_on_top_of_the_first_is_not_ignored():
-    with pytest.raises(SeamError, match="attention calls outside the blocks"):
-        vitrail.explain(built(TwoTexts), {"input_ids": torch.randint(3, 60, (2, 6))}, "gae", 1)
+@pytest.mark.parametrize("layers", [0, 1])
+def test_tokens_that_pass_by_a_first_encoder_do_not_go_through_its_maps(layers):
+    model, ids = built(lambda: Besides(layers)).double(), torch.randint(3, 60, (2, 6))
+    maps = [m.double() for m in _mixing_maps(model, ids)]
+    both = torch.full((2, 12), 1 / 12, dtype=torch.float64)
+    for mixing in (maps[3], maps[2]):
+        both = both + torch.einsum("bq,bqk->bk", both, mixing)
+    whole, part = both[:, :6], both[:, 6:]
+    for index in (1, 0):
+        whole = whole + (part if layers == index + 1 else 0)
+        whole = whole + torch.einsum("bq,bqk->bk", whole, maps[index])
+    expected = whole + (part if layers == 0 else 0)
+    assert_close(vitrail.explain(model, {"input_ids": ids}, "gae", 1).scores, expected)
+
+
+def _mixing_maps(model, ids):
+    """The mean over heads of the positive part of each map times its gradient, from attention written out."""
+    maps = []
+
+    def attend(query, key, value, *args, **kwargs):
+        maps.append((query @ key.mT / query.shape[-1] ** 0.5).softmax(dim=-1))
+        return maps[-1] @ value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "scaled_dot_product_attention", attend)
+        logits = model(ids)
+    gradients = torch.autograd.grad(logits[:, 1].sum(), maps)
+    return [(x * g).clamp(min=0).mean(dim=1).detach() for x, g in zip(maps, gradients, strict=True)]
 
 
 def test_a_target_that_reads_nothing_is_an_error():

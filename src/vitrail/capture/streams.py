@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, sources
 from vitrail.capture.cut_pass import CutCall, Seen
 from vitrail.errors import SeamError
 
@@ -126,6 +126,21 @@ class Place:
     named: Tensor  # the tokens, each once
     sequences: frozenset[int]
     result: bool = False  # whether it is what an attention call gave
+    after: "AttentionEvent | Transition | None" = None  # what happened last before
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """What the rows of an operand are made of.
+
+    Args:
+        pairs: pairs of a row and a token.
+        earlier: such pairs by the place that tells them, for rows that are made of a token as it was before it became
+            other rows of the same operand.
+    """
+
+    pairs: Tensor
+    earlier: tuple[tuple[Place, Tensor], ...] = ()
 
 
 @dataclass(eq=False)
@@ -215,7 +230,8 @@ def _add_call(streams: Streams, index: int, one: CutCall) -> None:
 
 def _place(streams: Streams, tensor: Tensor, tokens: Tensor, channels: int, *, result: bool) -> Place:
     named = tokens[tokens >= 0].unique()
-    return Place(tensor, tokens, channels, named, frozenset(streams.sequence_of[named].unique().tolist()), result)
+    sequences = frozenset(streams.sequence_of[named].unique().tolist())
+    return Place(tensor, tokens, channels, named, sequences, result, streams.events[-1] if streams.events else None)
 
 
 def layouts(x: Tensor) -> list[Rows]:
@@ -231,19 +247,17 @@ def _queries(streams: Streams, index: int, one: CutCall, query: Tensor) -> tuple
     for rows in layouts(query):
         shape = rows.four(query).shape
         try:
-            pairs = _relation(streams, index, query, rows.numbers(query))
-            links = (
-                _links(index, one, query, rows, needed=len(pairs) == 0)
-                if _one_to_one(pairs, shape[0] * shape[2]) is None
-                else []
-            )
+            made = _relation(streams, index, query, rows.numbers(query))
+            none = len(made.pairs) == 0
+            straight = _one_to_one(made.pairs, shape[0] * shape[2]) is not None
+            links = [] if straight else _links(index, one, query, rows, needed=none)
         except SeamError as error:
             refusal = error
             continue
-        if len(pairs) == 0 and not links:
+        if none and not links:
             continue
         before = streams.count
-        tokens = _settled(streams, pairs, Sequence(before, (shape[0], shape[2]), query, rows, index, queries=True))
+        tokens = _settled(streams, made, Sequence(before, (shape[0], shape[2]), query, rows, index, queries=True))
         if streams.count > before:
             _name(streams, links, tokens)
         return rows, tokens.view(shape[0], shape[2])
@@ -257,13 +271,13 @@ def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, q
     heads = rows if rows.heads is not None else Rows(None, key.shape[0] // queries.shape[0])
     shape = heads.four(key).shape
     count = shape[0] * shape[2]
-    pairs = _relation(streams, index, key, heads.numbers(key))
-    if len(pairs[:, 0].unique()) < count and one.call.query is not None:
+    made = _relation(streams, index, key, heads.numbers(key))
+    if len(made.pairs[:, 0].unique()) < count and one.call.query is not None:
         _name(streams, _links(index, one, one.call.query, rows, needed=False), queries.flatten())
-        pairs = _relation(streams, index, key, heads.numbers(key))
+        made = _relation(streams, index, key, heads.numbers(key))
     new = Sequence(streams.count, (shape[0], shape[2]), key, heads, index, queries=False)
-    tokens = _settled(streams, pairs, new)
-    if len(pairs) == 0:  # tokens that never ask: later calls read the same ones
+    tokens = _settled(streams, made, new)
+    if len(made.pairs) == 0:  # tokens that never ask: later calls read the same ones
         _name(streams, _links(index, one, key, heads, needed=False), tokens)
     return tokens.view(shape[0], shape[2])
 
@@ -275,8 +289,9 @@ def _one_to_one(pairs: Tensor, count: int) -> Tensor | None:
     return pairs[pairs[:, 0].argsort(), 1]
 
 
-def _settled(streams: Streams, pairs: Tensor, new: Sequence) -> Tensor:
+def _settled(streams: Streams, made: _Made, new: Sequence) -> Tensor:
     """The token of every row: those of a sequence that goes on, or new ones, made of others by transitions."""
+    pairs = made.pairs
     tokens = _one_to_one(pairs, new.count)
     if tokens is not None:
         return tokens
@@ -291,30 +306,41 @@ def _settled(streams: Streams, pairs: Tensor, new: Sequence) -> Tensor:
         same, tokens = len(streams.sequences) - 1, new.tokens
     for sequence, part in parts.items():
         if sequence != same and not streams.up_to_date(sequence, same):
-            share = 1 / torch.bincount(part[:, 0], minlength=new.count)[part[:, 0]].double()
-            streams.events.append(Transition(part[:, 1], tokens[part[:, 0]], share))
+            streams.events.append(_transition(part, tokens))
             streams.since[sequence, same] = len(streams.places)
+    for place, part in made.earlier:  # the walk meets it where the tokens are as they were then
+        where = 0 if place.after is None else streams.events.index(place.after) + 1
+        streams.events.insert(where, _transition(part, tokens))
     return tokens
 
 
-def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) -> Tensor:
-    """Pairs of a row of an operand and a token that the row is made of.
+def _transition(pairs: Tensor, tokens: Tensor) -> Transition:
+    """Rows, whose tokens are given, that are made of other tokens in equal shares."""
+    share = 1 / torch.bincount(pairs[:, 0], minlength=len(tokens))[pairs[:, 0]].double()
+    return Transition(pairs[:, 1], tokens[pairs[:, 0]], share)
 
-    Places are asked from the last to the first. What the tokens found so far are made of is not asked again.
+
+def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) -> _Made:
+    """What the rows of an operand are made of.
+
+    Places are asked from the last to the first. What the tokens found so far are made of is not asked again, unless
+    there are rows that nothing was found to feed.
     """
-    pairs: list[Tensor] = []
+    pairs, earlier = [torch.zeros(0, 2, dtype=torch.long)], []
     known: frozenset[int] = frozenset()
     found_tokens = torch.zeros(streams.count, dtype=torch.bool)
     covered = torch.zeros(int(numbers.max()) + 1, dtype=torch.bool)
 
     def open_question(number: int) -> bool:
         place, until = streams.places[number], streams.known_until(known)
-        if all(number < until.get(i, -1) for i in place.sequences) or bool(found_tokens[place.named].all()):
+        if all(number < until.get(i, -1) for i in place.sequences):
             return False
         return not (place.sequences <= known and bool(covered.all()))
 
     for number, found in _fed(streams, operand, numbers, open_question):
         place = streams.places[number]
+        if bool((found == MIXED).any()) and bool(covered.any()) and not bool(covered.all()):
+            found = _fed_besides(place, operand, numbers, covered)
         if bool((found == MIXED).any()):
             if place.result:
                 raise SeamError(_mixing(index, int((found == MIXED).sum()), found.numel()))
@@ -322,11 +348,23 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
         fed = (found >= 0) & (place.tokens >= 0)
         if not bool(fed.any()):
             continue
-        pairs.append(_unique(found[fed], place.tokens[fed]))
-        known |= frozenset(streams.sequence_of[pairs[-1][:, 1]].unique().tolist())
-        found_tokens[pairs[-1][:, 1]] = True
-        covered[pairs[-1][:, 0]] = True
-    return _unique(*torch.cat(pairs).T) if pairs else torch.zeros(0, 2, dtype=torch.long)
+        here = _unique(found[fed], place.tokens[fed])
+        again = found_tokens[here[:, 1]] & ~covered[here[:, 0]]
+        earlier += [(place, here[again])] if bool(again.any()) else []
+        pairs.append(here[~again])
+        known |= frozenset(streams.sequence_of[here[:, 1]].unique().tolist())
+        found_tokens[here[:, 1]] = True
+        covered[here[:, 0]] = True
+    every = torch.cat(pairs)
+    return _Made(_unique(*every.T) if len(every) else every, tuple(earlier))
+
+
+def _fed_besides(place: Place, operand: Tensor, numbers: Tensor, covered: Tensor) -> Tensor:
+    """The row that every position of a place feeds, of those rows that nothing later was found to feed."""
+    done = covered.to(numbers.device)[numbers]
+    open_rows = torch.where(done, operand.detach(), operand)
+    (found,) = sources([(open_rows, numbers)], [place.tensor], channels=place.channels)
+    return torch.full(place.tokens.shape, NOWHERE) if found is None else found.cpu()
 
 
 def _fed(
