@@ -54,9 +54,7 @@ def together(name):
 
 
 DECODERS = ("hf_gpt2", "hf_llama", "hf_qwen3")
-FOUND = [
-    name for name in MODELS if name.startswith(DECODERS) or (name.startswith("hf_") and MODELS[name].kind == "text")
-]
+FOUND = [name for name, model in MODELS.items() if model.kind == "text"]
 FOUND.remove("hf_clip_text")  # a tower of a family with pictures
 
 

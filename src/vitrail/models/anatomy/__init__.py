@@ -7,7 +7,6 @@ from vitrail.models.anatomy.families import (
     FAMILIES,
     TIMM_CLASSES,
     TextTower,
-    encoder_anatomy,
     huggingface_anatomy,
     text_anatomy,
     timm_anatomy,
@@ -20,7 +19,6 @@ FINDERS: tuple[Finder, ...] = (
     huggingface_anatomy,
     timm_anatomy,
     torchvision_anatomy,
-    encoder_anatomy,
 )
 
 
@@ -37,7 +35,7 @@ def anatomy(model: nn.Module) -> Anatomy:
     raise AnatomyError(
         f"no anatomy is known for {type(model).__name__}. Looked for: Hugging Face "
         f"{', '.join(FAMILIES)}; timm {', '.join(sorted(TIMM_CLASSES))}; torchvision "
-        f"VisionTransformer; nn.TransformerEncoder. Found lists of modules at: {', '.join(lists) or 'nowhere'}. "
+        f"VisionTransformer. Found lists of modules at: {', '.join(lists) or 'nowhere'}. "
         "Name the parts yourself: vitrail.explain(..., anatomy=vitrail.Anatomy(blocks='encoder.layers', "
         "prefix=1, readout='cls', ...)); attention-only methods need no more than prefix and readout."
     )

@@ -1,11 +1,10 @@
-"""Families of models: which module is which part, in Hugging Face, timm, torchvision and `nn.TransformerEncoder`.
+"""Families of models: which module is which part, in Hugging Face, timm and torchvision.
 
 Hugging Face families are found by `config.model_type`, with paths that start at the base model; those of timm and
 torchvision by class name, so neither needs to be installed. An entry holds what a pass cannot show: what gives tokens
 their positions, so that some can be left out (`tis`); what a head reads where a class token and patches share the
 answer (DINOv2); how pictures and texts are compared (CLIP). Models of text need no entry: everything is found in a
-pass, except which tokens are special (`MARKED`). Of models around `nn.TransformerEncoder`, prefix and readout are
-measured.
+pass, except which tokens are special (`MARKED`).
 """
 
 from dataclasses import replace
@@ -236,23 +235,3 @@ class TextTower(nn.Module):
 def text_anatomy(model: nn.Module) -> Anatomy | None:
     """The anatomy of a text tower."""
     return TEXT if isinstance(model, TextTower) else None
-
-
-POST_NORM = Anatomy(
-    blocks="layers",
-    output="self_attn.out_proj",
-    value_bias="self_attn.in_proj_bias",
-    ffn_input="linear1",
-    ffn_output="linear2",
-    name="nn.TransformerEncoder",
-)
-PRE_NORM = replace(POST_NORM, attention_norm="norm1", ffn_norm="norm2")
-
-
-def encoder_anatomy(model: nn.Module) -> Anatomy | None:
-    """The anatomy of the first `nn.TransformerEncoder` inside the model."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.TransformerEncoder):
-            pre_norm = all(getattr(layer, "norm_first", False) for layer in module.layers)
-            return replace(PRE_NORM if pre_norm else POST_NORM, root=path)
-    return None
