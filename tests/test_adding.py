@@ -642,3 +642,13 @@ def test_what_is_added_as_it_is_is_compared_once_until_anything_changes(change, 
     fresh = Small(lambda: (Number(),)).double().eval()
     change(fresh.blocks[0])
     assert_close(later, vitrail.explain(fresh, IDS, "tokentm", 1, anatomy=OWN).scores)
+
+
+@pytest.mark.parametrize(("name", "scales"), [("hf_dinov2", "layer_scale{}.lambda1"), ("timm_deit3", "ls{}.gamma")])
+def test_a_layer_scale_is_known_by_what_its_module_does(name, scales):
+    model = tiny(name)
+    recording = vitrail.record(model, MODELS[name].inputs(), keep={"output_weight", "ffn_added"})
+    blocks = next(m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)) and len(m) == 3)
+    for block, one in zip(blocks, recording.layers, strict=True):
+        assert torch.equal(one.attention_scale, block.get_parameter(scales.format(1)))
+        assert torch.equal(one.ffn_scale, block.get_parameter(scales.format(2)))

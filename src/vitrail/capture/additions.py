@@ -157,7 +157,7 @@ class Added:
     Args:
         weight: from the heads' outputs to what is added, but for `rows` and `scale`; `[d_model, heads * d]`.
         rows: what each token's row is multiplied by beside, `[b, t]`; None for one.
-        scale: of each channel, as named by the anatomy or measured (layer scale); None for one.
+        scale: of each channel, of a module, as named by the anatomy or measured (layer scale); None for one.
         ffn_added: what the feed-forward part gave, without `ffn_scale`.
         missing: why what is not known is not, by the name it has in a layer.
     """
@@ -355,7 +355,8 @@ def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall, kn
             "no module was found that takes the heads' outputs to channels of the residual stream: a norm or a gate "
             "stands between, or the model's own code projects them"
         )
-    seen, stream, named = adding.attention, adding.entering, adding.block.attention_scale
+    seen, stream = adding.attention, adding.entering
+    named = _scale(seen, adding.block.attention_scale)
     _check_once(seen, module)
     _check_kept(adding)
     assert seen.result is not None
@@ -382,7 +383,7 @@ def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall, kn
 
 def _ffn(adding: Adding, module: nn.Module, known: set[str]) -> tuple[Tensor, Tensor | None]:
     """What the feed-forward part adds to the stream, and the scale of each channel that it is still to be given."""
-    seen, stream, named = adding.ffn, adding.entering, adding.block.ffn_scale
+    seen, stream, named = adding.ffn, adding.entering, _scale(adding.ffn, adding.block.ffn_scale)
     _check_once(seen, module)
     _check_kept(adding)
     assert stream is not None
@@ -449,8 +450,19 @@ def _check_affine(module: nn.Module, parts: tuple[Tensor, Tensor | None], given:
         raise Unknown(f"the output projection {type(module).__name__} is not affine, or hooks change what it gives")
 
 
+def _scale(seen: Followed, named: Tensor | None) -> Tensor | None:
+    """The layer scale: as the anatomy names it, else the parameter of the module that the result went through last."""
+    if named is not None or not seen.steps:
+        return named
+    module, given, gave = seen.steps[-1]
+    vector = next(module.parameters()) if scales(module) and not is_norm(module) else None
+    if vector is None or vector.shape != given.shape[-1:]:
+        return None
+    return vector if _alike(widen(given) * widen(vector), widen(gave), given.dtype) else None
+
+
 def _but_named(seen: Followed, named: Tensor | None) -> tuple[list[tuple[nn.Module, Tensor, Tensor]], Tensor]:
-    """The steps without the layer scale that the anatomy names, and what came out of them."""
+    """The steps without the layer scale, and what came out of them."""
     assert seen.now is not None
     if named is not None and seen.steps and any(p is named for p in seen.steps[-1][0].parameters()):
         return seen.steps[:-1], seen.steps[-1][1]

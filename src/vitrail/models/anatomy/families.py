@@ -28,11 +28,9 @@ _VISION = Anatomy(
 _DINO = replace(
     _VISION,
     attention_norm="norm1",
-    attention_scale="layer_scale1.lambda1",
     ffn_norm="norm2",
     ffn_input="mlp",
     ffn_output="mlp",
-    ffn_scale="layer_scale2.lambda1",
     readout="cls_mean",
 )
 _CLIP = Anatomy(
@@ -133,11 +131,11 @@ TIMM = Anatomy(
     output="attn.proj",
     value_bias="attn.v_bias|attn.v_proj.bias|attn.qkv.bias",
     attention_norm="norm1",
-    attention_scale="ls1.gamma|gamma_1",
+    attention_scale="gamma_1",
     ffn_norm="norm2",
     ffn_input="mlp",
     ffn_output="mlp",
-    ffn_scale="ls2.gamma|gamma_2",
+    ffn_scale="gamma_2",
     positions="pos_embed",
     relative="rope",
 )
