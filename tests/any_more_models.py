@@ -151,10 +151,9 @@ ENCODERS = {
     "markuplm": encoder("MarkupLMForSequenceClassification", **BERT, max_xpath_tag_unit_embeddings=10,
                         max_xpath_subs_unit_embeddings=10, tag_pad_id=5, subs_pad_id=5, xpath_unit_hidden_size=8,
                         max_depth=3),
-    "perceiver": encoder("PerceiverForSequenceClassification", attentions=False, refused="asks for the tokens",
-                         vocab_size=WORDS, d_model=32, d_latents=32, num_latents=5, num_self_attends_per_block=1,
-                         num_blocks=1, num_self_attention_heads=4, num_cross_attention_heads=4,
-                         max_position_embeddings=64),
+    "perceiver": encoder("PerceiverForSequenceClassification", attentions=False, vocab_size=WORDS, d_model=32,
+                         d_latents=32, num_latents=5, num_self_attends_per_block=1, num_blocks=1,
+                         num_self_attention_heads=4, num_cross_attention_heads=4, max_position_embeddings=64),
 }  # fmt: skip
 VISION = {
     "metaclip2": vision("MetaClip2ForImageClassification", vision_config=PICTURE),

@@ -254,7 +254,8 @@ def test_what_is_recorded_is_what_a_model_computed(name):
 
 
 MERGING = {
-    "decoder/gemma3n", "decoder/hy_v4", "series/patchtst", "series/patchtst_channels", "series/patchtst_cls",
+    "decoder/gemma3n", "decoder/hy_v4", "encoder/perceiver", "series/patchtst", "series/patchtst_channels",
+    "series/patchtst_cls",
     "series/patchtst_prediction", "series/patchtst_regression", "timm/fastvit", "timm/hiera", "timm/swin",
     "timm/swinv2_cr", "timm/visformer", "vision/eomt", "vision/hiera", "vision/pvt", "vision/swin",
 }  # fmt: skip

@@ -444,3 +444,26 @@ def test_scores_that_cancel_in_every_patch_are_said_to():
     assert found.pixels is not None
     rules = vitrail.explain(model, inputs, "attn_lrp", case.target).streams["image"]
     assert not any("cancel" in text for text in rules.provenance.get("assumed", []))
+
+
+def test_tokens_that_never_ask_are_explained_by_the_latents_that_read_them():
+    config = transformers.PerceiverConfig(
+        vocab_size=WORDS, d_model=20, d_latents=16, num_latents=5, num_self_attends_per_block=2, num_blocks=1,
+        num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=16, v_channels=16,
+        max_position_embeddings=16, num_labels=3, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.PerceiverForSequenceClassification(config).double().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    words = torch.randint(1, WORDS, (2, 7))
+    out = model(inputs=words, output_attentions=True)
+    maps = [*out.attentions, *out.cross_attentions]
+    grads = torch.autograd.grad(out.logits[:, 1].sum(), maps)
+    first, second, reading, asking = (
+        (x * g).clamp(min=0).mean(dim=1).detach() for x, g in zip(maps, grads, strict=True)
+    )
+    latents = asking + asking @ second
+    expected = ((latents + latents @ first) @ reading)[:, 0]
+    for name in ("inputs", "input_ids"):
+        assert_close(vitrail.explain(model, {name: words}, "gae", 1).scores, expected)

@@ -111,8 +111,7 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
         if index in done:
             continue
         if not sequence.queries:
-            known = [] if index in targets else _states(streams, index, sequence)
-            found += known or ([] if index in targets else _pictures(streams, index, sequence, samples))
+            found += [] if index in targets else _read_only(streams, index, sequence, inputs, samples)
             continue
         text = _text(streams, index, sequence, inputs)
         before = _before(streams, index)
@@ -132,6 +131,13 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     learned = [one for one in found if one.name == "queries" and streams.sequences[one.sequence].rows[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
+
+
+def _read_only(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
+    """The streams of tokens that are read and never ask: a text, states of an encoder, or pictures."""
+    text = _text(streams, index, sequence, inputs)
+    known = [] if text is None else [text]
+    return known or _states(streams, index, sequence) or _pictures(streams, index, sequence, samples)
 
 
 def _check_whole(found: list[ShownStream]) -> None:
