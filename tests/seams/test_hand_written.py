@@ -473,3 +473,28 @@ NO_SOFTMAX = {
 def test_powers_of_e_that_do_not_add_up_to_one_are_no_softmax(form):
     q, k, v = operands()
     assert captured(lambda q, k, v: NO_SOFTMAX[form](q @ k.mT / 2) @ v, q, k, v)[0] == []
+
+
+KEYS_FIRST = {
+    "turned back": lambda q, k, v: (k @ q.mT / 2).softmax(-2).mT @ v,
+    "values on the left": lambda q, k, v: (v.mT @ (k @ q.mT / 2).softmax(dim=2)).mT,
+    "einsum": lambda q, k, v: torch.einsum(
+        "bhkq, bhke -> bhqe", torch.softmax(torch.einsum("bhkd,bhqd->bhkq", k, q) / 2, dim=-2), v
+    ),
+}
+
+
+@pytest.mark.parametrize("attend", KEYS_FIRST.values(), ids=KEYS_FIRST)
+def test_a_softmax_over_keys_that_stand_before_queries_gives_the_same_map(attend):
+    q, k, v = operands()
+    (call,), out = captured(attend, q, k, v)
+    assert_close(call.weights, (q @ k.mT / 2).softmax(dim=-1))
+    assert_close(call.weights @ call.value, out)
+    (found,) = torch.autograd.grad(out.square().sum(), call.weights)
+    assert_close(found, 2 * out @ v.mT)
+
+
+def test_a_softmax_over_queries_is_no_attention_map():
+    q, k, v = operands(keys=Q)
+    with pytest.raises(SeamError, match="multiplied over its queries, not over its keys"):
+        captured(lambda: (q @ k.mT).softmax(-2) @ v)

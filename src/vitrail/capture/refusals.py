@@ -13,8 +13,8 @@ from vitrail.errors import CutGraphError, ModelError, NoAttentionError, RuleErro
 from vitrail.models.taking import every_module
 
 SEEN = (
-    "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over the last axis, or "
-    "powers of e divided by their sum over that axis, followed by a product with the values."
+    "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over one of the last "
+    "two axes, or powers of e divided by their sum over the last axis, followed by a product with the values."
 )
 SHOWN = 6
 """How many classes of modules a message names."""

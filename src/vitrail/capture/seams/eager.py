@@ -1,7 +1,8 @@
 """Attention written by hand: scores, a softmax over the last axis, a product with the values.
 
 The follower knows of every tensor what it has to do with attention. Scores are what comes out of a product and all that
-is made of it; a softmax over the last axis makes a map of them; the map is an attention map if it is multiplied with
+is made of it; a softmax over the last axis makes a map of them, and so does one over the axis before it (keys before
+queries), with these axes exchanged; the map is an attention map if it is multiplied with
 values as the softmax left it. A map that something has changed before it is multiplied is refused by name, because what
 the softmax gave is then not what the values are weighted with.
 """
@@ -88,6 +89,12 @@ class Follower:
             if old in known:
                 known[new] = known[old]
 
+    def keys_first(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a softmax is over the last axis but one of a product of activations, as where keys stand first."""
+        given, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+        known = self.scores.get(given) if given.ndim in (3, 4, 5) and dim in (-2, given.ndim - 2) else None
+        return known is not None and any(product.activations for product in known.products)
+
     def softmaxed(self, out: Tensor, args: tuple) -> None:
         """Take note of a softmax over the last axis."""
         self.maps[out] = AttentionMap(args[0], self.scores.get(args[0]), out.shape, tuple(range(out.ndim)))
@@ -143,8 +150,22 @@ class Follower:
         """What a product is: whether it applies a map to values, and what scores it may make."""
         if func is not torch.einsum:
             return self._read_matmul(args, added=func in BIASED_PRODUCTS)
+        args = self._straightened(args)
         found = einsum.read(args)
         return Reading(args, Product(tuple(_tensors(args)))) if found is None else self._read_einsum(args, found)
+
+    def _straightened(self, args: tuple) -> tuple:
+        """The arguments of an einsum, with maps whose last two axes were exchanged as their softmax left them."""
+        if not isinstance(args[0], str):
+            return args
+        terms, arrow, result = args[0].replace(" ", "").partition("->")
+        names, given = terms.split(","), list(args[1:])
+        for place, x in enumerate(given[: len(names)]):
+            known = self.maps.get(x) if isinstance(x, Tensor) else None
+            if known is not None and not known.changed and known.straight is not None and _is_swapped(known.order):
+                names[place] = f"{names[place][:-2]}{names[place][:-3:-1]}"
+                given[place] = known.straight
+        return f"{','.join(names)}{arrow}{result}", *given
 
     def multiplied(self, reading: Reading, func: Callable[..., Any], out: Any, kwargs: dict) -> None:  # noqa: ANN401
         """Take note of a product that has been computed."""
@@ -293,6 +314,12 @@ class Follower:
                 keys=known.keys,
             )
         )
+
+
+def _is_swapped(order: tuple[int, ...]) -> bool:
+    """Whether the last two axes are exchanged, and no others."""
+    plain = tuple(range(len(order)))
+    return order == (*plain[:-2], plain[-1], plain[-2])
 
 
 def _hides(func: Callable[..., Any], args: tuple) -> bool:

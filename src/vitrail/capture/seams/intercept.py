@@ -243,19 +243,33 @@ class InterceptAttention(TorchFunctionMode):
         return out
 
     def _softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
-        """A softmax, its scores and its map changed if asked for."""
-        over_keys = is_attention(func, args[0], args, kwargs)
-        if over_keys and block is not None and self.override is not None and self.override.changes_scores:
+        """A softmax: over keys, over keys that stand before queries, or over something else."""
+        if is_attention(func, args[0], args, kwargs):
+            return self._over_keys(func, args, kwargs, block)
+        if not self.follower.keys_first(args, kwargs):
+            out = func(*args, **kwargs)
+            self.follower.changed(func, out, args, kwargs)
+            return out
+
+        def turned(scores: Tensor, *_: object, **__: object) -> Tensor:  # as the model runs it, so bit for bit the same
+            return func(scores.transpose(-2, -1), *args[1:], **kwargs).transpose(-2, -1)
+
+        with self:  # what is done to the axes is followed too
+            scores = args[0].transpose(-2, -1)
+        out = self._over_keys(turned, (scores, -1), {"dtype": kwargs.get("dtype")}, block)
+        with self:
+            return out.transpose(-2, -1)
+
+    def _over_keys(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
+        """A softmax over keys, its scores and its map changed if asked for."""
+        if block is not None and self.override is not None and self.override.changes_scores:
             bias, change = self.override.bias, self.override.scores
             changed = _scores_with(bias, args[0]) if change is None and bias is not None else args[0]
             changed = changed if change is None else change(block, changed)
             self.follower.same(args[0], changed)
             args = (changed, *args[1:])
-        safe = self.safe and over_keys and current_transform() is None  # which would have no values to look at
+        safe = self.safe and current_transform() is None  # which would have no values to look at
         out = self._safe_softmax(func, args, kwargs) if safe else func(*args, **kwargs)
-        if not over_keys:
-            self.follower.changed(func, out, args, kwargs)
-            return out
         if block is not None and self.override is not None:
             out = self.override.weights(block, out)
         self.follower.softmaxed(out, args)
