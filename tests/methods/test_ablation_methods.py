@@ -123,3 +123,23 @@ def test_words_are_spans_of_tokens():
     pieces = pieces_of(["Un", "believ", "able", "Ġcats", ",", "Ġno"])
     assert ["".join(pieces[a:b]) for a, b in words(pieces)] == ["Unbelievable", " cats,", " no"]
     assert pieces_of(["un", "##believ", "##able"]) == (" un", "believ", "able")
+
+
+class OneLength(torch.nn.Module):
+    """A language model with a place for each of its tokens, no more and no fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(60, 12), torch.nn.Linear(12, 60)
+        self.places = torch.nn.Parameter(torch.randn(IDS.shape[1], 12))
+        self.blocks = torch.nn.ModuleList([torch.nn.TransformerEncoderLayer(12, 3, 16, batch_first=True)])
+
+    def forward(self, input_ids):
+        later = torch.ones(len(self.places), len(self.places), dtype=torch.bool).triu(1)
+        return self.head(self.blocks[0](self.words(input_ids) + self.places, later))
+
+
+@pytest.mark.parametrize(("method", "options"), [("leave_one_out", {}), ("context_cite", {"sources": SOURCES})])
+def test_a_model_of_texts_of_one_length_is_refused_by_methods_that_remove_tokens(method, options):
+    with pytest.raises(vitrail.errors.InputError, match=r"OneLength was run on \d of 10 tokens, because this method"):
+        vitrail.explain(OneLength().eval(), {"input_ids": IDS}, method, targets.continuation(7), **options)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.capture.continuations import sequences_of, summed
-from vitrail.errors import InputError, OptionError
+from vitrail.errors import InputError, OptionError, VitrailError
 from vitrail.methods.options import check_count, special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -55,6 +55,22 @@ class Ablated:
         return found[torch.cat(places).argsort()]
 
     def _some(self, keep: Keep) -> Float[Tensor, " m"]:
+        """The scalar of ablations that run together; a model that takes no shorter texts is named as such."""
+        try:
+            return self._run(keep)
+        except (VitrailError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            most, whole = int(keep.sum(dim=1).max()), keep.shape[1]
+            if most == whole:
+                raise
+            raise InputError(
+                f"{type(self.runner.model).__name__} was run on {most} of {whole} tokens, because this method removes "
+                f"some, and fails there: {error}. Use a method that runs the model on all tokens, such as gae "
+                "or integrated_gradients."
+            ) from error
+
+    def _run(self, keep: Keep) -> Float[Tensor, " m"]:
         order = (~keep).int().sort(dim=1, stable=True).indices[:, : int(keep.sum(dim=1).max())]
         inputs = _reordered(self.runner.inputs, self.sample, order, keep.gather(1, order))
         rows = torch.full((len(keep),), self.sample, device=keep.device)
