@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.capture.recording import widen
 from vitrail.capture.shadow import callers_device
 from vitrail.errors import InputError, TargetError, VitrailError
-from vitrail.models.anatomy.parts import POOLED
+from vitrail.models.anatomy.parts import POOLED, from_library
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last, last_position, mean_all, position
 from vitrail.targets import NEXT_TOKEN, Similarity, Target, answer_span
@@ -57,9 +57,14 @@ class Scalar:
 def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     """What the model returns; an error of its own code says so in a note."""
     inputs = inputs.usable()
+    kwargs = inputs.kwargs
+    # Names tell logits from encodings, so a Hugging Face model that would return a tuple is asked for them.
+    named = kwargs.get("return_dict", getattr(vars(model).get("config"), "return_dict", None))
+    if named is False and from_library(model, "transformers"):
+        kwargs = {**kwargs, "return_dict": True}
     try:
         with callers_device(model):
-            return model(*inputs.args, **inputs.kwargs)
+            return model(*inputs.args, **kwargs)
     except VitrailError:
         raise
     except Exception as error:
