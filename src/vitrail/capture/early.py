@@ -87,6 +87,14 @@ def _read(early: Early, layer: Layer) -> Any:  # noqa: ANN401
         return error
 
 
+def check_read(capture: "Capture") -> None:
+    """Raise if something could not be read of a block that has run, in a pass that is not made again."""
+    for captured in capture.blocks:
+        for found in captured.early.values():
+            if isinstance(found, VitrailError):
+                raise found
+
+
 def _passing_layer(capture: "Capture", index: int) -> Layer:
     """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
     block, captured = capture.body.blocks[index], capture.blocks[index]

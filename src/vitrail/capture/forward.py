@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.continuations import Rows, keeping
+from vitrail.capture.early import check_read
 from vitrail.capture.found_body import found_body
 from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
 from vitrail.capture.measure import known_additions, structure_of
@@ -68,6 +69,8 @@ def forward(
     with torch.inference_mode(mode=False), torch.set_grad_enabled(plan.cut), uncompiled(), own, ExitStack() as stack:
         inputs = inputs.usable() if dtype is None else inputs.usable().cast(dtype)
         capture, inputs, output = _forward(model, inputs, plan, stack)
+        if capture.early.reads:
+            check_read(capture)
         if not capture.complete:
             raise capture.incomplete(model)
         if wanted.gradients or pass_options.level is not None:
