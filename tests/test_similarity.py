@@ -141,9 +141,10 @@ def test_what_has_no_meaning_is_refused():
         targets.similarity(other, pooling="max")
 
 
+@pytest.mark.parametrize("method", ["gae", "lrp"])  # as it is, and in float64
 @pytest.mark.parametrize("setting", [{"return_dict": False}, {}])
-def test_encodings_in_a_tuple_are_no_logits(setting):
+def test_encodings_in_a_tuple_are_no_logits(setting, method):
     model, inputs = hf("GPT2Model", n_embd=12, n_layer=1, n_head=3, vocab_size=80, **setting)().eval(), words(1)
     given = inputs if setting else {**inputs, "return_dict": False}
     with pytest.raises(InputError, match="the model returned encodings of shape"):
-        vitrail.explain(model, given, "gae", 1)
+        vitrail.explain(model, given, method, 1)

@@ -1,6 +1,7 @@
 """soft_ablation: derivatives of an answer's log-probability with respect to the presence of each token."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import vitrail
 from vitrail import targets
 from vitrail.api import requests
 from vitrail.capture.seams.intercept import InterceptAttention, Override
+from vitrail.errors import MethodError
+from vitrail.methods.soft_ablation import Passages
 
 IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33], [7, 7, 11, 4, 28, 19, 35, 2, 14, 6]])
 SOURCES = [(1, 3), (3, 6)]
@@ -65,6 +68,19 @@ def test_a_sink_keeps_its_attention():
     (expected,) = torch.autograd.grad(answer_of(model, given, SOURCES), given)
     assert_close(explained(model, presence=0.25, sources=SOURCES), expected, atol=1e-6, rtol=1e-4)
     assert float(expected.abs().amax()) > 1e-3
+
+
+@pytest.mark.parametrize(("keys", "wide", "expected"), [((1, 4), 4, [0, -1, -1, 0]), ((1, 4), 3, [-1, -1, 0])])
+def test_presence_is_reduced_at_the_keys_that_are_tokens(keys, wide, expected):
+    passages = Passages(torch.tensor([[0, 0, -1]]), torch.tensor([[True, True, False]]), keys)
+    bias = passages.bias(math.exp(-1), torch.Size((1, 2, 3, wide)), torch.float64)
+    assert_close(bias[0, 0, 2], torch.tensor(expected).double())
+
+
+def test_keys_that_are_not_known_to_be_sinks_are_refused():
+    passages = Passages(torch.tensor([[0, 0, -1]]), torch.tensor([[True, True, False]]), None)
+    with pytest.raises(MethodError, match="3 queries and 4 keys for 3 tokens"):
+        passages.bias(0.5, torch.Size((1, 2, 3, 4)), torch.float64)
 
 
 def masks_of(model, presence, passage):

@@ -223,8 +223,7 @@ def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype) -> Any:  # noqa
         return run_model(model, inputs)
     with in_precision(model, dtype):
         try:
-            with callers_device(model):
-                return model(*inputs.args, **inputs.kwargs)
+            return run_model(model, inputs)
         except (VitrailError, CheckpointError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:

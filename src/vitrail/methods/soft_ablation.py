@@ -48,12 +48,12 @@ class Passages:
     """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is reduced.
 
     Args:
-        keys: which keys of a softmax are the tokens; others are sinks, which belong to no token.
+        keys: which keys of a softmax are the tokens, where it is over others too: sinks, which belong to no token.
     """
 
     of: Int[Tensor, "b t"]
     gated: Bool[Tensor, "b t"]
-    keys: tuple[int, int]
+    keys: tuple[int, int] | None
 
     def outside(self, rows: slice) -> Bool[Tensor, "b q t"]:
         """Which keys of a passage are read by a query outside of it."""
@@ -61,9 +61,10 @@ class Passages:
 
     def bias(self, presence: float, shape: torch.Size, dtype: torch.dtype) -> Float[Tensor, "b 1 q k"]:
         """What is added to the scores: `log presence` where a query reads a passage that is not its own."""
-        tokens, (first, stop) = self.of.shape[1], self.keys
-        sinks = (first, shape[-1] - stop) if stop - first == tokens else (0, 0)
-        if shape[-2] != tokens or shape[-1] - sum(sinks) != tokens:
+        tokens = self.of.shape[1]
+        first, stop = (0, tokens) if self.keys is None or shape[-1] == tokens else self.keys
+        sinks = (first, shape[-1] - stop)
+        if shape[-2] != tokens or stop - first != tokens or (any(sinks) and self.keys is None):
             raise MethodError(
                 f"soft_ablation turns attention to tokens down, but an attention map has {shape[-2]} queries and "
                 f"{shape[-1]} keys for {tokens} tokens. Take gae."
@@ -110,7 +111,7 @@ def passages_of(runner: Runner, given: Sequence | None) -> Passages:
             of[sample, tokens] = index
     first = torch.arange(valid.shape[1], device=valid.device) == valid.int().argmax(dim=1, keepdim=True)
     cut = {keys for captured in runner.run.captured for call in captured.calls if (keys := call.keys) is not None}
-    keys = cut.pop() if len(cut) == 1 else (0, valid.shape[1])
+    keys = cut.pop() if len(cut) == 1 else None
     return Passages(of, (of != NONE) & ~first, keys)  # the first token takes the attention that no other token needs
 
 
