@@ -1,5 +1,6 @@
 import gc
 import os
+import secrets
 import sys
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,9 @@ if not torch.cuda.is_available():  # so that the kernels run, slowly, on any mac
 def pytest_xdist_setupnodes():
     """One thread in each worker and in each process it starts: threads of several would wait for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # One token for all: clusters that start at once on a new machine would overwrite the file of each other's.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 SLOW = (

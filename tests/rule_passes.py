@@ -7,7 +7,7 @@ from torch import nn
 
 from vitrail.capture.hooks import Capture
 from vitrail.capture.pass_options import PassPlan
-from vitrail.models.anatomy.parts import Anatomy, Body
+from vitrail.models.anatomy import Anatomy, Body
 from vitrail.relevance.lrp import propagating
 
 B, T, D = 2, 3, 4

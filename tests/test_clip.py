@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.errors import InputError
-from vitrail.models.anatomy import anatomy
+from vitrail.models.anatomy import known_anatomy
 from vitrail.models.inputs import read_inputs
 from vitrail.tools.doctor import examine
 
@@ -90,7 +90,7 @@ def test_a_head_of_ones_own_on_the_image_tower_is_measured():
             return self.head(self.tower(pixel_values).pooler_output)
 
     model, pixels = Classifier(), MODELS[CLIP].inputs()["pixel_values"]
-    assert anatomy(model).readout == "auto"
+    assert known_anatomy(model).readout == "auto"
     layer = vitrail.record(model, {"pixel_values": pixels}, 0).layers[-1]
     assert_close(layer.readout, torch.eye(17, dtype=torch.float64)[:1].expand(2, 17))
     assert "grad_eclip" not in applying(model, {"pixel_values": pixels})

@@ -11,7 +11,7 @@ from type_checks import unchecked
 
 import vitrail
 from vitrail.capture.outputs import read_output
-from vitrail.models.anatomy import anatomy, known_anatomy
+from vitrail.models.anatomy import known_anatomy
 
 every_family = pytest.mark.parametrize("name", MODELS)
 every_text = pytest.mark.parametrize("name", [n for n, m in MODELS.items() if m.kind == "text"])
@@ -69,7 +69,7 @@ def test_models_of_text_are_in_no_table_and_their_blocks_are_found(name):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in FOUND])
 def test_the_anatomy_is_what_the_config_says(name):
-    found = anatomy(tiny(name))
+    found = known_anatomy(tiny(name))
     assert (found.prefix, found.readout) == (MODELS[name].prefix, MODELS[name].readout)
 
 

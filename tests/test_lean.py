@@ -10,11 +10,11 @@ from torch.overrides import TorchFunctionMode
 
 import vitrail
 from vitrail.api.requests import read_request, wanted_by
-from vitrail.capture import found_body
+from vitrail.capture import discovery
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.seams.intercept import InterceptAttention
-from vitrail.models.anatomy import parts
+from vitrail.models import anatomy
 from vitrail.models.inputs import read_inputs
 from vitrail.targets import as_target
 
@@ -36,7 +36,7 @@ def test_a_block_of_ones_own_is_listened_to_everywhere() -> None:
         pass
 
     block = Mine(8, 2, 16, batch_first=True)
-    assert parts._attending(block, "self_attn.out_proj") is None
+    assert anatomy._attending(block, "self_attn.out_proj") is None
 
 
 def test_a_block_with_a_second_attention_is_listened_to_everywhere() -> None:
@@ -44,9 +44,9 @@ def test_a_block_with_a_second_attention_is_listened_to_everywhere() -> None:
     from transformers.models.bert.modeling_bert import BertLayer
 
     config = BertConfig(hidden_size=8, num_attention_heads=2, intermediate_size=16, is_decoder=True)
-    assert parts._attending(BertLayer(config), "attention.output.dense") is not None
+    assert anatomy._attending(BertLayer(config), "attention.output.dense") is not None
     config.add_cross_attention = True
-    assert parts._attending(BertLayer(config), "attention.output.dense") is None
+    assert anatomy._attending(BertLayer(config), "attention.output.dense") is None
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attribution, int]:
@@ -70,9 +70,9 @@ def captured(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attrib
 @pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2", "timm_vit"])
 def test_the_scores_are_those_of_listening_everywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lean, few = captured(monkeypatch, name)
-    own = found_body._block
-    monkeypatch.setattr(parts, "_attending", lambda block, output: None)
-    monkeypatch.setattr(found_body, "_block", lambda module, site: replace(own(module, site), attending=None))
+    own = discovery._block
+    monkeypatch.setattr(anatomy, "_attending", lambda block, output: None)
+    monkeypatch.setattr(discovery, "_block", lambda module, site: replace(own(module, site), attending=None))
     everywhere, many = captured(monkeypatch, name)
     assert torch.equal(lean.scores, everywhere.scores)
     assert few < 0.8 * many
@@ -80,7 +80,7 @@ def test_the_scores_are_those_of_listening_everywhere(name: str, monkeypatch: py
 
 def test_attention_that_is_somewhere_else_is_found_by_a_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = captured(monkeypatch, "timm_vit")
-    monkeypatch.setattr(parts, "_attending", lambda block, output: block.mlp)
+    monkeypatch.setattr(anatomy, "_attending", lambda block, output: block.mlp)
     assert torch.equal(captured(monkeypatch, "timm_vit")[0].scores, expected.scores)
 
 
@@ -168,6 +168,6 @@ def test_a_callers_autocast_does_not_reach_what_is_read_early(monkeypatch: pytes
     model, inputs = deepcopy(tiny("timm_vit")).float(), MODELS["timm_vit"].inputs(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         early = vitrail.explain(model, inputs, "tokentm", 1).scores
-        monkeypatch.setattr(parts, "_attending", lambda block, output: block.mlp)  # a second pass reads nothing early
+        monkeypatch.setattr(anatomy, "_attending", lambda block, output: block.mlp)  # a second pass reads nothing early
         late = vitrail.explain(model, inputs, "tokentm", 1).scores
     torch.testing.assert_close(early, late, rtol=1e-5, atol=0)

@@ -5,8 +5,8 @@ import pytest
 from saved_models import save_bert
 from typer.testing import CliRunner
 
-from vitrail.apps.cli.about import option_docs
 from vitrail.apps.cli.app import app
+from vitrail.apps.cli.pages import option_docs
 from vitrail.methods import METHODS
 
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods import vit_cx
-from vitrail.models.anatomy import anatomy
+from vitrail.models.anatomy import known_anatomy
 
 SIZE = (10, 21)  # no multiple of the 3 x 4 patches
 
@@ -181,7 +181,7 @@ def test_what_runs_again_and_fails_leaves_the_model_as_it_was():
 
 def test_a_model_without_a_norm_in_front_of_its_attention_is_refused_before_it_runs():
     model, inputs = tiny("hf_vit"), MODELS["hf_vit"].inputs()
-    bare = replace(anatomy(model), attention_norm=None)
+    bare = replace(known_anatomy(model), attention_norm=None)
     handle = model.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(AnatomyError, match=r"last block's first norm.*attention_norm="):
         vitrail.explain(model, inputs, "vit_cx", anatomy=bare)

@@ -38,7 +38,6 @@ from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, provenance, sampled_weights
 from vitrail.capture.shadow import once, shadow
-from vitrail.capture.stream_passes import generates
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
     CutGraphError,
@@ -59,7 +58,7 @@ from vitrail.methods import (
 )
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, led_by_text, patch_sums, read_inputs
-from vitrail.models.taking import FromFeatures, Prepared, check_target, prepared
+from vitrail.models.taking import FromFeatures, Prepared, check_target, generates, prepared
 from vitrail.relevance import Result, Walk
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner

@@ -186,7 +186,7 @@ def _explain_here(task: Task, store: "PartStore", work: "_Progress", workers: in
 def _explain_by_ray(task: Task, store: "PartStore", work: "_Progress", workers: int | None) -> tuple[int, int]:
     """The same by workers of Ray."""
     try:
-        from vitrail.evaluate.many_workers import explain_parts
+        from vitrail.evaluate.bench.engines_ray import explain_parts
     except ImportError as error:
         raise MissingExtraError("engine='ray' needs the package ray: pip install 'vitrail[ray]'") from error
     batches = list(task.loader)

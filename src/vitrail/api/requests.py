@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from vitrail.capture.early import read_together
+from vitrail.capture.layers import read_together
 from vitrail.capture.pass_options import Wanted
 from vitrail.errors import MethodError, TargetError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, DEFAULT_ON_STREAMS, LAST_RESORT, METHODS, PREFERRED, Method

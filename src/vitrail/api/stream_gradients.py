@@ -11,7 +11,7 @@ from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.stream_memory import measured_streams
+from vitrail.capture.stream_checks import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.inputs import Inputs, patch_sums

@@ -19,19 +19,18 @@ from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
 from vitrail.capture.shadow import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
-from vitrail.capture.stream_checks import hidden_tokens
-from vitrail.capture.stream_memory import measured_streams
+from vitrail.capture.stream_checks import hidden_tokens, measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
-from vitrail.capture.stream_passes import StreamPass, generates, read_answer, readout, stream_forward
+from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
 from vitrail.capture.streams import AttentionEvent, Streams, Transition, measured
 from vitrail.errors import CutGraphError, MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.anatomy import Anatomy, known_anatomy
 from vitrail.models.inputs import Inputs
+from vitrail.models.taking import generates
 from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
-from vitrail.relevance.streams import Relevance, walk_events
-from vitrail.relevance.walk import STARTS
+from vitrail.relevance.walk import STARTS, Relevance, walk_events
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
 SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.continuations import Rows, keeping
-from vitrail.capture.early import check_read
-from vitrail.capture.found_body import found_body
+from vitrail.capture.discovery import found_body
 from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
+from vitrail.capture.layers import check_read
 from vitrail.capture.measure import known_additions, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted

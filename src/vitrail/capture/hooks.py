@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.additions import Added, Adding, hooks_for, measured, watched_in
-from vitrail.capture.early import EarlyReads, read_early
+from vitrail.capture.layers import EarlyReads, read_early
 from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light

@@ -22,11 +22,12 @@ from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import OVERWRITTEN, REENTRANT, check_differentiable, no_graph, why_no_gradient
 from vitrail.capture.shadow import autograd, hooks, keep_saved, keeps_saved
-from vitrail.capture.stream_passes import StreamAnswer, generates, read_answer
+from vitrail.capture.stream_passes import StreamAnswer, read_answer
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import CutGraphError, InputError, TargetError
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs
+from vitrail.models.taking import generates
 
 Edit = Callable[[str, Tensor], Tensor]
 """What becomes of the input of a name before the gradient ends there."""

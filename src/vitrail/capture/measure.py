@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.coded_gradients import with_heads
+from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, with_heads
 from vitrail.capture.cut_pass import start_graph
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
@@ -30,7 +30,6 @@ from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
 from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
-from vitrail.capture.row_maps import CheapProjections, EvenMaxima
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
 from vitrail.capture.token_order import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.capture.recording import widen
 from vitrail.capture.shadow import callers_device
 from vitrail.errors import InputError, TargetError, VitrailError
-from vitrail.models.anatomy.parts import POOLED, from_library
+from vitrail.models.anatomy import POOLED, from_library
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last, last_position, mean_all, position
 from vitrail.targets import NEXT_TOKEN, Similarity, Target, answer_span

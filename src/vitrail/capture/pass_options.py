@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.early import EarlyReads
+from vitrail.capture.layers import EarlyReads
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import OptionError, suggest
 from vitrail.models.anatomy import Body

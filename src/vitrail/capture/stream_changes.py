@@ -18,10 +18,9 @@ from torch import Tensor
 
 from vitrail.capture.additions import TOLERANCES, Unknown, norm_step
 from vitrail.capture.coded_gradients import MIXED, sources
-from vitrail.capture.cut_pass import CutCall
+from vitrail.capture.cut_pass import CutCall, Normed, Sum, base_of
 from vitrail.capture.executions import Node, from_data, node_of, reached, tensors_in
 from vitrail.capture.recording import Stream, widen
-from vitrail.capture.stream_sums import Normed, Sum, base_of
 from vitrail.capture.streams import AttentionEvent, Place, Rows, Streams
 from vitrail.errors import SeamError
 

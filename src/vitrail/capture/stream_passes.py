@@ -22,6 +22,7 @@ from vitrail.capture.stream_changes import FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
+from vitrail.models.taking import generates
 from vitrail.targets import Target, as_target
 
 Event = tuple[Transition, None] | tuple[AttentionEvent, Layer] | tuple[FeedForward, Layer]
@@ -50,12 +51,6 @@ class StreamAnswer:
         if isinstance(chosen, Target) and chosen.name == "continuation":
             return (continued(self.output, chosen, self.inputs, self.calls),)
         return parts(self.output, chosen, self.valid, causal=self.causal)
-
-
-def generates(model: object) -> bool:
-    """Whether a model says that it writes texts: then it predicts the next token, whatever its masks show."""
-    says = getattr(model, "can_generate", None)
-    return bool(says()) if callable(says) else False
 
 
 def read_answer(

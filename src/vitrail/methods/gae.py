@@ -27,8 +27,7 @@ from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice, check_start_layer
 from vitrail.relevance import Result, Walk, complete, magnitude, positive, pull
 from vitrail.relevance.dense import Weigh
-from vitrail.relevance.streams import Relevance
-from vitrail.relevance.walk import STARTS
+from vitrail.relevance.walk import STARTS, Relevance
 
 
 def aggregate(weigh: Weigh, *, start_layer: int = 0, readout: str = "equal") -> Walk:

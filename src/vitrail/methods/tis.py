@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods.options import check_choice, check_count, watched
-from vitrail.models.anatomy import Body
-from vitrail.models.anatomy.parts import find
+from vitrail.models.anatomy import Body, find
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
 from vitrail.relevance.runner import RerunMethod, Runner

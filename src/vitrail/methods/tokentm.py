@@ -22,13 +22,13 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.early import Early
+from vitrail.capture.layers import Early
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import Result, Walk, positive, pull
+from vitrail.relevance.dense import on_matrix_units, wide_product
 from vitrail.relevance.fused import DTYPES, refusal, triton_kernels
-from vitrail.relevance.products import on_matrix_units, wide_product
 from vitrail.relevance.walk import STARTS
 from vitrail.targets import SCALARS
 

@@ -31,6 +31,7 @@ from vitrail.methods.options import PRECISIONS, check_choice, check_rules
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
+from vitrail.relevance.dense import wide_product
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.mode import RuleSet
 from vitrail.relevance.lrp.operation import (
@@ -42,7 +43,6 @@ from vitrail.relevance.lrp.operation import (
     linear_parts,
     overridden,
 )
-from vitrail.relevance.products import wide_product
 from vitrail.relevance.runner import RerunMethod, Runner
 
 TINY = 1e-9

@@ -258,3 +258,9 @@ def every_module(model: nn.Module) -> list[nn.Module]:
             found[id(module)] = module
             waiting += [child for child in module._modules.values() if child is not None]
     return list(found.values())
+
+
+def generates(model: object) -> bool:
+    """Whether a model says that it writes texts: then it predicts the next token, whatever its masks show."""
+    says = getattr(model, "can_generate", None)
+    return bool(says()) if callable(says) else False

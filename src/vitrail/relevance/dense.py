@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.recording import Layer, Probs, widen
 
 Weigh = Callable[[Layer], Probs]
 _observers: ContextVar[tuple[set[str], ...]] = ContextVar("observers of backends", default=())
@@ -94,3 +94,20 @@ def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"
     maps = layer.probs.mean(dim=1)
     wide = torch.promote_types(maps.dtype, columns.dtype)  # a model may compute its maps in another precision
     return maps.to(wide) @ columns.to(wide)
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def on_matrix_units(*operands: Tensor) -> bool:
+    """Whether a GPU's matrix units multiply these as they are."""
+    first = operands[0]
+    return first.is_cuda and first.dtype in HALF and all(x.dtype is first.dtype for x in operands)
+
+
+def wide_product(x: Tensor, matrix: Tensor) -> Tensor:
+    """`x @ matrix` for one matrix of weights. Where that is in half precision, so is x rounded."""
+    x = x.to(matrix.dtype) if matrix.dtype in HALF else x
+    if on_matrix_units(x, matrix):
+        return torch.mm(x.flatten(0, -2), matrix, out_dtype=torch.float32).unflatten(0, x.shape[:-1])
+    return widen(x) @ matrix.to(widen(x).dtype)

@@ -1,15 +1,19 @@
-"""A method as a walk over layers, last to first."""
+"""A method as a walk over layers, last to first, in one stream of tokens or over the events of several."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.early import Early
+from vitrail.capture.layers import Early
 from vitrail.capture.recording import Layer, Recording
+from vitrail.capture.stream_changes import FeedForward
+from vitrail.capture.stream_passes import Event
+from vitrail.capture.streams import AttentionEvent, Transition
 from vitrail.relevance.dense import backends_used
 
 
@@ -116,3 +120,56 @@ def readout_norms(last: Layer) -> Float[Tensor, "b q"]:
 
 STARTS: dict[str, Callable[[Layer], Float[Tensor, "b q"]]] = {"equal": readout_row, "gradient": readout_norms}
 """How the rows that a prediction reads share the start of a walk, by the name of the option `readout`."""
+
+
+Across = Callable[[Tensor, Layer], tuple[Tensor, Tensor]]
+"""What an attention call leaves with its query rows `[rows, q]`, and what it gives to its key rows `[rows, k]`."""
+
+Within = Callable[[Layer], Tensor]
+"""What a feed-forward layer multiplies the relevance of its tokens `[rows, n]` by."""
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """The relevance of every token, and the part of it that no attention call has moved."""
+
+    scores: Float[Tensor, " n"]
+    own: Float[Tensor, " n"]
+
+
+def walk_events(
+    across: Across, start: Float[Tensor, " n"], events: Iterable[Event], within: Within | None = None
+) -> Relevance:
+    """The relevance of every token, for events that come last to first.
+
+    Args:
+        within: what a feed-forward layer multiplies by; without it these layers change nothing.
+    """
+    scores, own = start.clone(), start.clone()
+    before, beside = scores, None  # the relevance before the calls that stand side by side
+    for event, layer in events:
+        if isinstance(event, FeedForward):
+            if within is not None and layer is not None:
+                real = event.tokens >= 0
+                growth = torch.ones_like(scores)
+                growth[event.tokens[real].to(scores.device)] = within(layer).to(scores)[real.to(scores.device)]
+                scores, own = scores * growth, own * growth
+            continue
+        if layer is None:
+            assert isinstance(event, Transition)
+            source, target = event.source.to(scores.device), event.target.to(scores.device)
+            share = event.share.to(scores)
+            scores = scores.index_add(0, source, share * scores[target])
+            own = own.index_add(0, source, share * own[target])
+            continue
+        assert isinstance(event, AttentionEvent)
+        queries, keys = event.queries.to(scores.device), event.keys.to(scores.device)
+        before = scores if event.beside is None or event.beside != beside else before
+        beside = event.beside
+        kept, given = across(before[queries], layer)
+        if before is scores:
+            scores = scores.index_copy(0, queries.flatten(), kept.flatten().to(scores))
+        else:
+            scores = scores.index_add(0, queries.flatten(), (kept - before[queries]).flatten().to(scores))
+        scores = scores.index_add(0, keys.flatten(), given.flatten().to(scores))
+    return Relevance(scores, own)

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vitrail.apps.cli import about, bench, bench_own, explain, guide, options, pages, rewrite
+from vitrail.apps.cli import bench, bench_own, explain, guide, options, pages, rewrite
 from vitrail.apps.cli.screen import close_output, note
 
 MANUAL = """See what a Transformer looked at, in an image or a text.
@@ -129,8 +129,8 @@ COMMANDS = {
     "rewrite": (rewrite.REWRITE, rewrite.rewrite),
     "app": (pages.APP, pages.app),
     "demo": (pages.DEMO, pages.demo),
-    "methods": (about.METHODS_HELP, about.methods),
-    "doctor": (about.DOCTOR, about.doctor),
+    "methods": (pages.METHODS_HELP, pages.methods),
+    "doctor": (pages.DOCTOR, pages.doctor),
 }
 """Name -> help and function. A new command is one line here."""
 BENCH = {

@@ -24,7 +24,7 @@ from vitrail.apps.cli.options import (
 from vitrail.apps.cli.screen import counted, note, reported
 from vitrail.errors import InputError, MissingExtraError, ModelError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
-from vitrail.models.silence import silent
+from vitrail.models import silent
 from vitrail.models.texts import is_blank
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def run(request: Asked) -> None:
 
 def _explain_parts(request: Asked, loaded: "Loaded") -> None:
     """A model that writes text or finds objects: the targets are words or classes of what it gives."""
-    from vitrail.apps.cli.parts import explain_boxes, explain_writing
     from vitrail.apps.cli.session import Work
+    from vitrail.apps.cli.show import explain_boxes, explain_writing
 
     if request.source.folder is not None or request.versus is not None:
         raise InputError(f"{loaded.name} takes one input at a time: name one, and leave out --versus.")

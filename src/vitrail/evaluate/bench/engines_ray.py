@@ -1,29 +1,35 @@
-"""The Ray engine: workers on several machines, or several processes of this one, measure the units.
+"""The engines on Ray: workers on several machines, or several processes of this one.
 
-It uses a cluster that is running, or starts one for the run. A worker is an actor that keeps its model loaded and has
-one unit at a time. If it dies, its unit is given to another. Results come back to the driver.
+They use a cluster that is running, or start one for the run. A worker is an actor that keeps its model loaded. If it
+dies, its work is given to another. Workers of the bench measure one unit at a time; the driver gets the results.
+Workers of `explain_many` explain ranges of inputs and write their part files themselves. A part file that exists is
+complete, so the rows at the end are the same as those of one process.
 """
 
 import os
 import socket
 import warnings
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import ray
 from ray import exceptions
 from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
+from vitrail.api.many import Batch, BatchExplainer, PartStore, Task, rows_of
 from vitrail.attribution import versions
 from vitrail.errors import EngineError, MissingExtraError, VitrailError
 from vitrail.evaluate.bench.plan import Finished, Unit
 from vitrail.evaluate.bench.worker import HERE, Cluster, Work, Worker
+from vitrail.models.taking import taken
 
 REACH = 10.0  # seconds
 OBJECTS = 100 * 2**20  # results are small; Ray would reserve a third of the memory
@@ -93,7 +99,8 @@ def _connect(cluster: Cluster) -> None:
             )
     except (exceptions.RayError, OSError, RuntimeError, ValueError, ImportError) as error:
         where = f"can be reached at {cluster.address}" if cluster.address else "could be started on this machine"
-        raise EngineError(f"no Ray cluster {where}: {reason_of(error)}") from error
+        token = " Start Python with RAY_AUTH_MODE=token." if "InvalidAuthToken" in str(error) else ""
+        raise EngineError(f"no Ray cluster {where}: {reason_of(error)}{token}") from error
 
 
 def _check_reachable(address: str) -> None:
@@ -301,3 +308,64 @@ def _places(has: Mapping[str, Any], needs: Mapping[str, Any]) -> int:
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(values.items()) if not name.startswith("node:"))
+
+
+RETRIES = 3
+"""How often a range is given to another worker after its own has died."""
+
+
+@dataclass(frozen=True)
+class _Open:
+    """What a worker keeps of a task: its model, and where each batch starts and stops."""
+
+    store: PartStore
+    explain: BatchExplainer
+    batches: Sequence[Batch]
+    stops: Sequence[int]
+
+
+_open: dict[str, _Open] = {}
+"""Of a worker: the tasks whose model it holds."""
+
+
+def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
+    """Explain the inputs of one part file and write it; how many there are.
+
+    Args:
+        shared: holds a reference to the task and its folder, which are fetched once.
+    """
+    if key not in _open:
+        task, store = ray.get(shared[0])
+        explain, batches = BatchExplainer(task.model, task.method, task.target, task.options), list(task.loader)
+        _open[key] = _Open(store, explain, batches, list(accumulate(len(batch.names) for batch in batches)))
+    here = _open[key]
+    first = part * here.store.part_size
+    last = min(first + here.store.part_size, here.stops[-1])
+    rows = []
+    for number in range(bisect_right(here.stops, first), bisect_left(here.stops, last) + 1):
+        batch = here.batches[number]
+        found = rows_of(here.explain(batch.load()), here.stops[number] - len(batch.names), batch.names)
+        rows += [row for row in found if first <= row["index"] < last]
+    here.store.write(rows)
+    return len(rows)
+
+
+def explain_parts(task: Task, store: PartStore, parts: Sequence[int], *, workers: int | None) -> Iterator[int]:
+    """Explain parts by the workers of a cluster; yields how many inputs each part held, as they are done."""
+    if not parts:
+        return
+    cuda = any(p.is_cuda for p in taken(task.model).parameters())
+    with connected(Cluster(workers=workers)):
+        run = ray.remote(num_cpus=1, num_gpus=int(cuda), max_retries=RETRIES)(explain_part)
+        key, shared, left = uuid4().hex, [ray.put((task, store))], iter(parts)
+        size = 2 * (workers or int(ray.cluster_resources().get("GPU" if cuda else "CPU", 1)))
+        pending = [run.remote(key, shared, part) for part in islice(left, size)]
+        while pending:
+            (done, *_), pending = ray.wait(pending)
+            try:
+                yield ray.get(done)
+            except exceptions.RayTaskError as error:
+                raise error.cause from error
+            except exceptions.RayError as error:
+                raise EngineError(f"a worker of Ray was lost {RETRIES + 1} times: {reason_of(error)}") from error
+            pending += [run.remote(key, shared, part) for part in islice(left, 1)]

@@ -15,8 +15,7 @@ import torch
 
 from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, one_line, suggest
 from vitrail.evaluate.bench.explained import Classes, Explanations, Shown
-from vitrail.evaluate.bench.measure import Measure
-from vitrail.evaluate.bench.measures import MEASURES
+from vitrail.evaluate.bench.measure import MEASURES, Measure
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
 from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Unit

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.errors import ModelError, suggest
-from vitrail.models import zoo
+from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import is_cached, load_huggingface
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
 from vitrail.models.loading.vision import close_to, is_timm_name, load_timm, load_weights, timm_names
-from vitrail.models.silence import silent
 from vitrail.models.zoo import NAMES as EMBEDDED
 
 if TYPE_CHECKING:

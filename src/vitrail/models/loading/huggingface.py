@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError
+from vitrail.models import silent
 from vitrail.models.loading.loaded import Loaded, Sample, Sound
-from vitrail.models.silence import silent
 from vitrail.models.texts import Span, check_text, pieces_of, words
 
 T = TypeVar("T")
