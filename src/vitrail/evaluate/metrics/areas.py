@@ -55,15 +55,11 @@ def _tenths(count: int) -> Points:
     return np.arange(count) / 10
 
 
-def _whole(count: int) -> Points:
-    return np.linspace(0, 1, count)
-
-
 RULES: dict[str, tuple[Rule, Callable[[int], Points]]] = {
     "chefer": (chefer, _tenths),
     "bi": (bi, _tenths),
-    "mean": (mean, _whole),
-    "unit": (unit, _whole),
+    "mean": (mean, lambda count: np.linspace(0, 1, count)),
+    "unit": (unit, lambda count: np.linspace(0, 1, count)),
 }
 
 
@@ -103,9 +99,6 @@ def abpc(positive: Numbers, negative: Numbers) -> float:
     return area(negative, rule="mean") - area(positive, rule="mean")
 
 
-Levels = Float[np.ndarray, " l"]
-
-
 def aopc(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> float:
     """Mean over examples and levels of p - p_k.
 
@@ -117,7 +110,7 @@ def aopc(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> float:
     return float(aopc_per_level(p, p_k, absolute=absolute).mean())
 
 
-def aopc_per_level(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> Levels:
+def aopc_per_level(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> Points:
     """AOPC at each level, the mean over examples."""
     clean, removed = _probabilities(p, p_k)
     drops = clean - removed
@@ -129,7 +122,7 @@ def log_odds(p: Numbers, p_k: Numbers) -> float:
     return float(log_odds_per_level(p, p_k).mean())
 
 
-def log_odds_per_level(p: Numbers, p_k: Numbers) -> Levels:
+def log_odds_per_level(p: Numbers, p_k: Numbers) -> Points:
     """LOdds at each level, the mean over examples."""
     clean, removed = _probabilities(p, p_k)
     zeros = int((clean == 0).sum() + (removed == 0).sum())

@@ -278,15 +278,12 @@ def _check_classes(names: Sequence[int], truth: Int[Tensor, " p"], count: int) -
         )
 
 
-BOX_THRESHOLDS = {
-    "mean": lambda picture: picture.mean(),
-    "half": lambda picture: 0.5,
-}
+BOX_THRESHOLDS = {"mean": lambda picture: picture.mean(), "half": lambda picture: 0.5}
 
 
 def box_energy(maps: Numbers, boxes: Sequence[Numbers] | Numbers, size: tuple[int, int]) -> Float[np.ndarray, " b"]:
     """The share of the map's positive part that lies inside the boxes; 0 for a map without a positive part."""
-    resized, inside = _resized(maps, size), box_masks(boxes, size)
+    resized, inside = resize(maps_of(maps), size), box_masks(boxes, size)
     check_same(resized.shape[:1], inside.shape[:1], "the numbers of maps and of lists of boxes")
     return _energy_inside(resized, inside)
 
@@ -303,7 +300,7 @@ def box_iou(
         threshold: `"mean"` of each map, or `"half"` of its range.
     """
     level = look_up(BOX_THRESHOLDS, threshold, "threshold")
-    pictures, truth = min_max(_resized(maps, size)).cpu().numpy(), _boxes(boxes, size)
+    pictures, truth = min_max(resize(maps_of(maps), size)).cpu().numpy(), _boxes(boxes, size)
     check_same([len(pictures)], [len(truth)], "the numbers of maps and of lists of boxes")
     pairs = zip(pictures, truth, strict=True)
     return np.array([_overlap(_box_around(picture > level(picture)), true).max() for picture, true in pairs])
@@ -317,10 +314,6 @@ def box_masks(boxes: Sequence[Numbers] | Numbers, size: tuple[int, int]) -> Bool
         for left, top, right, bottom in np.round(some).astype(int):
             mask[top:bottom, left:right] = True
     return masks
-
-
-def _resized(maps: Numbers, size: tuple[int, int]) -> torch.Tensor:
-    return resize(maps_of(maps), size)
 
 
 def _boxes(boxes: Sequence[Numbers] | Numbers, size: tuple[int, int]) -> list[np.ndarray]:

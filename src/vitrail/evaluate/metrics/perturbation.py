@@ -67,14 +67,11 @@ UNITS = {"pixels": pixel_masks, "patches": patch_masks}
 
 def by_rank(maps: Maps, counts: Sequence[int]) -> Masks:
     """The `count` highest scores of each map at each level, equal ones in reading order; one sort for all levels."""
-    ranks, limits = _ranks(maps), torch.tensor(counts, device=maps.device).view(-1, 1, 1, 1)
-    return lambda images, some: ranks[images] < limits[some]
-
-
-def _ranks(maps: Maps) -> Int[Tensor, "b y x"]:
     order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
     places = torch.arange(order.shape[1], device=order.device, dtype=torch.int32).expand_as(order)
-    return torch.empty_like(places.contiguous()).scatter_(1, order, places).view(maps.shape)
+    ranks = torch.empty_like(places.contiguous()).scatter_(1, order, places).view(maps.shape)
+    limits = torch.tensor(counts, device=maps.device).view(-1, 1, 1, 1)
+    return lambda images, some: ranks[images] < limits[some]
 
 
 def _by_selection(maps: Maps, counts: Sequence[int]) -> Masks:
@@ -240,7 +237,8 @@ def deletion(  # noqa: PLR0913  (one option for each convention the papers diffe
     With one of them it follows RISE: both ends belong to the curve, and its area is `.auc`.
 
     Args:
-        score: images -> logits `[n, classes]`, or probabilities, which are taken as they are.
+        score: images -> logits `[n, classes]`; with `baseline` or `step` also probabilities, which are taken as they
+            are.
         images: `[b, c, h, w]`, in 0..1 where a `fill` is used.
         maps: `[b, y, x]` of any size.
         labels: `[b]`, the class whose probability is watched.
@@ -250,12 +248,9 @@ def deletion(  # noqa: PLR0913  (one option for each convention the papers diffe
         step: pixels of a step, in place of `steps`; by default one 224th of them.
         batch: images that go through `score` at once.
     """
-    if baseline is not None or step is not None:
-        return _rise(score, images, maps, labels, baseline=baseline, step=step, batch=batch, inserted=False)
-    pictures, given, classes = read_inputs(images, maps, labels)
-    levels, masks = _plan(given, (pictures.shape[2], pictures.shape[3]), steps)
-    background = filled(pictures, fill)
-    return Curve(levels, *watch(score, pictures, background, masks, classes, levels=steps, batch=batch))
+    return _stepwise(
+        score, images, maps, labels, steps=steps, fill=fill, baseline=baseline, step=step, batch=batch, inserted=False
+    )
 
 
 def insertion(  # noqa: PLR0913  (see deletion)
@@ -271,44 +266,43 @@ def insertion(  # noqa: PLR0913  (see deletion)
     batch: int | None = None,
 ) -> Curve:
     """The fill gains the image's highest-scored pixels first; a good map's curve rises fast. See `deletion`."""
-    if baseline is not None or step is not None:
-        return _rise(score, images, maps, labels, baseline=baseline, step=step, batch=batch, inserted=True)
-    pictures, given, classes = read_inputs(images, maps, labels)
-    levels, masks = _plan(given, (pictures.shape[2], pictures.shape[3]), steps)
-    background = filled(pictures, fill)
-    return Curve(levels, *watch(score, background, pictures, masks, classes, levels=steps, batch=batch))
+    return _stepwise(
+        score, images, maps, labels, steps=steps, fill=fill, baseline=baseline, step=step, batch=batch, inserted=True
+    )
 
 
-def _plan(given: Maps, size: tuple[int, int], steps: int) -> tuple[tuple[float, ...], Masks]:
-    if steps < 1:
-        raise InputError(f"steps must be at least 1, not {steps}.")
-    total = size[0] * size[1]
-    counts = [min(math.ceil(total / steps) * step, total) for step in range(1, steps + 1)]
-    return tuple(count / total for count in counts), by_rank(resize(given, size), counts)
-
-
-def _rise(
+def _stepwise(  # noqa: PLR0913  (see deletion)
     score: Score,
     images: Numbers,
     maps: Numbers,
     labels: Numbers,
     *,
+    steps: int,
+    fill: str | Fill,
     baseline: Baseline | None,
     step: int | None,
     batch: int | None,
     inserted: bool,
 ) -> Curve:
-    """RISE's curves: from the clean image to the baseline, or back, both ends included."""
-    pictures, given, classes = read_inputs(images, maps, labels, unit=False)
-    total = pictures.shape[2] * pictures.shape[3]
-    size = math.ceil(total / 224) if step is None else step
-    if size < 1:
-        raise InputError(f"step is a number of pixels, at least 1, not {size}.")
-    counts = [*range(0, total, size), total]
-    others = _baseline_of(0.0 if baseline is None else baseline, pictures)
+    """The curve from the clean image to the fill or the baseline, or back, by the steps of TIS or of RISE."""
+    rise = baseline is not None or step is not None
+    pictures, given, classes = read_inputs(images, maps, labels, unit=not rise)
+    height, width = pictures.shape[2:]
+    total = height * width
+    if rise:
+        size = math.ceil(total / 224) if step is None else step
+        if size < 1:
+            raise InputError(f"step is a number of pixels, at least 1, not {size}.")
+        counts = [*range(0, total, size), total]
+        others, score = _baseline_of(0.0 if baseline is None else baseline, pictures), logits_of(score)
+    else:
+        if steps < 1:
+            raise InputError(f"steps must be at least 1, not {steps}.")
+        counts = [min(math.ceil(total / steps) * number, total) for number in range(1, steps + 1)]
+        others = filled(pictures, fill)
     first, second = (others, pictures) if inserted else (pictures, others)
-    masks = by_rank(resize(given, (pictures.shape[2], pictures.shape[3])), counts)
-    found = watch(logits_of(score), first, second, masks, classes, levels=len(counts), batch=batch)
+    masks = by_rank(resize(given, (height, width)), counts)
+    found = watch(score, first, second, masks, classes, levels=len(counts), batch=batch)
     return Curve(tuple(count / total for count in counts), *found)
 
 

@@ -167,16 +167,14 @@ def randomised(model: nn.Module, *, seed: int = 0) -> Iterator[tuple[str, nn.Mod
     copy = deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     done: set[int] = set()
-    steps = 0
     for name, parameters in reversed(_parts(copy)):
         fresh = [parameter for parameter in parameters if id(parameter) not in done]
         done.update(map(id, fresh))
         for parameter in fresh:
             _redraw(parameter, generator)
         if fresh:
-            steps += 1
             yield name, copy
-    if not steps:
+    if not done:
         raise InputError(f"{type(model).__name__} has no weights to randomise.")
 
 

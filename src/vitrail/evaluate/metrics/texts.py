@@ -285,20 +285,12 @@ def _eraser(ranking: Ids, ordinary: Flags) -> Plan:
     return candidates, [math.ceil(len(candidates) * percent / 100) for percent in (1, 5, 10, 20, 50)]
 
 
-def _delete(ids: Ids, chosen: Flags, ordinary: Flags, pad: int) -> Left:
-    return ids[~chosen]
-
-
-def _pad(ids: Ids, chosen: Flags, ordinary: Flags, pad: int) -> Ids:
-    return np.where(chosen, pad, ids)
-
-
-def _keep(ids: Ids, chosen: Flags, ordinary: Flags, pad: int) -> Left:
-    return ids[chosen | ~ordinary]
-
-
 MODES: dict[str, Callable[[Ids, Flags], Plan]] = {"paper": _paper, "attcat": _attcat, "eraser": _eraser}
-HOWS: dict[str, Callable[[Ids, Flags, Flags, int], Left]] = {"delete": _delete, "pad": _pad, "keep": _keep}
+HOWS: dict[str, Callable[[Ids, Flags, Flags, int], Left]] = {
+    "delete": lambda ids, chosen, ordinary, pad: ids[~chosen],
+    "pad": lambda ids, chosen, ordinary, pad: np.where(chosen, pad, ids),
+    "keep": lambda ids, chosen, ordinary, pad: ids[chosen | ~ordinary],
+}
 
 
 def perturbed_ids(
@@ -328,13 +320,8 @@ def perturbed_ids(
     if not ordinary.any():
         raise InputError(f"all {len(tokens)} tokens are special: there is nothing to remove.")
     candidates, levels = plan(np.argsort(-ranked, kind="stable"), ordinary)
-    return [change(tokens, _chosen(len(tokens), candidates[:level]), ordinary, pad) for level in levels]
-
-
-def _chosen(length: int, places: Int[np.ndarray, " c"]) -> Flags:
-    chosen = np.zeros(length, dtype=bool)
-    chosen[places] = True
-    return chosen
+    places = np.arange(len(tokens))
+    return [change(tokens, np.isin(places, candidates[:level]), ordinary, pad) for level in levels]
 
 
 TextScore = Callable[[Tensor, Tensor], Tensor]
@@ -381,10 +368,7 @@ def text_curve(  # noqa: PLR0913  (one option for each convention the papers dif
     if not len(ids):
         raise InputError("there are no texts to perturb.")
     versions = [
-        [
-            to_array(one).astype(np.int64),
-            *perturbed_ids(one, ranked, special=special, how=how, mode=mode, pad=pad),
-        ]
+        [to_array(one).astype(np.int64), *perturbed_ids(one, ranked, special=special, how=how, mode=mode, pad=pad)]
         for one, ranked in zip(ids, scores, strict=True)
     ]
     empty = [index for index, texts in enumerate(versions) if not all(map(len, texts))]
