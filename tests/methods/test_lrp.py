@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail.capture.pass_options import PassOptions
 from vitrail.errors import MethodError, OptionError, TargetError
-from vitrail.methods import abs_lrp, lrp
+from vitrail.methods import abs_lrp, lrp, options
 
 FAMILY = ("lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attn_lrp", "abs_lrp")
 
@@ -40,7 +40,7 @@ def test_partial_lrp_needs_neither_rules_nor_a_graph_below_the_last_block(name, 
     found = [vitrail.explain(model, inputs, "partial_lrp", target).scores for target in (0, 1)]
     assert float(torch.stack(found).abs().max()) > 0  # only the positive part is shown, which may be zero for a class
     whole = lambda **given: PassOptions(**{**given, "last_block": False})  # noqa: E731
-    monkeypatch.setattr(lrp, "PassOptions", whole)
+    monkeypatch.setattr(options, "PassOptions", whole)
     for target, scores in enumerate(found):
         assert_close(scores, vitrail.explain(model, inputs, "partial_lrp", target).scores)
 

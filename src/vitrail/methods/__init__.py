@@ -28,6 +28,11 @@ class ByKind:
 
 
 Preset = Mapping[str, Any]
+_SAME: Preset = {}
+_TEXT_OWN = ByKind(image=False, text=True)
+_RELEASED: Mapping[str, Preset] = {"paper": _SAME, "official": _SAME}
+_ZEROED: Mapping[str, Preset] = {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}
+"""Presets of several methods: released code that computes the paper, or that drops the readout's own score of text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +42,8 @@ class Method:
     Args:
         built_by: `module:function` inside `vitrail.methods`; see `build`.
         presets: by name, the options in which a preset differs from the defaults of `build`. `recommended` is
-            `paper` unless it says otherwise; `official` is there only where the authors released code.
+            `paper` unless it says otherwise; `official` is there only where the authors released code. By default
+            only `paper`, which differs in nothing.
         signed: whether scores below zero mean evidence against the target.
         signed_by: option values that make an unsigned method signed.
         prepare_by: `module:function` of what has to be done to the inputs before the model runs, if anything.
@@ -51,7 +57,7 @@ class Method:
     name: str
     built_by: str
     paper: str
-    presets: Mapping[str, Preset]
+    presets: Mapping[str, Preset] = field(default_factory=lambda: {"paper": _SAME})
     signed: bool = False
     signed_by: Mapping[str, Any] = field(default_factory=dict)
     class_specific: bool = True
@@ -152,8 +158,6 @@ DEFAULT_ON_STREAMS = "attn_lrp"
 DEFAULT_OF = {"continuation": ("soft_ablation", "gae")}
 """By target, the default method and its substitute: `consensus` does not run on the long texts of these targets."""
 
-_TEXT_OWN = ByKind(image=False, text=True)
-_SAME: Preset = {}
 _BI_MODAL: Preset = {"cross": "normalised"}
 _FORWARD = "1 forward"
 _EMBEDS = ByKind(image="embedding_output", text="inputs_embeds")
@@ -178,7 +182,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "raw_attention", "rollout:build_raw", "last layer's attention, no paper of its own",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, class_specific=False, cost=_FORWARD,
+            _ZEROED, class_specific=False, cost=_FORWARD,
         ),
         Method(
             "rollout", "rollout:build", "Abnar & Zuidema, ACL 2020, arXiv:2005.00928",
@@ -187,53 +191,29 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "grad_cam", "grad_cam:build", "Selvaraju et al., ICCV 2017; on attention: Chefer et al., CVPR 2021",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}},
+            _ZEROED,
         ),
         Method(
             "gae", "gae:build", "Chefer, Gur & Wolf, ICCV 2021, arXiv:2103.15679",
             {"recommended": _SAME, "paper": _BI_MODAL, "official": _BI_MODAL},
         ),
-        Method(
-            "complete_gradient", "gae:build_complete", "Cui, Fan & Chen, arXiv:2605.11392",
-            {"paper": _SAME}, signed=True,
-        ),
-        Method(
-            "absolute_gradient", "gae:build_absolute", "Cui, Fan & Chen, arXiv:2605.11392",
-            {"paper": _SAME},
-        ),
-        Method(
-            "tokentm", "tokentm:build", "Wu et al. (VTranM / TokenTM), CVPR 2024, arXiv:2403.14552",
-            {"paper": _SAME},
-        ),
-        Method(
-            "gradtoken", "gradtoken:build", "Cheng et al., Neural Networks 2024",
-            {"paper": _SAME}, signed_by={"heads": "mean"},
-        ),
+        Method("complete_gradient", "gae:build_complete", "Cui, Fan & Chen, arXiv:2605.11392", signed=True),
+        Method("absolute_gradient", "gae:build_absolute", "Cui, Fan & Chen, arXiv:2605.11392"),
+        Method("tokentm", "tokentm:build", "Wu et al. (VTranM / TokenTM), CVPR 2024, arXiv:2403.14552"),
+        Method("gradtoken", "gradtoken:build", "Cheng et al., Neural Networks 2024", signed_by={"heads": "mean"}),
         Method(
             "attcat", "attcat:build", "Qiang et al., NeurIPS 2022",
             {"paper": {"states": "output"}, "official": {"states": "input"}},
             signed=True, prepare_by="options:mask_special_tokens",
         ),
-        Method(
-            "cat", "attcat:build_cat", "Qiang et al., NeurIPS 2022",
-            {"paper": {"states": "output"}}, signed=True,
-        ),
-        Method(
-            "grads", "attcat:build_grads", "baseline of Qiang et al., NeurIPS 2022",
-            {"paper": _SAME}, signed=True,
-        ),
-        Method(
-            "att_grads", "grad_cam:build_att_grads", "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073",
-            {"paper": _SAME},
-        ),
+        Method("cat", "attcat:build_cat", "Qiang et al., NeurIPS 2022", {"paper": {"states": "output"}}, signed=True),
+        Method("grads", "attcat:build_grads", "baseline of Qiang et al., NeurIPS 2022", signed=True),
+        Method("att_grads", "grad_cam:build_att_grads", "Barkan et al. (Grad-SAM), CIKM 2021, arXiv:2204.11073"),
         Method(
             "lrp", "lrp:build", "Bach et al., PLoS ONE 2015; for Transformers: Chefer et al., CVPR 2021",
             {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules",
         ),
-        Method(
-            "partial_lrp", "lrp:build_partial", "Voita et al., ACL 2019, arXiv:1905.09418",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, kind="rules",
-        ),
+        Method("partial_lrp", "lrp:build_partial", "Voita et al., ACL 2019, arXiv:1905.09418", _ZEROED, kind="rules"),
         Method(
             "transformer_attribution", "transformer_attribution:build",
             "Chefer, Gur & Wolf, CVPR 2021, arXiv:2012.09838",
@@ -249,15 +229,15 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "bi_head", "bi:build_head", "Chen et al. (Beyond Intuition), TMLR 2023",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=f"{_PATH} + 1 backward", kind="rerun",
+            _ZEROED, cost=f"{_PATH} + 1 backward", kind="rerun",
         ),
         Method(
             "bi_token", "bi:build_token", "Chen et al. (Beyond Intuition), TMLR 2023",
-            {"paper": _SAME, "official": {"zero_readout": _TEXT_OWN}}, cost=_PATH, kind="rerun",
+            _ZEROED, cost=_PATH, kind="rerun",
         ),
         Method(
             "tam", "tam:build", "Yuan et al., NeurIPS workshop XAI4Debugging 2021",
-            {"paper": _SAME, "official": _SAME}, cost=_PATH, kind="rerun",
+            _RELEASED, cost=_PATH, kind="rerun",
         ),
         Method(
             "integrated_gradients", "integrated_gradients:build", "Sundararajan et al., ICML 2017, arXiv:1703.01365",
@@ -277,19 +257,18 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "input_x_gradient", "integrated_gradients:build_input_x_gradient",
-            "Shrikumar et al., 2016, arXiv:1605.01713", {"paper": _SAME}, signed=True,
+            "Shrikumar et al., 2016, arXiv:1605.01713", signed=True,
         ),
         Method(
             "grad_eclip", "grad_eclip:build", "Zhao et al., ICML 2024, arXiv:2502.18816",
-            {"paper": _SAME, "official": _SAME}, kind="rerun", cost="2 forward + 1 backward", models="CLIP",
+            _RELEASED, kind="rerun", cost="2 forward + 1 backward", models="CLIP",
         ),
         Method(
             "grad_eclip_heads", "grad_eclip:build_heads", "our extension of Zhao et al., ICML 2024, arXiv:2502.18816",
-            {"paper": _SAME},
         ),
         Method(
             "feature_grad_cam", "grad_cam:build_features", "Selvaraju et al., ICCV 2017, arXiv:1610.02391",
-            {"paper": _SAME, "official": _SAME},
+            _RELEASED,
         ),
         Method(
             "agcam", "agcam:build", "Leem & Seo, AAAI 2024, arXiv:2402.04563",
@@ -317,29 +296,29 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "context_cite", "context_cite:build", "Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729",
-            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="1 + ablations forward",
+            inputs=("text",), signed=True, kind="rerun", cost="1 + ablations forward",
         ),
         Method(
             "soft_ablation", "soft_ablation:build", "ours; the derivative of Owen's multilinear extension, 1972",
-            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 backward",
+            inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 backward",
             models="causal language models",
         ),
         Method(
             "leave_one_out", "ablation:build_leave_one_out", "a reference: one token removed at a time",
-            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each token",
+            inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each token",
         ),
         Method(
             "sentence_drop", "ablation:build_sentence_drop", "a reference: one sentence removed at a time",
-            {"paper": _SAME}, inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each sentence",
+            inputs=("text",), signed=True, kind="rerun", cost="2 forward + 1 for each sentence",
         ),
         Method(
             "vit_cx", "vit_cx:build", "Xie et al. (ViT-CX), IJCAI 2023, arXiv:2211.03064",
-            {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
+            _RELEASED, inputs=("image",), kind="rerun",
             cost="1 forward, then 2 forward for each group of feature maps (1 if noise=0)",
         ),
         Method(
             "tis", "tis:build", "Englebert et al. (Transformer Input Sampling), ICCV Workshops 2023",
-            {"paper": _SAME, "official": _SAME}, inputs=("image",), kind="rerun",
+            _RELEASED, inputs=("image",), kind="rerun",
             cost="1 forward, then 1 forward on a part of the tokens for each mask (1024)",
         ),
     )

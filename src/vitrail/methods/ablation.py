@@ -149,9 +149,14 @@ def sources_of(of: Ablated, given: Sequence[Span] | None, *, least: int = 2) -> 
     Args:
         least: how many there have to be.
     """
+    if given is None:
+        tokens = of.runner.inputs.tokens
+        assert tokens is not None
+        columns = of.context.nonzero()[:, 0].tolist()
+        first, last = columns[0], columns[-1] + 1
+        given = [(first + a, first + b) for a, b in sentences(pieces_of(tokens[of.sample][first:last]))]
     places = torch.arange(len(of.context), device=of.context.device)
-    spans = _sentences(of) if given is None else given
-    found = [of.context & (places >= start) & (places < stop) for start, stop in spans]
+    found = [of.context & (places >= start) & (places < stop) for start, stop in given]
     found = [source for source in found if bool(source.any())]
     if len(found) < least:
         raise InputError(
@@ -161,29 +166,14 @@ def sources_of(of: Ablated, given: Sequence[Span] | None, *, least: int = 2) -> 
     return found
 
 
-def _sentences(of: Ablated) -> list[Span]:
-    """The sentences of the context, by its tokens as text."""
-    tokens = of.runner.inputs.tokens
-    assert tokens is not None
-    places = of.context.nonzero()[:, 0].tolist()
-    first, last = places[0], places[-1] + 1
-    return [(first + a, first + b) for a, b in sentences(pieces_of(tokens[of.sample][first:last]))]
-
-
 def check_spans(given: object) -> None:
     """Raise if sources are given and are no spans of columns."""
-    spans = given if isinstance(given, Sequence) else ()
-    if not all(_is_span(span) for span in spans):
-        raise OptionError(
-            f"sources={given!r:.200}, but they are pairs of columns, 0 <= start < stop: [(start, stop), ...]."
-        )
-
-
-def _is_span(span: object) -> bool:
-    """Whether it is a pair of whole numbers, the first one not negative and below the second."""
-    if not isinstance(span, Sequence) or len(span) != 2:
-        return False
-    return all(isinstance(x, Integral) for x in span) and 0 <= span[0] < span[1]
+    for span in given if isinstance(given, Sequence) else ():
+        pair = isinstance(span, Sequence) and len(span) == 2 and all(isinstance(x, Integral) for x in span)
+        if not pair or not 0 <= span[0] < span[1]:
+            raise OptionError(
+                f"sources={given!r:.200}, but they are pairs of columns, 0 <= start < stop: [(start, stop), ...]."
+            )
 
 
 def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs], None]:

@@ -9,21 +9,18 @@ includes the path through the parallel sub-layer.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.seams.call import read_sdpa
 from vitrail.capture.seams.intercept import softmax
 from vitrail.errors import RuleError, TargetError
 from vitrail.methods.conservative_lrp import CONSERVATIVE_MEAN
-from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules
+from vitrail.methods.options import at_level, check_rules, under_rules
 from vitrail.relevance import Result
-from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.mode import RuleSet
 from vitrail.relevance.lrp.operation import (
     Operation,
@@ -71,8 +68,7 @@ def product_form(c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def norm_form(x: Tensor, weight: Tensor | None, eps: float, axes: list[int]) -> Tensor:
     """A layer norm with constant statistics, those of z_abs taken of |x|."""
     gain = torch.ones_like(x[..., :1]) if weight is None else weight
-    slopes = (gain * (y.var(dim=axes, correction=0, keepdim=True) + eps).rsqrt() for y in (x, x.abs()))
-    slope, absolute = slopes
+    slope, absolute = (gain * (y.var(dim=axes, correction=0, keepdim=True) + eps).rsqrt() for y in (x, x.abs()))
     return entrywise(x, slope, absolute.abs())
 
 
@@ -91,18 +87,10 @@ def absolute(form: Callable[..., tuple[Tensor, ...]]) -> Rule:
     return rule
 
 
-def _linear(operation: Operation, c: Tensor, x: Tensor) -> tuple[Tensor]:
-    return (linear_form(c, x, linear_parts(operation)[1]),)
-
-
 def _convolution(operation: Operation, c: Tensor, x: Tensor) -> tuple[Tensor]:
     _, weight, shape = convolution_parts(operation)
     pulled, pulled_absolute = (conv2d_input(x.shape, w, c, **shape) for w in (weight, weight.abs()))
     return (x * pulled + x.abs() * pulled_absolute,)
-
-
-def _product(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return product_form(c, a, b)
 
 
 def single(factor: Callable[[Operation, Tensor], Tensor]) -> Rule:
@@ -128,15 +116,6 @@ def _softmax(operation: Operation, scores: Tensor) -> Tensor:
     return entrywise(scores.masked_fill(~seen, 0.0), probs, of_sizes)
 
 
-def _norm(operation: Operation, x: Tensor) -> Tensor:
-    _, weight, eps, axes = norm_parts(operation)
-    return norm_form(x, weight, eps, axes)
-
-
-def _activation(operation: Operation, x: Tensor) -> Tensor:
-    return entrywise(x, slope(operation, x), slope(operation, x.abs()))
-
-
 def slope(operation: Operation, x: Tensor) -> Tensor:
     """The derivative of an elementwise function."""
     with torch.enable_grad():
@@ -145,13 +124,8 @@ def slope(operation: Operation, x: Tensor) -> Tensor:
         return torch.autograd.grad(out.sum(), x)[0]
 
 
-def _as_it_is(operation: Operation, x: Tensor) -> Tensor:
-    """Dropout, and sums with something that is not explained: `x (1 + sign x)`."""
-    return entrywise(x, 1.0, 1.0)
-
-
-def _sum(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return c * entrywise(a, 1.0, 1.0), c * entrywise(b, 1.0, 1.0)
+as_it_is = single(lambda operation, x: entrywise(x, 1.0, 1.0))
+"""Dropout, and sums with something that is not explained: `x (1 + sign x)`."""
 
 
 def _gate(operation: Operation, c: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,12 +137,12 @@ def shift(operation: Operation) -> Tensor:
     """Positions take their share, which is dropped; masks and biases take none."""
     if not operation.before:
         return operation.overridden(lambda relevance, x: (relevance.sum_to_size(x.shape),), operation.active[0])
-    return single(_as_it_is)(operation)
+    return as_it_is(operation)
 
 
 def dropout(operation: Operation) -> Tensor:
     """Dropout as an operation; the one after the positions is left out, as in the released code."""
-    return operation.run() if operation.before else single(_as_it_is)(operation)
+    return operation.run() if operation.before else as_it_is(operation)
 
 
 def through(operation: Operation) -> Tensor:
@@ -296,15 +270,18 @@ def absolute_rules(notes: list[tuple[Tensor, Tensor]]) -> RuleSet:
 
 _ABSOLUTE: dict[str, Rule] = {
     "route": gradient,
-    **dict.fromkeys(("linear", "linear_product"), absolute(_linear)),
+    **dict.fromkeys(
+        ("linear", "linear_product"),
+        absolute(lambda operation, c, x: (linear_form(c, x, linear_parts(operation)[1]),)),
+    ),
     "convolution": absolute(_convolution),
-    "layer_norm": single(_norm),
-    "activation": single(_activation),
+    "layer_norm": single(lambda operation, x: norm_form(x, *norm_parts(operation)[1:])),
+    "activation": single(lambda operation, x: entrywise(x, slope(operation, x), slope(operation, x.abs()))),
     "softmax": single(_softmax),
-    "product": absolute(_product),
+    "product": absolute(lambda operation, c, a, b: product_form(c, a, b)),
     "attention": attention,
     "gate": absolute(_gate),
-    "sum": absolute(_sum),
+    "sum": absolute(lambda operation, c, a, b: (c * entrywise(a, 1.0, 1.0), c * entrywise(b, 1.0, 1.0))),
     "shift": shift,
     "scale": through,
     "dropout": dropout,
@@ -346,16 +323,12 @@ def build(*, level: str = "embedding_output", precision: str = "float64") -> Rer
         level: how far back: to the picture (`pixels`) or to what the first block reads (`embedding_output`).
         precision: `float64` or `float32`.
     """
-    dtype = check_choice("precision", precision, PRECISIONS)
 
     def explain(runner: Runner) -> Result:
         rules = absolute_rules(runner.run.capture.notes)
-        with runner.again(pass_options=PassOptions(level=level, dtype=dtype, within=partial(propagating, rules))) as (
-            run,
-            _,
-        ):
+        with runner.again(pass_options=under_rules(rules, level, precision)) as (run, _):
             wanted, others = (run.pull_back(seed) for seed in seeds(runner, run.output.logits))
         return at_level(level, runner, contrast(wanted, others))
 
-    pass_options = PassOptions(level=level, dtype=dtype, within=partial(propagating, PLAIN))
-    return RerunMethod(explain, pass_options, check=check_rules("abs_lrp", level, refused=REFUSED))
+    check = check_rules("abs_lrp", level, refused=REFUSED)
+    return RerunMethod(explain, under_rules(PLAIN, level, precision), check=check)

@@ -12,8 +12,8 @@ from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import BLIND
 from vitrail.methods.options import check_blocks
-from vitrail.relevance import Result, Walk, pull
-from vitrail.relevance.runner import RerunMethod, Runner
+from vitrail.relevance import Walk, pull
+from vitrail.relevance.runner import RerunMethod
 from vitrail.relevance.walk import plain
 
 
@@ -38,10 +38,7 @@ def build(*, detach: bool = False) -> Walk | RerunMethod:
         detach: stop gradients at the inputs of attention, as the released code does: gradients reach earlier blocks
             only through skip connections and feed-forward layers.
     """
-
-    def explain(runner: Runner) -> Result:
-        return runner.walk(WALK)
-
     if not detach:
         return WALK
-    return RerunMethod(explain, PassOptions(override=BLIND), NEEDS, check=check_blocks("agcam(detach=True)"))
+    check = check_blocks("agcam(detach=True)")
+    return RerunMethod(lambda runner: runner.walk(WALK), PassOptions(override=BLIND), NEEDS, check=check)

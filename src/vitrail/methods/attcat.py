@@ -13,15 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import ROWS, check_choice
+from vitrail.methods.options import ROWS, check_choice, last_layer
 from vitrail.relevance import Result, Walk, attention, gradient, pull
-from vitrail.relevance.walk import plain
 
 Scores = Float[Tensor, "b t"]
-STATES: dict[str, tuple[str, str]] = {
-    "input": ("entering", "entering_grad"),
-    "output": ("leaving", "leaving_grad"),
-}
+STATES = {"input": ("entering", "entering_grad"), "output": ("leaving", "leaving_grad")}
 
 
 def class_activation(layer: Layer, names: tuple[str, str]) -> Scores:
@@ -39,9 +35,7 @@ def _walk(impact: Callable[[Layer], Scores], names: tuple[str, str], *, last_onl
     """Eq. 12: the impact of every layer, and their sum."""
 
     def step(found: tuple[Scores, ...], layer: Layer) -> tuple[Scores, ...]:
-        if layer.pooling or (last_only and found):
-            return found
-        return (impact(layer), *found)
+        return found if layer.pooling or (last_only and found) else (impact(layer), *found)
 
     def finish(found: tuple[Scores, ...], first: Layer) -> Result:
         layers = torch.stack(found, dim=1)
@@ -86,8 +80,4 @@ def build_grads(*, rows: str = "mean") -> Walk:
         rows: the `mean` over all queries, or the `readout`'s row.
     """
     choose = check_choice("rows", rows, ROWS)
-
-    def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
-        return pull(layer, choose(layer), gradient).mean(dim=1) if layer.is_last else found
-
-    return Walk(lambda last: None, step, plain, last_only=True)
+    return last_layer(lambda layer: pull(layer, choose(layer), gradient).mean(dim=1))

@@ -19,8 +19,7 @@ from vitrail.methods.paths import (
     LAST,
     carried,
     check_counts,
-    check_scaling,
-    check_start,
+    check_path,
     feedback,
     first_layer,
     mean_gradient,
@@ -97,8 +96,7 @@ def _result(
     scores = rows.joined(weights * perceive(layers, rows.chosen, step, start=start))
     if zero_readout:
         return without_readout(zero_readout)(scores, last)
-    own = None if last.pooled else rows.joined(weights * rows.chosen)
-    return Result(scores, own=own)
+    return Result(scores, own=None if last.pooled else rows.joined(weights * rows.chosen))
 
 
 def build_head(
@@ -115,17 +113,13 @@ def build_head(
     """
     check_counts(steps=steps, batch=batch)
 
-    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
-        check_scaling(model, body, inputs)
-        check_start(start_layer, body)
-
     def explain(runner: Runner) -> Result:
         depth = runner.run.depth
         start = first_layer(start_layer, START_HEAD, kind=runner.inputs.kind, depth=depth)
         layers = runner.layers(LAST, last_only=start == depth - 1)
         return _result(runner, layers, head_step, start=start, steps=steps, batch=batch, zero_readout=zero_readout)
 
-    return RerunMethod(explain, needs=LAST, check=check)
+    return RerunMethod(explain, needs=LAST, check=check_path(start_layer))
 
 
 def build_token(
@@ -149,7 +143,7 @@ def build_token(
                 f"bi_token reads the output projection of every block of {type(model).__name__}, which is not known. "
                 "Name the parts: vitrail.Anatomy(blocks=..., output=...)."
             )
-        check_start(start_layer, body)
+        check_path(start_layer)(model, body, inputs)
 
     def explain(runner: Runner) -> Result:
         start = first_layer(start_layer, START_TOKEN, kind=runner.inputs.kind, depth=runner.run.depth)

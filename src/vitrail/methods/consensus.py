@@ -9,8 +9,8 @@ rule (g and s), by AttnLRP's rules (a), and inside each block alone (l).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 
@@ -25,7 +25,7 @@ from vitrail.capture.recording import own_dtypes
 from vitrail.errors import MethodError, OptionError, VitrailError
 from vitrail.methods import agcam, attn_lrp, gae, grad_cam, le_grad, tokentm
 from vitrail.methods.integrated_gradients import few_steps
-from vitrail.methods.options import check_choice, min_max_over, special_tokens
+from vitrail.methods.options import check_choice, min_max_over, special_tokens, without_own
 from vitrail.methods.pixel_maps import Finish, at_pixels, moved
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -134,16 +134,11 @@ def on_grid(runner: Runner, found: Parts) -> Grid:
     return rearrange(runner.run.patches(found), "b p (y x) -> b p y x", y=y, x=x)
 
 
-def off_grid(runner: Runner, maps: Grid) -> Parts:
-    """Such maps as scores of tokens again, all other tokens at zero."""
-    return runner.run.among_tokens(maps.flatten(2))
-
-
 def spread(runner: Runner, found: Parts, width: float) -> Parts:
     """Every part spread over neighbouring patches or tokens."""
     if runner.inputs.kind != "image":
         return smoothed(found, runner.run.content, width)
-    return off_grid(runner, smoothed_grid(on_grid(runner, found), width))
+    return runner.run.among_tokens(smoothed_grid(on_grid(runner, found), width).flatten(2))
 
 
 # AttnLRP on copies of a text in which words are blanked
@@ -154,18 +149,17 @@ def blank_of(model: nn.Module) -> int:
 
     Where positions skip the padding, as in RoBERTa, padding would shift the positions of all words after it.
     """
-    config, names = getattr(model, "config", None), ["pad_token_id", "eos_token_id"]
-    for name in reversed(names) if _counts_past_padding(model) else names:
+    tables = (m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, nn.Embedding))
+    names = ["pad_token_id", "eos_token_id"]
+    if any(table.padding_idx is not None for table in tables):
+        names.reverse()
+    config = getattr(model, "config", None)
+    for name in names:
         found = getattr(config, name, None)
         first = found[0] if isinstance(found, Sequence) and found else found
         if isinstance(first, int) and first >= 0:
             return first
     return 0
-
-
-def _counts_past_padding(model: nn.Module) -> bool:
-    tables = (m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, nn.Embedding))
-    return any(table.padding_idx is not None for table in tables)
 
 
 def words_of(runner: Runner) -> Content:
@@ -288,12 +282,7 @@ class Pooled:
     weights: Mapping[str, float]
     methods: Mapping[str, Walk | RerunMethod]
     scale: Scale
-    flow: Flow
-
-    @staticmethod
-    def of(weights: Mapping[str, float], scale: Scale) -> "Pooled":
-        """The methods of the parts that are named."""
-        return Pooled(weights, {name: PARTS[name].build() for name in weights}, scale, Flow())
+    flow: Flow = field(default_factory=Flow)
 
     @property
     def shares(self) -> bool:
@@ -320,21 +309,20 @@ class Pooled:
         self.flow.kind = "gradient"
         results = dict(zip(walks, runner.walks(list(walks.values())), strict=True))
         for name, method in self.methods.items():
-            if isinstance(method, RerunMethod):
-                results[name] = self._result(runner, name, method)
+            flow = PARTS[name].flow if self.shares else None
+            if isinstance(method, Walk):
+                continue
+            if flow is None:
+                results[name] = runner.follow(method)
+            else:
+                self.flow.kind = flow
+                results[name] = method.explain(runner)
         return results
-
-    def _result(self, runner: Runner, name: str, method: RerunMethod) -> Result:
-        flow = PARTS[name].flow
-        if not self.shares or flow is None:
-            return runner.follow(method)
-        self.flow.kind = flow
-        return method.explain(runner)
 
     def explain(self, runner: Runner) -> tuple[Parts, Disagreement]:
         """All parts, scaled and weighted, and their disagreement."""
         results, content, dtype = self.results(runner), runner.run.content, runner.run.output.wide.dtype
-        scores = {name: _without_own(results[name]).to(dtype) for name in self.weights}
+        scores = {name: without_own(results[name]).to(dtype) for name in self.weights}
         found = torch.stack([self.weights[name] * self.scale(x, content) for name, x in scores.items()], dim=1)
         if len(self.weights) > 1:
             return found, disagreement(found, content)
@@ -353,11 +341,14 @@ class Pooled:
                 disagreements += [] if differ is None else [differ.unflatten(0, (len(some), -1))]
         return torch.cat(found), torch.cat(disagreements) if disagreements else None
 
-
-def _without_own(result: Result) -> Scores:
-    """Scores without the own part of the tokens that the prediction reads."""
-    assert result.scores is not None
-    return result.scores if result.own is None else result.scores - result.own
+    def check(self, model: nn.Module, body: Body, inputs: Inputs) -> None:
+        """Raise if one of the parts does not apply, naming it."""
+        for name, method in self.methods.items():
+            try:
+                if isinstance(method, RerunMethod):
+                    method.check(model, body, inputs)
+            except VitrailError as error:
+                raise MethodError(f"consensus does not apply, because its part {name} does not: {error}") from error
 
 
 # Options
@@ -372,29 +363,13 @@ def read_parts(text: str) -> dict[str, float]:
         check_choice("parts", name, PARTS)
         if name in weights:
             raise OptionError(f"parts={text!r} names a part twice.")
-        weights[name] = _weight(factor, text)
-    return weights
-
-
-def _weight(factor: str, text: str) -> float:
-    try:
-        weight = float(factor or 1)
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight < float("inf"):
-        raise OptionError(f"parts={text!r} has the weight {factor.strip()!r}, but a weight is a number above zero.")
-    return weight
-
-
-def check_parts(names: Iterable[str], model: nn.Module, body: Body, inputs: Inputs) -> None:
-    """Raise if one of the parts does not apply, naming it."""
-    for name in names:
-        method = PARTS[name].build()
         try:
-            if isinstance(method, RerunMethod):
-                method.check(model, body, inputs)
-        except VitrailError as error:
-            raise MethodError(f"consensus does not apply, because its part {name} does not: {error}") from error
+            weights[name] = float(factor or 1)
+        except ValueError:
+            weights[name] = math.nan
+        if not 0 < weights[name] < math.inf:
+            raise OptionError(f"parts={text!r} has the weight {factor.strip()!r}, but a weight is a number above zero.")
+    return weights
 
 
 def build(  # noqa: PLR0913  (one option for each step of the recipe)
@@ -433,7 +408,8 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
             f"power={power} and smooth={smooth}, but power must be above 0, smooth a finite number of at least 0."
         )
     finish = Finish.of(shift=shift, radius=radius, eps=eps, calibration=calibration)
-    pooled = Pooled.of(weights, lambda scores, content: bring(scores, content, power))
+    methods = {name: PARTS[name].build() for name in weights}
+    pooled = Pooled(weights, methods, lambda scores, content: bring(scores, content, power))
 
     def patches(runner: Runner) -> Result:
         found, differ = pooled.explain(runner)
@@ -446,7 +422,8 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
         found, differ = pooled.of_pictures(runner, torch.stack([moved(picture, *move) for move in finish.moves]))
         patch, fine = at_pixels(picture, found, finish)
         differ = None if differ is None else differ.mean(dim=0)
-        return Result(layers=off_grid(runner, patch), pixels=fine, parts=tuple(weights), disagreement=differ)
+        found = runner.run.among_tokens(patch.flatten(2))
+        return Result(layers=found, pixels=fine, parts=tuple(weights), disagreement=differ)
 
     # For pixels, the pass that was made is used only to choose the class.
     plans = {"patches": (patches, pooled.pass_options, pooled.needs), "pixels": (pixels, PLAIN, frozenset[str]())}
@@ -455,6 +432,6 @@ def build(  # noqa: PLR0913  (one option for each step of the recipe)
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
         if detail == "pixels" and inputs.kind != "image":
             raise OptionError(f"detail='pixels' is for images, but these inputs are {inputs.kind}.")
-        check_parts(weights, model, body, inputs)
+        pooled.check(model, body, inputs)
 
     return RerunMethod(explain, options, needs, check=check)

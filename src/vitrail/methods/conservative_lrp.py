@@ -8,7 +8,6 @@ float32 or better: by a Triton kernel on CUDA, else by torch.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import widen
 from vitrail.errors import OptionError, RuleError
-from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules
+from vitrail.methods.options import at_level, check_choice, check_rules, under_rules
 from vitrail.relevance import Result
 from vitrail.relevance.fused import DTYPES, has_triton, triton_kernels
-from vitrail.relevance.lrp import RuleSet, propagating
+from vitrail.relevance.lrp import RuleSet
 from vitrail.relevance.lrp.kinds import POWERS, ROOTS
 from vitrail.relevance.lrp.operation import NORMS as NORM_PARTS
 from vitrail.relevance.lrp.operation import Operation, Rule, gradient, group_norm_parts, norm_parts
@@ -216,18 +214,15 @@ def identity_gradient(operation: Operation) -> Tensor:
 
 def router_constant(rule: Rule) -> Rule:
     """A rule for entrywise products in which one number for each token is a constant, as routers give to experts."""
+    channels = lambda x: x.shape[-1] if x.ndim else 1  # noqa: E731
 
     def with_constant(operation: Operation) -> Tensor:
-        narrow, wide = sorted(operation.active, key=_channels)[:: len(operation.active) - 1]
-        if _channels(narrow) == 1 < _channels(wide):
+        narrow, wide = sorted(operation.active, key=channels)[:: len(operation.active) - 1]
+        if channels(narrow) == 1 < channels(wide):
             return operation.again({id(narrow): operation.constant(narrow)})
         return rule(operation)
 
     return with_constant
-
-
-def _channels(x: Tensor) -> int:
-    return x.shape[-1] if x.ndim else 1
 
 
 def _constant_gate(operation: Operation) -> Tensor:
@@ -272,13 +267,7 @@ CONSERVATIVE_LXT = RuleSet(
     "conservative, as in LXT",
     {**CONSERVATIVE.rules, "activation": identity_gradient, "gate": router_constant(_constant_gate)},
 )
-
-
-RULES: dict[tuple[str, bool], RuleSet] = {
-    ("paper", False): CONSERVATIVE,
-    ("paper", True): CONSERVATIVE_MEAN,
-    ("lxt", False): CONSERVATIVE_LXT,
-}
+RULES: dict[str, RuleSet] = {"paper": CONSERVATIVE, "lxt": CONSERVATIVE_LXT}
 
 
 def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) -> RerunMethod:
@@ -288,18 +277,11 @@ def gradient_times_input(name: str, table: RuleSet, level: str, precision: str) 
         x, gradient = runner.nonzero_gradient()
         return at_level(level, runner, x * gradient)
 
-    pass_options = PassOptions(
-        level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)
-    )
-    return RerunMethod(explain, pass_options, check=check_rules(name, level))
+    return RerunMethod(explain, under_rules(table, level, precision), check=check_rules(name, level))
 
 
 def build(
-    *,
-    rules: str = "paper",
-    detach_mean: bool = False,
-    level: str = "embedding_output",
-    precision: str = "model",
+    *, rules: str = "paper", detach_mean: bool = False, level: str = "embedding_output", precision: str = "model"
 ) -> RerunMethod:
     """Gradient times input with attention and the scale of norms held constant.
 
@@ -309,7 +291,7 @@ def build(
         level: where the input is taken: `embedding_output`, `inputs_embeds` (text) or `pixels` (images).
         precision: `model` runs the model as it is; `float64` and `float32` run a copy of its weights.
     """
-    check_choice("rules", rules, {"paper": 0, "lxt": 0})
-    if (rules, detach_mean) not in RULES:
+    table = check_choice("rules", rules, RULES)
+    if detach_mean and table is not CONSERVATIVE:
         raise OptionError("detach_mean applies to rules='paper' only.")
-    return gradient_times_input("conservative_lrp", RULES[rules, detach_mean], level, precision)
+    return gradient_times_input("conservative_lrp", CONSERVATIVE_MEAN if detach_mean else table, level, precision)

@@ -55,12 +55,7 @@ def masks(of: Ablated, sources: list[Tensor], kept: Bool[Tensor, "m s"]) -> Bool
 
 
 def build(
-    *,
-    ablations: int = 64,
-    penalty: float = 0.01,
-    sources: list | tuple | None = None,
-    seed: int = 0,
-    batch: int = 8,
+    *, ablations: int = 64, penalty: float = 0.01, sources: list | tuple | None = None, seed: int = 0, batch: int = 8
 ) -> RerunMethod:
     """The weights of a sparse linear model of the answer's probability, fitted to random ablations of sentences.
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from vitrail.capture.pass_options import PassOptions, Wanted
 from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import Override, in_place_of
-from vitrail.errors import OptionError
-from vitrail.methods.options import check_blocks, check_choice
+from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.relevance import Result, positive, tiles
 from vitrail.relevance.runner import RerunMethod, Runner
 
@@ -52,9 +51,8 @@ def replacing(place: int, attention: Probs) -> Override:
 def integrate(runner: Runner, place: int, attention: Probs, *, steps: int) -> Maps:
     """For each layer, the mean of `head_mean` over `steps + 1` sizes of the attention put into one block."""
     maps: Maps = [torch.zeros(())] * runner.run.depth
-
-    for tau in (step / steps for step in range(steps + 1)):
-        with runner.again(NEEDS, PassOptions(override=replacing(place, tau * attention))) as (run, part):
+    for step in range(steps + 1):
+        with runner.again(NEEDS, PassOptions(override=replacing(place, step / steps * attention))) as (run, part):
             for layer in run.layers(part, Wanted.of(NEEDS), again=False):
                 maps[layer.index] = maps[layer.index].to(layer.valid.device) + head_mean(layer) / (steps + 1)
     return maps
@@ -69,8 +67,7 @@ def build(*, steps: int = 10, inject: str = "own") -> RerunMethod:
             code.
     """
     source = check_choice("inject", inject, SOURCES)
-    if steps < 1:
-        raise OptionError(f"steps={steps}, but it must be at least 1.")
+    check_count("steps", steps)
 
     def explain(runner: Runner) -> Result:
         layers = runner.layers(frozenset())

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import ROWS, check_choice, min_max, without_readout
+from vitrail.methods.options import ROWS, check_choice, last_layer, min_max, without_readout
 from vitrail.relevance import Walk, attention, gradient, positive, pull, tiles
 from vitrail.relevance.walk import plain
 
@@ -61,11 +61,7 @@ def build(*, zero_readout: bool = False) -> Walk:
     Args:
         zero_readout: set the readout's own entry to zero.
     """
-
-    def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
-        return FORMS[layer.kind](layer) if layer.is_last else found
-
-    return Walk(lambda last: None, step, without_readout(zero_readout), last_only=True)
+    return last_layer(lambda layer: FORMS[layer.kind](layer), without_readout(zero_readout))
 
 
 Features = Float[Tensor, "b t d"]

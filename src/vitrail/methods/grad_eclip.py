@@ -26,7 +26,7 @@ from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import MethodError, MissingTensorError, OptionError
-from vitrail.methods.options import min_max_over
+from vitrail.methods.options import check_count, last_layer, min_max_over
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, gradient, pull
@@ -73,11 +73,6 @@ def looseness(layer: Layer, project: Project) -> Row:
     return min_max_over(F.cosine_similarity(row[:, None], key, dim=2), seen(layer))
 
 
-def unweighted(layer: Layer, project: Project) -> Row:
-    """The variant without lambda: every token counts alike."""
-    return torch.ones_like(layer.valid, dtype=layer.readout.dtype)
-
-
 def picture(total: Row, last: Layer) -> Row:
     """`m_j = [.]^+`."""
     return total.clamp(min=0)
@@ -92,7 +87,6 @@ def words(total: Row, last: Layer) -> Row:
 
 
 FORMS: dict[str, Callable[[Row, Layer], Row]] = {"image": picture, "text": words}
-LAMBDA: dict[bool, Callable[[Layer, Project], Row]] = {True: looseness, False: unweighted}
 
 
 def build(*, similarity: bool = True, layers: int = 1) -> RerunMethod:
@@ -102,8 +96,16 @@ def build(*, similarity: bool = True, layers: int = 1) -> RerunMethod:
         similarity: weigh each token by the similarity of its key to the readout's query (the paper's lambda).
         layers: how many of the last blocks get one head and are added up; the authors take several for texts only.
     """
-    if layers < 1:
-        raise OptionError(f"layers={layers}, but it must be at least 1.")
+    check_count("layers", layers)
+
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if body.temperature is None:
+            raise MethodError(
+                "grad_eclip explains CLIP's image-text similarity, but "
+                f"{type(model).__name__} gives no such similarity; for a classifier use grad_eclip_heads."
+            )
+        if layers > len(body.blocks):
+            raise OptionError(f"layers={layers}, but the model has {len(body.blocks)} blocks.")
 
     def explain(runner: Runner) -> Result:
         blocks, batch = runner.body.blocks, runner.inputs.batch
@@ -115,16 +117,16 @@ def build(*, similarity: bool = True, layers: int = 1) -> RerunMethod:
 
         pass_options = PassOptions(override=Override(scores=override))
         read = runner.recorded(frozenset({"output_grad"}), pass_options, last_only=layers == 1)[-layers:]
-        maps = [
-            evidence(layer) * LAMBDA[similarity](layer, projection(block.output))
-            for layer, block in zip(read, blocks[-layers:], strict=True)
-        ]
+        maps = [evidence(layer) for layer in read]
+        if similarity:
+            outputs = [projection(block.output) for block in blocks[-layers:]]
+            maps = [m * looseness(layer, out) for m, layer, out in zip(maps, read, outputs, strict=True)]
         assert runner.body.temperature is not None
         # The gradient is the logit's, which is the cosine times this factor.
         factor = widen(runner.body.temperature.detach()).exp()
         return Result(FORMS[read[-1].kind](torch.stack(maps).sum(dim=0) / factor, read[-1]))
 
-    return RerunMethod(explain, check=check(layers))
+    return RerunMethod(explain, check=check)
 
 
 def projection(output: nn.Module | None) -> Project:
@@ -136,21 +138,6 @@ def projection(output: nn.Module | None) -> Project:
         return F.linear(x, weight.to(x), None if bias is None else bias.to(x))
 
     return project
-
-
-def check(layers: int) -> Callable[[nn.Module, Body, Inputs], None]:
-    """A check that the model compares pictures with texts, and has the blocks."""
-
-    def compares(model: nn.Module, body: Body, inputs: Inputs) -> None:
-        if body.temperature is None:
-            raise MethodError(
-                "grad_eclip explains CLIP's image-text similarity, but "
-                f"{type(model).__name__} gives no such similarity; for a classifier use grad_eclip_heads."
-            )
-        if layers > len(body.blocks):
-            raise OptionError(f"layers={layers}, but the model has {len(body.blocks)} blocks.")
-
-    return compares
 
 
 def head_evidence(layer: Layer) -> Float[Tensor, "b h t"]:
@@ -172,9 +159,7 @@ def build_heads(*, similarity: bool = True) -> Walk:
         similarity: weigh each token by the similarity of its key to the readout's query, head by head.
     """
 
-    def step(found: Float[Tensor, "b h t"] | None, layer: Layer) -> Float[Tensor, "b h t"] | None:
-        if not layer.is_last:
-            return found
+    def read(layer: Layer) -> Float[Tensor, "b h t"]:
         heads = head_evidence(layer)
         return heads * head_looseness(layer) if similarity else heads
 
@@ -182,4 +167,4 @@ def build_heads(*, similarity: bool = True) -> Walk:
         """`m_j = [sum_h .]^+`."""
         return Result(heads.sum(dim=1).clamp(min=0), heads=heads)
 
-    return Walk(lambda last: None, step, finish, last_only=True)
+    return last_layer(read, finish)

@@ -55,10 +55,6 @@ class GradTokenState:
     summed: Tensor | None = None
 
 
-def _columns(maps: Maps) -> Float[Tensor, "b t h"]:
-    return maps.transpose(1, 2)
-
-
 def roll_row(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eqs. 9 to 11: the readout's row of L^(B-1) ... L^1."""
     return replace(state, row=state.row + pull(layer, state.row, attention).mean(dim=1))
@@ -66,8 +62,7 @@ def roll_row(state: GradTokenState, layer: Layer) -> GradTokenState:
 
 def roll_maps(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eq. 12: L^1 L^2 ... L^(B-1) applied to M."""
-    pushed = push(layer, _columns(state.relevance)).transpose(1, 2)
-    return replace(state, relevance=state.relevance + pushed)
+    return replace(state, relevance=state.relevance + push(layer, state.relevance.mT).mT)
 
 
 def average_row(state: GradTokenState, layer: Layer) -> GradTokenState:
@@ -78,7 +73,7 @@ def average_row(state: GradTokenState, layer: Layer) -> GradTokenState:
 
 def average_maps(state: GradTokenState, layer: Layer) -> GradTokenState:
     """Eq. 15: the mean attention applied to M."""
-    maps = push(layer, _columns(state.relevance)).transpose(1, 2) / layer.depth
+    maps = push(layer, state.relevance.mT).mT / layer.depth
     return replace(state, summed=maps if state.summed is None else state.summed + maps)
 
 

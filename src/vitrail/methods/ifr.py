@@ -160,10 +160,7 @@ def build(*, rows: str = "predicting") -> RerunMethod:
         rows: follow the rows that are `predicting` the answer, or those of its own `tokens` (the released package).
     """
     choose = check_choice("rows", rows, ROWS)
-
-    def explain(runner: Runner) -> Result:
-        return Result(flow(runner.layers(NEEDS), choose(runner)))
-
+    explain = lambda runner: Result(flow(runner.layers(NEEDS), choose(runner)))  # noqa: E731
     return RerunMethod(explain, NO_GRAPH, needs=NEEDS, check=check_streams("ifr"))
 
 

@@ -9,6 +9,7 @@ Gradient times input, at the input alone: Shrikumar et al., "Not Just a Black Bo
 Propagating Activation Differences", 2016, arXiv:1605.01713.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -34,9 +35,29 @@ def residual(
     return at_input - at_baseline - found.flatten(1).sum(dim=1)
 
 
-def _at_zero(runner: Runner, level: str) -> Float[Tensor, " b"]:
-    with runner.again(pass_options=PassOptions(level=level, at_root=torch.zeros_like)) as (_, part):
-        return part.scalar.detach()
+def gradient_sum(
+    runner: Runner, level: str, *, steps: int, batch: int, axis: int = 0, see: Callable[[Tensor], object] | None = None
+) -> Tensor:
+    """The sum of the gradients in the middles of equal parts of the path.
+
+    Args:
+        axis: where the input counts its samples.
+        see: is given the input of each pass before it is scaled.
+    """
+
+    def some(points: list[float]) -> Tensor:
+        def at_root(x: Tensor) -> Tensor:
+            if see is not None:
+                see(x)
+            return scaled(x, points, axis=axis)
+
+        with runner.again(pass_options=PassOptions(level=level, at_root=at_root), copies=len(points)) as (run, part):
+            ((_, gradient),) = run.at_roots(part)
+        return copies_summed(gradient, len(points), axis=axis)
+
+    found = path_sum(some, midpoints(steps), batch=batch)
+    assert found is not None
+    return found
 
 
 def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -> RerunMethod:
@@ -52,19 +73,11 @@ def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -
 
     def explain(runner: Runner) -> Result:
         axis = sample_axis(runner) if level == "embedding_output" else 0
-
-        def some(points: list[float]) -> Tensor:
-            pass_options = PassOptions(level=level, at_root=lambda x: scaled(x, points, axis=axis))
-            with runner.again(pass_options=pass_options, copies=len(points)) as (run, part):
-                ((_, gradient),) = run.at_roots(part)
-            return copies_summed(gradient, len(points), axis=axis)
-
-        gradients = path_sum(some, midpoints(steps), batch=batch)
         (root,) = runner.run.capture.roots
-        assert gradients is not None
-        found = attributed(root.detach(), gradients, steps)
-        each = tokens_first(runner, level, found)
-        lacking = residual(each, runner.part.scalar.detach(), _at_zero(runner, level))
+        found = attributed(root.detach(), gradient_sum(runner, level, steps=steps, batch=batch, axis=axis), steps)
+        with runner.again(pass_options=PassOptions(level=level, at_root=torch.zeros_like)) as (_, part):
+            at_zero = part.scalar.detach()
+        lacking = residual(tokens_first(runner, level, found), runner.part.scalar.detach(), at_zero)
         return replace(at_level(level, runner, found), residual=lacking)
 
     return RerunMethod(explain, PassOptions(level=level), check=check_level(level))
@@ -75,19 +88,7 @@ def few_steps(level: str, steps: int) -> RerunMethod:
 
     def explain(runner: Runner) -> Result:
         inputs: list[Tensor] = []
-
-        def some(points: list[float]) -> Tensor:
-            def at_root(x: Tensor) -> Tensor:
-                inputs.append(x)
-                return scaled(x, points, axis=0)
-
-            options = PassOptions(level=level, at_root=at_root)
-            with runner.again(pass_options=options, copies=len(points)) as (run, part):
-                ((_, gradient),) = run.at_roots(part)
-            return copies_summed(gradient, len(points), axis=0)
-
-        gradients = path_sum(some, midpoints(steps), batch=1)
-        assert gradients is not None
+        gradients = gradient_sum(runner, level, steps=steps, batch=1, see=inputs.append)
         return Result(attributed(inputs[0].to(gradients.dtype), gradients, steps).sum(dim=2))
 
     return RerunMethod(explain, check=check_level(level))

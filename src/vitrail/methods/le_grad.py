@@ -34,16 +34,12 @@ def mean_everywhere(tokens: Tokens, valid: Bool[Tensor, "b t"]) -> Tokens:
     return ((tokens * weights).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)).expand_as(tokens)
 
 
-def as_they_are(tokens: Tokens, valid: Bool[Tensor, "b t"]) -> Tokens:
-    """The tokens themselves, from which the head reads what it always reads."""
-    return tokens
+Read = Callable[[Tokens, Bool[Tensor, "b t"]], Tokens]
+READS: dict[str, Read] = {"mean": mean_everywhere, "readout": lambda tokens, valid: tokens}
+"""What the head is given of a block's tokens: their mean, or the tokens, of which it reads what it always reads."""
 
 
-READS: dict[str, Callable[[Tokens, Bool[Tensor, "b t"]], Tokens]] = {"mean": mean_everywhere, "readout": as_they_are}
-"""What the head is given of a block's tokens."""
-
-
-def sensitivity(runner: Runner, indices: Sequence[int], read: Callable[[Tokens, Tensor], Tokens]) -> list[Tokens]:
+def sensitivity(runner: Runner, indices: Sequence[int], read: Read) -> list[Tokens]:
     """The gradient of s^l where it leaves each of these blocks, with the head on all of them at once."""
     given = [leaving(runner, index).detach() for index in indices]
     tokens = [widen(x).requires_grad_() for x in given]
@@ -52,9 +48,7 @@ def sensitivity(runner: Runner, indices: Sequence[int], read: Callable[[Tokens, 
     return list(torch.autograd.grad(scalar.sum(), tokens))
 
 
-def sensitivities(
-    runner: Runner, indices: Sequence[int], read: Callable[[Tokens, Tensor], Tokens]
-) -> dict[int, Tokens]:
+def sensitivities(runner: Runner, indices: Sequence[int], read: Read) -> dict[int, Tokens]:
     """The same for any number of blocks, as many at once as fit."""
     size = max(1, MOST_ENTRIES // leaving(runner, indices[0]).numel())
     found: dict[int, Tokens] = {}
@@ -114,11 +108,9 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
                 return found
             return found + sizes[layer.index][:, None] * pull(layer, rows(layer), positive_gradient).mean(dim=1)
 
-        def start(last: Layer) -> Float[Tensor, "b t"]:
-            return torch.zeros_like(last.valid, dtype=last.readout.dtype)
-
         scalar: Tensor = _Sent.apply(sent, *outputs)  # pyright: ignore[reportAssignmentType]
         alone = replace(runner, part=replace(runner.part, scalar=scalar, position=None, plain=False, needed=False))
+        start = lambda last: torch.zeros_like(last.valid, dtype=last.readout.dtype)  # noqa: E731
         return alone.walk(Walk(start, step, plain, needs=NEEDS))
 
     # Each block has its own scalar, computed from its output alone: no gradient may come from later blocks.

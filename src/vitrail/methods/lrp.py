@@ -4,18 +4,15 @@ LRP: Bach et al., PLoS ONE 2015. Partial LRP: Voita et al., ACL 2019, arXiv:1905
 Gur and Wolf, CVPR 2021, arXiv:2012.09838, compare with.
 """
 
-from functools import partial
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Probs
-from vitrail.methods.options import PRECISIONS, at_level, check_choice, check_rules, without_readout
+from vitrail.methods.options import at_level, check_choice, check_rules, under_rules, without_readout
 from vitrail.methods.transformer_attribution import CONSERVING, ORIG, map_relevance
 from vitrail.relevance import Result
-from vitrail.relevance.lrp import RuleSet, propagating
+from vitrail.relevance.lrp import RuleSet
 from vitrail.relevance.runner import RerunMethod, Runner
 
 RULES: dict[str, RuleSet] = {"orig": ORIG, "conserving": CONSERVING}
@@ -35,10 +32,7 @@ def build(*, rules: str = "orig", level: str = "embedding_output", precision: st
         ((_, relevance),) = runner.gradient()
         return at_level(level, runner, relevance)
 
-    pass_options = PassOptions(
-        level=level, dtype=check_choice("precision", precision, PRECISIONS), within=partial(propagating, table)
-    )
-    return RerunMethod(explain, pass_options, check=check_rules("lrp", level))
+    return RerunMethod(explain, under_rules(table, level, precision), check=check_rules("lrp", level))
 
 
 LEVEL = "embedding_output"
@@ -71,11 +65,5 @@ def build_partial(*, rules: str = "orig", zero_readout: bool = False, precision:
         map_relevance(runner.run, runner.part, see, lowest=last.index)
         return without_readout(zero_readout)(torch.stack(found).sum(dim=0), last)
 
-    pass_options = PassOptions(
-        level=LEVEL,
-        dtype=check_choice("precision", precision, PRECISIONS),
-        wide_range=True,
-        last_block=True,
-        within=partial(propagating, table),
-    )
+    pass_options = under_rules(table, LEVEL, precision, wide_range=True, last_block=True)
     return RerunMethod(explain, pass_options, check=check_rules("partial_lrp", LEVEL))

@@ -93,10 +93,6 @@ def plain_types(annotation: Any) -> tuple[type, ...]:  # noqa: ANN401
     return tuple(kind for part in get_args(annotation) for kind in plain_types(part)) or (annotation or NoneType,)
 
 
-def _switch(text: str) -> bool:
-    return SWITCHES[text.lower()]
-
-
 def _nothing(text: str) -> None:
     if text.lower() != "none":
         raise ValueError(text)
@@ -124,7 +120,7 @@ def _list(text: str) -> list[Any]:
 
 READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     NoneType: (_nothing, "none"),
-    bool: (_switch, "true or false"),
+    bool: (lambda text: SWITCHES[text.lower()], "true or false"),
     int: (int, "a whole number"),
     float: (_number, "a number"),
     list: (_list, "a list such as [1, 2]"),
@@ -195,35 +191,38 @@ def load(place: str) -> Any:  # noqa: ANN401
 def declared(place: str) -> Declared:
     """What the function `module:name` declares."""
     try:
-        function = _find(place)
-        defaults = {option.arg: ast.literal_eval(value) for option, value in _options(function)}
-        return Declared(inspect.cleandoc(ast.get_docstring(function) or ""), defaults)
+        doc, options = _source(place)
+        return Declared(doc, {option.arg: ast.literal_eval(value) for option, value in options})
     except (LookupError, ValueError):
         found = load(place)
-        options = inspect.signature(found).parameters
-        return Declared(inspect.getdoc(found) or "", {name: option.default for name, option in options.items()})
+        given = inspect.signature(found).parameters
+        return Declared(inspect.getdoc(found) or "", {name: option.default for name, option in given.items()})
 
 
 @cache
 def types_of(place: str) -> Mapping[str, tuple[type, ...]]:
     """The types of each option of the function `module:name`."""
     try:
-        texts = {
-            option.arg: ast.unparse(option.annotation) for option, _ in _options(_find(place)) if option.annotation
-        }
+        options = _source(place)[1]
+        texts = {option.arg: ast.unparse(option.annotation) for option, _ in options if option.annotation}
         return {name: plain_types(eval(text, dict(NAMES))) for name, text in texts.items()}
     except (LookupError, NameError, TypeError, ValueError):
-        options = inspect.signature(load(place)).parameters
-        return {name: plain_types(option.annotation) for name, option in options.items()}
+        given = inspect.signature(load(place)).parameters
+        return {name: plain_types(option.annotation) for name, option in given.items()}
 
 
-def _options(function: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr]]:
-    """The keyword-only options with their defaults; ValueError where there is anything else."""
+def _source(place: str) -> tuple[str, list[tuple[ast.arg, ast.expr]]]:
+    """The docstring and the keyword-only options with their defaults; ValueError where there is anything else."""
+    module, _, name = place.partition(":")
+    named = (one for one in _parsed(module).body if isinstance(one, ast.FunctionDef) and one.name == name)
+    function = next(named, None)
+    if function is None:
+        raise LookupError(place)
     given = function.args
     pairs = [(option, default) for option, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default]
     if given.args or given.posonlyargs or given.vararg or given.kwarg or len(pairs) < len(given.kwonlyargs):
-        raise ValueError(function.name)
-    return pairs
+        raise ValueError(place)
+    return inspect.cleandoc(ast.get_docstring(function) or ""), pairs
 
 
 def module_doc(place: str) -> str:
@@ -237,11 +236,3 @@ def _parsed(module: str) -> ast.Module:
     read = getattr(spec and spec.loader, "get_source", None)
     text = read(module) if read is not None else None
     return ast.parse(text or "")
-
-
-def _find(place: str) -> ast.FunctionDef:
-    module, _, name = place.partition(":")
-    for statement in _parsed(module).body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return statement
-    raise LookupError(place)

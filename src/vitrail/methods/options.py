@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -10,14 +11,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vitrail.capture.pass_options import LEVELS
+from vitrail.capture.pass_options import LEVELS, PassOptions
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, suggest
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last_position
-from vitrail.relevance import Result
+from vitrail.relevance import Result, Walk
+from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.runner import Runner
+from vitrail.relevance.walk import plain
 
 T = TypeVar("T")
 Check = Callable[[nn.Module, Body, Inputs], None]
@@ -79,6 +82,21 @@ def without_readout(zero: bool) -> Callable[[Tensor, Layer], Result]:  # noqa: F
     return finish
 
 
+def without_own(result: Result) -> Float[Tensor, "b t"]:
+    """Scores without the own part of the tokens that the prediction reads."""
+    assert result.scores is not None
+    return result.scores if result.own is None else result.scores - result.own
+
+
+def last_layer(
+    read: Callable[[Layer], Any], finish: Callable[[Any, Layer], Result] = plain, *, gradients: bool = True
+) -> Walk:
+    """A walk that reads the last layer alone."""
+    needs = frozenset({"output_grad"} if gradients else ())
+    step = lambda found, layer: read(layer) if layer.is_last else found  # noqa: E731
+    return Walk(lambda last: None, step, finish, needs=needs, last_only=gradients)
+
+
 def check_blocks(what: str, *, least: int = 1) -> Check:
     """A check that the model's blocks are known, and at least so many."""
 
@@ -134,6 +152,14 @@ def check_rules(name: str, level: str, *, refused: Mapping[str, str] | None = No
                     raise MethodError(f"{name} cannot follow {path!r}, {type(module).__name__}: {reason}.")
 
     return check
+
+
+def under_rules(
+    table: RuleSet, level: str, precision: str, *, wide_range: bool = False, last_block: bool = False
+) -> PassOptions:
+    """A pass whose gradient is overridden by rules, down to a level."""
+    dtype, rules = check_choice("precision", precision, PRECISIONS), partial(propagating, table)
+    return PassOptions(level=level, dtype=dtype, wide_range=wide_range, last_block=last_block, within=rules)
 
 
 def at_level(level: str, runner: Runner, found: Tensor) -> Result:

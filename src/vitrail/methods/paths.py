@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, OptionError
+from vitrail.methods.options import Check
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import gradient, tiles
@@ -160,17 +161,16 @@ def first_layer(given: int | None, published: Mapping[str, int], *, kind: str, d
     return given % depth
 
 
-def check_start(given: int | None, body: Body) -> None:
-    """Refuse, before the model runs, a layer that the model does not have."""
-    depth = len(body.blocks) + (body.pool is not None)
-    if given is not None and body.blocks:
-        first_layer(given, {}, kind="", depth=depth)
+def check_path(start_layer: int | None) -> Check:
+    """A check that the embeddings of texts can be scaled, and that the model has the layer a method starts from."""
 
+    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
+        if inputs.kind == "text" and not body.blocks:
+            raise AnatomyError(
+                f"the embeddings that enter the first block of {type(model).__name__} have to be scaled, but its "
+                "blocks are not known. Name them: vitrail.Anatomy(blocks=...)."
+            )
+        if start_layer is not None and body.blocks:
+            first_layer(start_layer, {}, kind="", depth=len(body.blocks) + (body.pool is not None))
 
-def check_scaling(model: nn.Module, body: Body, inputs: Inputs) -> None:
-    """Refuse, before the model runs, texts whose embeddings cannot be scaled."""
-    if inputs.kind == "text" and not body.blocks:
-        raise AnatomyError(
-            f"the embeddings that enter the first block of {type(model).__name__} have to be scaled, but its blocks "
-            "are not known. Name them: vitrail.Anatomy(blocks=...)."
-        )
+    return check

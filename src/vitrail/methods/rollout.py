@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.methods.options import ROWS, check_choice, check_start_layer, without_readout
+from vitrail.methods.options import ROWS, check_choice, check_start_layer, last_layer, without_readout
 from vitrail.relevance import Walk, attention, pull
 from vitrail.relevance.walk import STARTS
 
@@ -50,9 +50,5 @@ def build_raw(*, rows: str = "readout", zero_readout: bool = False) -> Walk:
         rows: `readout` reads the readout's row, `mean` the mean over all queries.
         zero_readout: set the readout's own entry to zero.
     """
-    choose = check_choice("rows", rows, ROWS)
-
-    def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
-        return pull(layer, choose(layer), attention).mean(dim=1) if layer.is_last else found
-
-    return Walk(lambda last: None, step, without_readout(zero_readout), needs=frozenset())
+    choose, finish = check_choice("rows", rows, ROWS), without_readout(zero_readout)
+    return last_layer(lambda layer: pull(layer, choose(layer), attention).mean(dim=1), finish, gradients=False)

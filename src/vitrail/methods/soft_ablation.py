@@ -30,6 +30,7 @@ from vitrail.capture.seams.intercept import Override
 from vitrail.errors import InputError, MethodError, OptionError, TargetError
 from vitrail.methods.ablation import Ablated, ablated, check_spans, sources_of
 from vitrail.methods.gae import aggregate
+from vitrail.methods.options import without_own
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, Walk, positive, pull, score_gradient
@@ -186,11 +187,7 @@ def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple |
             derivative, *more = (walked.result for walked in walk_layers(walks, layers))
         if not more:
             return replace(derivative, recomputed=run.recomputed)
-        (relevance,) = more
-        assert derivative.scores is not None
-        assert relevance.scores is not None
-        own = 0.0 if relevance.own is None else relevance.own
-        scores = shared_out(derivative.scores, relevance.scores - own, passages, share)
+        scores = shared_out(without_own(derivative), without_own(*more), passages, share)
         return Result(scores, recomputed=run.recomputed)
 
     return RerunMethod(explain, NO_GRAPH, check=check(sources, presence, share))

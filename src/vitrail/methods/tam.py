@@ -5,23 +5,20 @@ Paper -> code: pi -> `states`, one for each row that is read; P -> head mean of 
 """
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.methods.paths import (
     LAST,
     carried,
     check_counts,
-    check_scaling,
-    check_start,
+    check_path,
     feedback,
     first_layer,
     mean_gradient,
     pull_rows,
     rows_read,
 )
-from vitrail.models.anatomy import Body
-from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result, attention
 from vitrail.relevance.runner import RerunMethod, Runner
 
@@ -58,10 +55,6 @@ def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) ->
     """
     check_counts(steps=steps, batch=batch)
 
-    def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
-        check_scaling(model, body, inputs)
-        check_start(start_layer, body)
-
     def explain(runner: Runner) -> Result:
         start = first_layer(start_layer, START, kind=runner.inputs.kind, depth=runner.run.depth)
         layers = runner.layers(LAST, last_only=True)
@@ -69,4 +62,4 @@ def build(*, start_layer: int | None = None, steps: int = 20, batch: int = 1) ->
         weights = feedback(mean_gradient(runner, layers[-1], rows, steps=steps, batch=batch))
         return Result(rows.joined(weights * chain(layers, rows.chosen, start=start)))
 
-    return RerunMethod(explain, needs=LAST, check=check)
+    return RerunMethod(explain, needs=LAST, check=check_path(start_layer))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, MethodError, OptionError
-from vitrail.methods.options import check_choice, check_count, watched
+from vitrail.methods.options import check_choice, check_count, min_max_over, watched
 from vitrail.models.anatomy import Body, find
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
@@ -88,11 +88,7 @@ def average(scores: Float[Tensor, "b m"], masks: Bool[Tensor, "b m p"]) -> Float
 
 def normalised(found: Float[Tensor, "b p"]) -> Float[Tensor, "b p"]:
     """Step 5: minus the minimum, then over the maximum. Zero where no mask keeps a patch, and for a constant map."""
-    seen = ~found.isnan()
-    low = found.masked_fill(~seen, torch.inf).amin(dim=1, keepdim=True)
-    above = (found - low).masked_fill(~seen, 0)
-    high = above.amax(dim=1, keepdim=True)
-    return above / torch.where(high > 0, high, torch.ones_like(high))
+    return min_max_over(found, ~found.isnan())
 
 
 def as_masks(kept: Sequence[Int[Tensor, "b m _"]], patches: int) -> Bool[Tensor, "b n p"]:
@@ -155,13 +151,6 @@ def read_masks(masks: Tensor | np.ndarray, batch: int) -> Float[Tensor, "b m p"]
     return given if given.ndim == 3 else given.expand(batch, -1, -1)
 
 
-def check_patches(raw: Float[Tensor, "b m p"], runner: Runner) -> None:
-    """Refuse masks for another number of patches."""
-    patches = len(runner.run.origin.index)
-    if raw.shape[2] != patches:
-        raise OptionError(f"masks have {raw.shape[2]} columns, but the model cuts the picture into {patches} patches.")
-
-
 def read_ratios(ratio: float | Sequence) -> tuple[float, ...]:
     """The ratios of patches to keep, one or several."""
     ratios = (ratio,) if isinstance(ratio, (int, float)) else tuple(ratio)
@@ -205,7 +194,9 @@ def build(
 
     def explain(runner: Runner) -> Result:
         raw = own_masks(runner, clusters, seed) if masks is None else read_masks(masks, runner.inputs.batch)
-        check_patches(raw, runner)
+        cut = len(runner.run.origin.index)
+        if raw.shape[2] != cut:
+            raise OptionError(f"masks have {raw.shape[2]} columns, but the model cuts the picture into {cut} patches.")
         kept = [strongest(raw.to(runner.run.valid.device), share) for share in ratios]
         tries = [one for patches in kept for one in portions(patches, batch)]
         steps = watched(tries, f"tis, {sum(len(rows) for rows, _ in tries)} masks", show=progress)

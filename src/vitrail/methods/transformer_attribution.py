@@ -12,7 +12,6 @@ but for the factors of matrix products, which are in the precision of the weight
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +26,11 @@ from vitrail.capture.recording import Layer, Probs, widen
 from vitrail.capture.seams.call import AttentionCall, read_sdpa
 from vitrail.capture.seams.intercept import softmax
 from vitrail.errors import OptionError
-from vitrail.methods.options import PRECISIONS, check_choice, check_rules
+from vitrail.methods.options import PRECISIONS, check_choice, check_rules, under_rules
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
 from vitrail.relevance.dense import wide_product
-from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.mode import RuleSet
 from vitrail.relevance.lrp.operation import (
     Operation,
@@ -76,12 +74,11 @@ def conserving_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Ten
 
 def orig_linear(relevance: Tensor, x: Tensor, weight: Tensor, product: Tensor) -> Tensor:
     """The baselines' form: products of positive and of negative inputs each share the whole relevance."""
-    signs = ((x.clamp(min=0), weight.clamp(min=0)), (x.clamp(max=0), weight.clamp(max=0)))
-    wide_relevance = widen(relevance)
-    shares = [
-        part * wide_product(divide(wide_relevance, wide_product(part, weights.T)), weights) for part, weights in signs
-    ]
-    return shares[0] + shares[1]
+
+    def share(x: Tensor, weight: Tensor) -> Tensor:
+        return x * wide_product(divide(widen(relevance), wide_product(x, weight.T)), weight)
+
+    return share(x.clamp(min=0), weight.clamp(min=0)) + share(x.clamp(max=0), weight.clamp(max=0))
 
 
 def box(relevance: Tensor, x: Tensor, weight: Tensor, shape: dict) -> Tensor:
@@ -110,9 +107,8 @@ def normalised(relevance: Tensor, a: Tensor, b: Tensor, batch_axis: int) -> tupl
     sums = [share.sum(dim=axes, keepdim=True) for share in shares]
     whole = relevance.sum(dim=axes, keepdim=True)
     sizes = sums[0].abs() + sums[1].abs()
-    first, second = (
-        share * divide(divide(own.abs(), sizes) * whole, own) for share, own in zip(shares, sums, strict=True)
-    )
+    pairs = zip(shares, sums, strict=True)
+    first, second = (share * divide(divide(own.abs(), sizes) * whole, own) for share, own in pairs)
     return first, second
 
 
@@ -194,16 +190,14 @@ def linear(form: LinearRule) -> Rule:
 
         def pullback(relevance: Tensor, x: Tensor) -> tuple[Tensor]:
             product = widen(value) if bias is None else widen(value) - bias
-            return (_read(form(relevance, x, weight, product), widen(x), operation.readers()).to(x.dtype),)
+            found = form(relevance, x, weight, product)
+            if operation.readers() > 1:  # queries, keys and values read one tensor: it forks once more than the stream
+                found = widen(x) * divide(found, widen(x))
+            return (found.to(x.dtype),)
 
         return overridden(value, pullback, x)
 
     return rule
-
-
-def _read(found: Tensor, x: Tensor, readers: int) -> Tensor:
-    """Queries, keys and values read the same tensor: it forks, once more than the stream did."""
-    return x * divide(found, x) if readers > 1 else found
 
 
 def convolution(operation: Operation) -> Tensor:
@@ -256,16 +250,13 @@ class _Rows:
         size = max(1, ROW_BUDGET * rows // max(entries, 1))
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
-    def probs(self, cut: slice) -> Tensor:
-        """Some rows of the map."""
+    def relevance(self, cut: slice) -> tuple[Tensor, Tensor]:
+        """The relevance of some rows of the map, and what the values get of it."""
         assert self.call.query is not None
         mask = self.call.mask
         mask = mask[..., cut, :] if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 else mask
-        return softmax(replace(self.call, query=self.call.query[..., cut, :], mask=mask), self.key, first_row=cut.start)
-
-    def relevance(self, cut: slice) -> tuple[Tensor, Tensor]:
-        """The relevance of some rows of the map, and what the values get of it."""
-        return attend_values(self.share[..., cut, :], self.probs(cut), self.value)
+        call = replace(self.call, query=self.call.query[..., cut, :], mask=mask)
+        return attend_values(self.share[..., cut, :], softmax(call, self.key, first_row=cut.start), self.value)
 
 
 def _unmasked_rows(form: SumRule, rows: _Rows, query: Tensor, scale: float) -> Callable[[slice, Tensor], Tensor]:
@@ -328,30 +319,18 @@ _SHARED: dict[str, Rule] = {
     "gate": halves,
     **dict.fromkeys(("layer_norm", "rms_norm", "rms_norm_module", "activation", "dropout", "scale"), identity),
 }
-CONSERVING = RuleSet(
-    "conserving",
-    {
-        **_SHARED,
-        **dict.fromkeys(("linear", "addmm", "linear_product"), linear(conserving_linear)),
-        "attention": attention(normalised),
-        "softmax": softmax_rule(normalised),
-        "residual": residual(normalised),
-        "shift": shift(normalised),
-    },
-    fork=fork,
-)
-ORIG = RuleSet(
-    "orig",
-    {
-        **_SHARED,
-        **dict.fromkeys(("linear", "addmm", "linear_product"), linear(orig_linear)),
-        "attention": attention(proportional),
-        "softmax": softmax_rule(proportional),
-        "residual": residual(proportional),
-        "shift": shift(proportional),
-    },
-    fork=fork,
-)
+
+
+def _rules(name: str, linear_form: LinearRule, sum_form: SumRule) -> RuleSet:
+    """The rule set with these forms for linear layers and for sums."""
+    rules: dict[str, Rule] = dict.fromkeys(("linear", "addmm", "linear_product"), linear(linear_form))
+    for kind, rule in {"attention": attention, "softmax": softmax_rule, "residual": residual, "shift": shift}.items():
+        rules[kind] = rule(sum_form)
+    return RuleSet(name, {**_SHARED, **rules}, fork=fork)
+
+
+CONSERVING = _rules("conserving", conserving_linear, normalised)
+ORIG = _rules("orig", orig_linear, proportional)
 
 
 def map_relevance(run: Pass, part: Scalar, see: Callable[[int, Tensor, slice], None], *, lowest: int = 0) -> None:
@@ -457,18 +436,13 @@ def build(*, start_layer: int = 0, normalise: bool = False, own: str = "keep", p
         layers = runner.recorded(frozenset({"output_grad"}), PassOptions(dtype=dtype, wide_range=True))
         lowest = start_layer % len(layers)
         product = Multiplied(layers[-1].readout, normalise)
-        see = lambda index, relevance, rows: product.see(layers[index], relevance, rows)  # noqa: E731
-        map_relevance(runner.run, runner.part, see, lowest=lowest)
+        map_relevance(runner.run, runner.part, lambda i, *seen: product.see(layers[i], *seen), lowest=lowest)
         return Result(finish(product.close(), layers[0]))
 
-    rules = check_rules("transformer_attribution", LEVEL)
-
     def check(model: nn.Module, body: Body, inputs: Inputs) -> None:
-        rules(model, body, inputs)
+        check_rules("transformer_attribution", LEVEL)(model, body, inputs)
         depth = len(body.blocks) + (body.pool is not None)
         if not -depth <= start_layer < depth:
             raise OptionError(f"start_layer={start_layer}, but the model's layers are 0 to {depth - 1}.")
 
-    rules_of = partial(propagating, CONSERVING)
-    pass_options = PassOptions(level=LEVEL, dtype=dtype, wide_range=True, within=rules_of)
-    return RerunMethod(explain, pass_options, check=check)
+    return RerunMethod(explain, under_rules(CONSERVING, LEVEL, precision, wide_range=True), check=check)

@@ -54,13 +54,7 @@ def noise(*, seed: int = 0) -> Fill:
     return noisy
 
 
-FILLS: dict[str, Fill] = {
-    "black": constant(0.0),
-    "grey": constant(0.5),
-    "mean": mean,
-    "blur": blur(),
-    "noise": noise(),
-}
+FILLS: dict[str, Fill] = {"black": constant(0.0), "grey": constant(0.5), "mean": mean, "blur": blur(), "noise": noise()}
 
 
 def filled(images: Images, fill: str | Fill) -> Images:
