@@ -55,9 +55,7 @@ def gradient_sum(
             ((_, gradient),) = run.at_roots(part)
         return copies_summed(gradient, len(points), axis=axis)
 
-    found = path_sum(some, midpoints(steps), batch=batch)
-    assert found is not None
-    return found
+    return path_sum(some, midpoints(steps), batch=batch)
 
 
 def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -> RerunMethod:

@@ -43,17 +43,13 @@ def midpoints(steps: int) -> list[float]:
     return [(step + 0.5) / steps for step in range(steps)]
 
 
-def path_sum(gradients: Callable[[list[float]], Tensor], points: list[float], *, batch: int) -> Tensor | None:
-    """The sum over all points, some of them at a time; None where there is no point.
+def path_sum(gradients: Callable[[list[float]], Tensor], points: list[float], *, batch: int) -> Tensor:
+    """The sum over all points, some of them at a time.
 
     Args:
         gradients: takes some points and gives the sum over them.
     """
-    total: Tensor | None = None
-    for start in range(0, len(points), batch):
-        found = gradients(points[start : start + batch])
-        total = found if total is None else total + found
-    return total
+    return reduce(torch.add, (gradients(points[start : start + batch]) for start in range(0, len(points), batch)))
 
 
 def scaled(x: Tensor, points: list[float], *, axis: int = 0) -> Tensor:
@@ -132,9 +128,7 @@ def mean_gradient(runner: Runner, last: Layer, rows: PathRows, *, steps: int, ba
     points = with_both_ends(steps)
     found = path_sum(some, [point for point in points if point != 1], batch=batch)
     if 1 in points:
-        clean = pull_rows(last, rows.chosen, gradient)
-        found = clean if found is None else found + clean
-    assert found is not None
+        found = found + pull_rows(last, rows.chosen, gradient)
     return found / steps
 
 
