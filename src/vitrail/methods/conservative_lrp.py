@@ -22,8 +22,7 @@ from vitrail.relevance import Result
 from vitrail.relevance.fused import DTYPES, has_triton, triton_kernels
 from vitrail.relevance.lrp import RuleSet
 from vitrail.relevance.lrp.kinds import POWERS, ROOTS
-from vitrail.relevance.lrp.operation import NORMS as NORM_PARTS
-from vitrail.relevance.lrp.operation import Operation, Rule, gradient, group_norm_parts, norm_parts
+from vitrail.relevance.lrp.operation import Operation, Rule, gradient, group_norm_parts, norm_parts, read_norm
 from vitrail.relevance.runner import RerunMethod, Runner
 
 TINY = 1e-10
@@ -134,7 +133,7 @@ class _ConstantScale(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         if func in self.WHOLE:
             self.found += 1
-            x, weight, eps, axes = NORM_PARTS["rms_norm"](*args, **(kwargs or {}))
+            x, weight, eps, axes = read_norm("rms_norm", args, kwargs or {})
             x = x * self.constant((x.square().mean(dim=axes, keepdim=True) + eps).rsqrt())
             return x if weight is None else x * weight
         out = func(*args, **(kwargs or {}))

@@ -1,6 +1,6 @@
 """One operation of a model, as a rule sees it: its operands, and the backward function that a rule gives it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ class Operation:
         """What the model computed, with relevance going back to these inputs by this rule; gradients as they are."""
         if self.flow is None:
             return overridden(out, pullback, *inputs)
-        return _Switched.apply(out, self.flow, pullback, *inputs)  # pyright: ignore[reportReturnType]
+        return _Overridden.apply(out, self.flow, pullback, *inputs)  # pyright: ignore[reportReturnType]
 
     def shared(self, x: Tensor, share: float, *, operand: bool = False) -> Tensor:
         """A tensor that receives this share of its relevance.
@@ -121,34 +121,19 @@ Rule = Callable[[Operation], Any]
 
 
 class _Overridden(torch.autograd.Function):
-    """A value that was computed already; its gradient is whatever the rule says."""
+    """A value that was computed already: relevance takes the rule, and gradients the value's own graph."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.pullback = pullback
-        ctx.save_for_backward(*inputs)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None, None, *ctx.pullback(relevance, *ctx.saved_tensors)
-
-
-class _Switched(torch.autograd.Function):
-    """A value with its own graph. Relevance takes the rule instead, and gradients the graph."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, flow: Flow, pullback: Pullback, *inputs: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, value: Tensor, flow: Flow | None, pullback: Pullback, *inputs: Tensor) -> Tensor:  # noqa: ANN401
         ctx.flow, ctx.pullback = flow, pullback
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(flow is None)
         ctx.save_for_backward(*inputs)
         return value
 
     @staticmethod
     def backward(ctx: Any, given: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        unused = (None,) * len(ctx.saved_tensors)
-        if given is None or ctx.flow.kind != "relevance":
-            return given, None, None, *unused
+        if ctx.flow is not None and (given is None or ctx.flow.kind != "relevance"):
+            return given, None, None, *[None] * len(ctx.saved_tensors)
         return None, None, None, *ctx.pullback(given, *ctx.saved_tensors)
 
 
@@ -170,34 +155,20 @@ class _Shared(torch.autograd.Function):
         return given if share == 1 else share * given, None, None, None
 
 
-class _BlockEntry(torch.autograd.Function):
-    """The residual stream where a block begins: the gradient of one block alone goes no further."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, flow: Flow) -> Tensor:  # noqa: ANN401
-        ctx.flow = flow
-        ctx.set_materialize_grads(False)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, given: Tensor | None) -> tuple[Tensor | None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None if ctx.flow.kind == "block" else given, None
-
-
 def at_block_entry(x: Tensor, flow: Flow) -> Tensor:
     """The stream that enters a block, cut off from the blocks below it in a backward pass of single blocks."""
-    return _BlockEntry.apply(x, flow)  # pyright: ignore[reportReturnType]
+    return _Shared.apply(x, 1.0, flow, True)  # noqa: FBT003  # pyright: ignore[reportReturnType]
 
 
 def overridden(value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
     """The value, with relevance going back to the inputs by this rule."""
-    return _Overridden.apply(value.detach(), pullback, *inputs)  # pyright: ignore[reportReturnType]
+    return _Overridden.apply(value.detach(), None, pullback, *inputs)  # pyright: ignore[reportReturnType]
 
 
 def is_overridden(x: object) -> bool:
     """Whether a tensor is the result of a rule, which torch does not allow to be written in place."""
     made = x.grad_fn if isinstance(x, Tensor) else None
-    return made is not None and made.name() in ("_OverriddenBackward", "_SwitchedBackward")
+    return made is not None and made.name() == "_OverriddenBackward"
 
 
 def gradient(operation: Operation) -> Any:  # noqa: ANN401
@@ -205,107 +176,83 @@ def gradient(operation: Operation) -> Any:  # noqa: ANN401
     return operation.run()
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    return input, weight, bias
-
-
-def _addmm(
-    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: int | float = 1, alpha: int | float = 1
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    return mat1, mat2.T if alpha == 1 else alpha * mat2.T, input if beta == 1 else beta * input
-
-
-def _product(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    if other.ndim != 2:
-        raise RuleError(f"a product with weights of shape {tuple(other.shape)} is no linear layer a rule knows.")
-    return input, other.T, None
-
-
-READERS: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
-    "linear": _linear,
-    "addmm": _addmm,
-    "linear_product": _product,
+PARAMETERS = {
+    "linear": ("input", "weight", "bias"),
+    "addmm": ("input", "mat1", "mat2"),
+    "linear_product": ("input", "other"),
+    "convolution": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
 }
+"""By kind of operation, the names of its arguments in torch's order."""
 
 
-def linear_parts(operation: Operation) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The input, the weight `[out, in]` and the bias of a linear layer, the latter two without their graph."""
-    x, weight, bias = READERS[operation.name](*operation.args, **operation.kwargs)
-    _only(x, operation, "a linear layer")
-    return x, weight.detach(), None if bias is None else bias.detach()
+def arguments(kind: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation by name, without those that were left out."""
+    return dict(zip(PARAMETERS[kind], args, strict=False)) | kwargs
 
 
-def _only(x: Tensor, operation: Operation, what: str) -> None:
-    """Refuse weights that depend on what is explained: the rules take them for constants."""
-    if any(y is not x for y in operation.active):
+def _parts(operation: Operation, what: str, *, of: str = "input") -> tuple[dict[str, Any], Tensor]:
+    """The arguments of an operation, and the one that is explained; the rules take all others for constants."""
+    given = arguments(operation.name, operation.args, operation.kwargs)
+    if any(x is not given[of] for x in operation.active):
         raise RuleError(
             f"{what} in the module {operation.where!r} has weights or biases that are computed from the input, and the "
             "rules take them for constants. Write it as products and sums of activations, which have their own rules."
         )
+    return given, given[of]
 
 
-def _convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,  # noqa: ANN401
-    padding: Any = 0,  # noqa: ANN401
-    dilation: Any = 1,  # noqa: ANN401
-    groups: int = 1,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    return input, weight, {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+def _detached(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()
+
+
+def linear_parts(operation: Operation) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The input, the weight `[out, in]` and the bias of a linear layer, the latter two without their graph."""
+    if operation.name == "addmm":
+        given, x = _parts(operation, "a linear layer", of="mat1")
+        weight, bias = given["mat2"].detach().T, given["input"].detach()
+        alpha, beta = given.get("alpha", 1), given.get("beta", 1)
+        return x, weight if alpha == 1 else alpha * weight, bias if beta == 1 else beta * bias
+    given, x = _parts(operation, "a linear layer")
+    if operation.name == "linear":
+        return x, given["weight"].detach(), _detached(given.get("bias"))
+    if given["other"].ndim != 2:
+        shape = tuple(given["other"].shape)
+        raise RuleError(f"a product with weights of shape {shape} is no linear layer a rule knows.")
+    return x, given["other"].detach().T, None
 
 
 def convolution_parts(operation: Operation) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """The input, the weight without its graph, and how the filters move."""
-    x, weight, shape = _convolution(*operation.args, **operation.kwargs)
-    _only(x, operation, "a convolution")
-    if x.shape[1] != 3 or isinstance(shape["padding"], str):
+    given, x = _parts(operation, "a convolution")
+    moves = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    moves |= {name: given[name] for name in moves.keys() & given.keys()}
+    if x.shape[1] != 3 or isinstance(moves["padding"], str):
         raise RuleError(
             f"a convolution of {x.shape[1]} channels in {operation.where!r}: rules for pixels know the patch embedding "
             "of a three-channel picture only."
         )
-    return x, weight.detach(), shape
-
-
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> tuple[Tensor, Tensor | None, float, list[int]]:
-    return input, weight, eps, list(range(-len(normalized_shape), 0))
-
-
-def _rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> tuple[Tensor, Tensor | None, float, list[int]]:
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return input, weight, eps, list(range(-len(normalized_shape), 0))
-
-
-NORMS = {"layer_norm": _layer_norm, "rms_norm": _rms_norm}
-
-
-def _group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, int, Tensor | None, float]:
-    return input, num_groups, weight, eps
+    return x, given["weight"].detach(), moves
 
 
 def group_norm_parts(operation: Operation) -> tuple[Tensor, int, Tensor | None, float]:
     """The input, the number of groups of channels, the weight without its graph, and epsilon."""
-    x, groups, weight, eps = _group_norm(*operation.args, **operation.kwargs)
-    _only(x, operation, "a norm")
-    return x, groups, None if weight is None else weight.detach(), eps
+    given, x = _parts(operation, "a norm")
+    return x, given["num_groups"], _detached(given.get("weight")), given.get("eps", 1e-5)
+
+
+def read_norm(kind: str, args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None, float, list[int]]:
+    """The input, the weight, epsilon and the axes of a layer norm or an RMS norm."""
+    given = arguments(kind, args, kwargs)
+    x, eps = given["input"], given.get("eps")
+    default = torch.finfo(x.dtype).eps if kind == "rms_norm" else 1e-5
+    return x, given.get("weight"), default if eps is None else eps, list(range(-len(given["normalized_shape"]), 0))
 
 
 def norm_parts(operation: Operation) -> tuple[Tensor, Tensor | None, float, list[int]]:
     """The input, the weight without its graph, epsilon and the axes of a norm."""
-    x, weight, eps, axes = NORMS[operation.name](*operation.args, **operation.kwargs)
-    _only(x, operation, "a norm")
-    return x, None if weight is None else weight.detach(), eps, axes
+    _parts(operation, "a norm")
+    x, weight, eps, axes = read_norm(operation.name, operation.args, operation.kwargs)
+    return x, _detached(weight), eps, axes
