@@ -101,7 +101,7 @@ def model_blocks(model):
 
 @pytest.mark.parametrize("border", [1, 2, 3])
 def test_some_blocks_are_run_again_and_others_not(border, monkeypatch):
-    monkeypatch.setattr(passes, "recomputed", lambda depth, *_: Recomputed("auto", depth, border=border))
+    monkeypatch.setattr(passes, "recomputed", lambda depth, *_: Recomputed(depth, border=border))
     model, inputs, wanted = tiny("hf_llama"), MODELS["hf_llama"].inputs(), targets.continuation(4)
     found = vitrail.compare(model, inputs, ["gae", "tokentm"], wanted)
     assert found[0].provenance["recomputed_blocks"] == border
@@ -196,7 +196,7 @@ def test_a_gpu_with_room_keeps_all_blocks_and_a_full_one_few(monkeypatch):
 def test_what_the_first_block_keeps_decides_how_many_are_run_again(monkeypatch):
     model, inputs, wanted = tiny("hf_llama"), MODELS["hf_llama"].inputs(), targets.continuation(4)
     expected = vitrail.explain(model, inputs, "tokentm", wanted).scores
-    monkeypatch.setattr(passes, "recomputed", lambda depth, *_: Recomputed("auto", depth))
+    monkeypatch.setattr(passes, "recomputed", lambda depth, *_: Recomputed(depth))
     monkeypatch.setattr(recompute, "_placed", torch.is_tensor)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 0)
     monkeypatch.setattr(recompute, "blocks_to_drop", lambda depth, taken, stream: 2)

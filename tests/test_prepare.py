@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 import vitrail
 from vitrail.api import preparing, repeated
-from vitrail.capture.graphs import GraphError, HostAnswers, _unnoticed, rerun
+from vitrail.capture.graphs import GraphError, HostAnswers, Replay, _unnoticed
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.targets import difference
@@ -38,6 +38,21 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def rerun(compute, device):
+    """A recording that computes again under the logged answers, as a graph would; for devices without graphs."""
+    compute()  # structures are measured in the first run alone
+    answers = HostAnswers(device)
+    with answers:
+        compute()
+
+    def run():
+        with answers.again():
+            found = compute()
+        return found, answers.agree()
+
+    return Replay(run, (answers,))
+
+
 def strict(compute, device):
     """Record as `rerun` does, and refuse waiting in every replay."""
     recorded = rerun(compute, device)
@@ -46,7 +61,7 @@ def strict(compute, device):
         with NoWaiting():
             return recorded.run()
 
-    return preparing.Replay(run, recorded.kept)
+    return Replay(run, recorded.kept)
 
 
 class Tape(TorchDispatchMode):
@@ -89,7 +104,7 @@ def taped(compute, device):
         tape.play()
         return found, agrees
 
-    return preparing.Replay(run, (tape, answers))
+    return Replay(run, (tape, answers))
 
 
 @pytest.fixture
@@ -324,7 +339,7 @@ def test_threads_that_record_at_once_leave_torch_as_it_was():
     own, gate = torch.cuda.is_current_stream_capturing, threading.Barrier(2, timeout=10)
 
     def first():
-        with _unnoticed():
+        with _unnoticed:
             gate.wait()
             gate.wait()  # the second has entered
         gate.wait()
@@ -332,7 +347,7 @@ def test_threads_that_record_at_once_leave_torch_as_it_was():
     thread = threading.Thread(target=first)
     thread.start()
     gate.wait()
-    with _unnoticed():
+    with _unnoticed:
         gate.wait()
         gate.wait()  # the first has left
         assert torch.cuda.is_current_stream_capturing is not own

@@ -9,7 +9,7 @@ import vitrail
 from vitrail.capture.shadow import autograd
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods import le_grad
-from vitrail.relevance.runner import leaving, scalar_from, standing_in
+from vitrail.relevance.runner import forwarding, leaving, scalar_from
 
 every_kind = pytest.mark.parametrize(
     "name", ["hf_vit", "hf_bert", "hf_dinov2", "hf_gpt2", "hf_llama_classifier", "timm_siglip", "torchvision_vit",
@@ -120,7 +120,7 @@ def test_the_model_is_restored_when_its_head_fails():
 def test_a_forward_of_the_modules_own_comes_back():
     module = torch.nn.Identity()
     module.forward = own = lambda x: "own"
-    with standing_in(module, "ours"):
+    with forwarding(module, lambda *_: "ours"):
         assert module("x") == "ours"
     assert module.forward is own
 

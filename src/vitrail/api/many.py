@@ -8,14 +8,14 @@ was killed leaves whole parts only, and the next run makes those that are missin
 import hashlib
 import json
 import os
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -146,15 +146,11 @@ def explain_many(  # noqa: PLR0913  (each is a choice of its own)
     """
     if part_size < 1:
         raise OptionError(f"part_size={part_size}, but a part file holds at least one input.")
-    check = ENGINES.get(engine)
-    if check is None:
-        raise OptionError(f"engine={engine!r} is not a choice. {suggest(engine, ENGINES)}")
-    check(loader, workers)
-    identity = {**_identity(model, method, target, options), "names": _names_hash(loader)}
-    store = PartStore.open(Path(output), identity, part_size)
-    with _Progress(loader, shown=progress) as work:
-        run = _explain_by_ray if engine == "ray" else _explain_here
-        counts = run(Task(model, loader, method, target, options), store, work, workers)
+    _check_engine(engine, loader, workers)
+    task = Task(model, loader, method, target, options)
+    store = PartStore.open(Path(output), _identity(task), part_size)
+    with tqdm(total=_count(loader), unit="input", disable=not progress) as bar:
+        counts = ENGINES[engine](task, store, bar, workers)
     store.complete(counts[0])
     return ExplainedDataSet(store.folder, *counts)
 
@@ -170,20 +166,20 @@ class Task:
     options: Mapping[str, Any]
 
 
-def _explain_here(task: Task, store: "PartStore", work: "_Progress", workers: int | None) -> tuple[int, int]:
+def _explain_here(task: Task, store: "PartStore", bar: tqdm, workers: int | None) -> tuple[int, int]:
     """All inputs in this process: how many there are, and how many of them were explained now."""
     explainer, inputs, explained = BatchExplainer(task.model, task.method, task.target, task.options), 0, 0
     with _Writer(store) as writer:
-        for start, names, given in _ahead(_batches(task.loader, store), AHEAD):
+        for start, names, given in _ahead(_batches(task.loader, store)):
             if given is not None:
                 writer.take(rows_of(explainer(given), start, names))
                 explained += len(names)
             inputs += len(names)
-            work.advance(len(names))
+            bar.update(len(names))
     return inputs, explained
 
 
-def _explain_by_ray(task: Task, store: "PartStore", work: "_Progress", workers: int | None) -> tuple[int, int]:
+def _explain_by_ray(task: Task, store: "PartStore", bar: tqdm, workers: int | None) -> tuple[int, int]:
     """The same by workers of Ray."""
     try:
         from vitrail.evaluate.bench.engines_ray import explain_parts
@@ -196,35 +192,39 @@ def _explain_by_ray(task: Task, store: "PartStore", work: "_Progress", workers: 
     explained = 0
     for count in explain_parts(replace(task, model=taken(task.model)), store, missing, workers=workers):
         explained += count
-        work.advance(count)
+        bar.update(count)
     return inputs, explained
 
 
-def _check_local(loader: object, workers: int | None) -> None:
-    if workers is not None:
+ENGINES = {"local": _explain_here, "ray": _explain_by_ray}
+
+
+def _check_engine(engine: str, loader: object, workers: int | None) -> None:
+    """Refuse an engine that is not known, or that cannot take this loader or these workers."""
+    if engine not in ENGINES:
+        raise OptionError(f"engine={engine!r} is not a choice. {suggest(engine, ENGINES)}")
+    if engine == "local" and workers is not None:
         raise OptionError("workers= is for engine='ray' only; the local engine is one process.")
-
-
-def _check_ray(loader: object, workers: int | None) -> None:
     if workers is not None and workers < 1:
         raise OptionError(f"workers={workers}, but it must be at least 1.")
-    if not isinstance(loader, Sequence) or not all(isinstance(one, Batch) for one in loader):
+    if engine == "ray" and _listed(loader) is None:
         raise OptionError(
             "engine='ray' needs a list of vitrail.many.Batch, so that a worker loads its own inputs: "
             "vitrail.many.picture_batches gives one for a folder."
         )
 
 
-ENGINES: dict[str, Callable[[object, int | None], None]] = {"local": _check_local, "ray": _check_ray}
-"""By name of an engine, what it asks of a loader."""
+def _listed(loader: object) -> Sequence[Batch] | None:
+    """The loader, where it is a list of `Batch`, whose names are known before they are loaded; else None."""
+    return loader if isinstance(loader, Sequence) and all(isinstance(one, Batch) for one in loader) else None
 
 
-def _names_hash(loader: object) -> str | None:
-    """A hash of the names of all inputs, where they are known before: another folder is another run."""
-    if not isinstance(loader, Sequence) or not all(isinstance(one, Batch) for one in loader):
-        return None
-    names = "\n".join(str(name) for one in loader for name in (*one.names, *one.places))
-    return hashlib.sha256(names.encode()).hexdigest()[:16]
+def _count(loader: object) -> int | None:
+    """How many inputs a loader gives, where that is known before."""
+    known = getattr(getattr(loader, "dataset", None), "__len__", None)
+    batches = _listed(loader)
+    listed = None if batches is None else sum(len(one.names) for one in batches)
+    return listed if known is None else known()
 
 
 def _in_full(value: object) -> str:
@@ -239,15 +239,18 @@ def _in_full(value: object) -> str:
     return str(value)
 
 
-def _identity(model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the numbers of a run."""
+def _identity(task: Task) -> dict[str, Any]:
+    """What decides the numbers of a run; where the names of inputs are known before, another folder is another run."""
+    model, batches = taken(task.model), _listed(task.loader)
+    names = "\n".join(str(name) for one in batches or () for name in (*one.names, *one.places))
     return {
-        "method": method,
-        "target": "predicted" if target is None else _in_full(target),
-        "options": {name: _in_full(value) for name, value in sorted(options.items())},
-        "model": type(taken(model)).__name__,
-        "model_hash": fingerprint(taken(model)),
+        "method": task.method,
+        "target": "predicted" if task.target is None else _in_full(task.target),
+        "options": {name: _in_full(value) for name, value in sorted(task.options.items())},
+        "model": type(model).__name__,
+        "model_hash": fingerprint(model),
         "versions": dict(versions()),
+        "names": None if batches is None else hashlib.sha256(names.encode()).hexdigest()[:16],
     }
 
 
@@ -285,26 +288,22 @@ def rows_of(attribution: Attribution, start: int, names: Sequence[str]) -> list[
     maps = None if pixels is None else pixels.float().cpu().flatten(1).numpy()
     classes = attribution.target.first
     valid = None if attribution.valid is None else attribution.valid.cpu().numpy()
-    rows = []
-    for i, name in enumerate(names):
-        rows.append(
-            {
-                "index": start + i,
-                "name": str(name),
-                "target": classes[i] if isinstance(classes, tuple) else classes,
-                "scores": scores[i] if valid is None else scores[i][valid[i]],
-                "rows": None if attribution.grid is None else attribution.grid[0],
-                "tokens": None if attribution.tokens is None else _real(attribution.tokens[i], valid, i),
-                "pixels": None if maps is None else maps[i],
-                "method": attribution.label,
-            }
-        )
-    return rows
-
-
-def _real(tokens: Sequence[str], valid: Any, row: int) -> list[str]:  # noqa: ANN401
-    """The tokens that are not padding."""
-    return [t for t, real in zip(tokens, [True] * len(tokens) if valid is None else valid[row], strict=True) if real]
+    tokens = attribution.tokens
+    if tokens is not None and valid is not None:
+        tokens = [list(compress(words, real)) for words, real in zip(tokens, valid, strict=True)]
+    return [
+        {
+            "index": start + i,
+            "name": str(name),
+            "target": classes[i] if isinstance(classes, tuple) else classes,
+            "scores": scores[i] if valid is None else scores[i][valid[i]],
+            "rows": None if attribution.grid is None else attribution.grid[0],
+            "tokens": None if tokens is None else list(tokens[i]),
+            "pixels": None if maps is None else maps[i],
+            "method": attribution.label,
+        }
+        for i, name in enumerate(names)
+    ]
 
 
 def _batches(loader: Iterable[Any], store: "PartStore") -> Iterator[tuple[int, Sequence[str], Inputs | None]]:
@@ -325,37 +324,16 @@ def _batches(loader: Iterable[Any], store: "PartStore") -> Iterator[tuple[int, S
         start += len(names)
 
 
-def _ahead(items: Iterator[T], count: int) -> Iterator[T]:
+def _ahead(items: Iterator[T]) -> Iterator[T]:
     """The items, made by another thread before they are needed; its errors are raised here."""
-    waiting: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=count)
-    stopped = threading.Event()
-    threading.Thread(target=_load, args=(items, waiting, stopped), daemon=True, name="vitrail loads").start()
+    loading, end = ThreadPoolExecutor(1, "vitrail loads"), cast(Any, object())
+    waiting = deque(loading.submit(next, items, end) for _ in range(AHEAD))
     try:
-        while (entry := waiting.get())[0] == "item":
-            yield entry[1]
-        if entry[0] == "error":
-            raise entry[1]
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(loading.submit(next, items, end))
+            yield item
     finally:
-        stopped.set()
-
-
-def _load(items: Iterator[Any], waiting: "queue.Queue[tuple[str, Any]]", stopped: threading.Event) -> None:
-    """Put items into the queue until they end, fail, or nobody waits for them."""
-
-    def put(what: str, item: Any) -> None:  # noqa: ANN401
-        while not stopped.is_set():
-            with suppress(queue.Full):
-                waiting.put((what, item), timeout=0.2)
-                return
-
-    try:
-        for item in items:
-            put("item", item)
-            if stopped.is_set():
-                return
-        put("end", None)
-    except BaseException as error:
-        put("error", error)
+        loading.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -440,21 +418,16 @@ class _Writer:
     def __init__(self, store: PartStore) -> None:
         self.store = store
         self.rows: list[Row] = []
-        self.waiting: queue.Queue[list[Row] | None] = queue.Queue(maxsize=BEHIND)
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._work, daemon=True, name="vitrail writes")
+        self.writing = ThreadPoolExecutor(1, "vitrail writes")
+        self.waiting: deque[Future[None]] = deque()
 
     def __enter__(self) -> "_Writer":
-        self.thread.start()
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self._hand_over(self.rows)
-        self.waiting.put(None)
-        self.thread.join()
-        if kind is None and self.error is not None:
-            raise self.error
+        with self.writing:
+            if kind is None:
+                self._hand_over(most=0)
 
     def take(self, rows: list[Row]) -> None:
         """Rows of the next inputs; those of parts that are written already are dropped."""
@@ -463,43 +436,15 @@ class _Writer:
                 continue
             self.rows.append(row)
             if (row["index"] + 1) % self.store.part_size == 0:
-                self._hand_over(self.rows)
-                self.rows = []
+                self._hand_over(most=BEHIND)
 
-    def _hand_over(self, rows: list[Row]) -> None:
-        if self.error is not None:
-            raise self.error
-        if rows:
-            self.waiting.put(rows)
-
-    def _work(self) -> None:
-        while (rows := self.waiting.get()) is not None:
-            try:
-                if self.error is None:
-                    self.store.write(rows)
-            except BaseException as error:
-                self.error = error
-
-
-class _Progress:
-    """A bar with inputs per second and the time left."""
-
-    def __init__(self, loader: Iterable[Any], *, shown: bool) -> None:
-        known = getattr(getattr(loader, "dataset", None), "__len__", None)
-        sized = known() if known is not None else None
-        if sized is None and isinstance(loader, Sequence) and all(isinstance(one, Batch) for one in loader):
-            sized = sum(len(one.names) for one in loader)
-        self.bar = tqdm(total=sized, unit="input", disable=not shown)
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
-
-    def advance(self, count: int) -> None:
-        """Say that so many inputs are done."""
-        self.bar.update(count)
+    def _hand_over(self, *, most: int) -> None:
+        """Let the collected rows be written, and wait until no more parts than this wait; errors are raised here."""
+        if self.rows:
+            self.waiting.append(self.writing.submit(self.store.write, self.rows))
+            self.rows = []
+        while self.waiting and (len(self.waiting) > most or self.waiting[0].done()):
+            self.waiting.popleft().result()
 
 
 def _write_whole(path: Path, content: bytes) -> None:

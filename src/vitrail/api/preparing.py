@@ -23,7 +23,7 @@ from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, ComputeSettings, Wanted
+from vitrail.capture.pass_options import PLAIN, ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, sampled_weights
 from vitrail.capture.references import settings_of
@@ -180,16 +180,11 @@ class PreparedExplainer:
                 if isinstance(plan, RerunMethod):
                     result = plan.explain(Runner(own, run.capture.body, request.inputs, run, part, settings))
                 else:
-                    result = _walked(run, part, plan, wanted)
+                    (walked,) = walk_layers([plan], run.layers(part, wanted, again=False))
+                    result = walked.result
             weights = sampled_weights(own)
-        return (
-            request,
-            replace(part, scalar=part.scalar.detach()),
-            _detached(result),
-            _without_graph(run),
-            used,
-            weights,
-        )
+        part, result = replace(part, scalar=part.scalar.detach()), _detached(result)
+        return request, part, result, _without_graph(run), used, weights
 
     def _request(self, target: Callable[[Tensor], Tensor]) -> Request:
         given = {name: value for name, value in self.options.items() if name != "anatomy"}
@@ -218,15 +213,15 @@ class PreparedExplainer:
         part = replace(part, target=Target(SCALARS[request.plan.scalar]["logit"], classes))
         seen = copy.copy(run)
         seen.inputs = replace(whole, tokens=read.tokens)
-        double = run.output.wide.dtype is torch.float64
-        dtype = torch.float64 if double else torch.float32
-        made = attribution_of(request, [(part, result)], seen, backends=used, dtype=dtype)
+        made = attribution_of(request, [(part, result)], seen, backends=used, dtype=run.output.wide.dtype)
+        if not same:  # the weights have changed where they are
+            self._known = [x.clone() for x in weights[1]], hashed(*weights)
         more = {
             "samples": read.batch,
             "seconds": time.perf_counter() - started,
             "shared_seconds": 0.0,
             "prepared": True,
-            "model_hash": self._known[1] if same else self._known_by(*weights),
+            "model_hash": self._known[1],
         }
         return _first(replace(made, provenance={**self._origin, **made.provenance, **more}), read.batch)
 
@@ -241,16 +236,10 @@ class PreparedExplainer:
 
     def _same_weights(self, samples: list[Tensor]) -> Tensor:
         """On the device, whether the weights are those of the last call."""
-        pairs = zip(samples, self._known[0], strict=True) if self._known[0] else ()
-        flags = [(a == b).all() for a, b in pairs]
         device = self._classes.classes.device
-        found = torch.stack([flag.to(device) for flag in flags]).all() if flags else torch.zeros((), device=device)
-        return found.to(torch.bool)
-
-    def _known_by(self, header: bytes, samples: list[Tensor]) -> str:
-        """The fingerprint of the weights, which have changed where they are."""
-        self._known = [x.clone() for x in samples], hashed(header, samples)
-        return self._known[1]
+        if not self._known[0]:
+            return torch.zeros((), dtype=torch.bool, device=device)
+        return torch.stack([(a == b).all().to(device) for a, b in zip(samples, self._known[0], strict=True)]).all()
 
     def _fitting(self, inputs: Batch, count: int) -> Batch | None:
         """Inputs with a mask exactly where the recording has one; None where the recording has none but needs one."""
@@ -258,12 +247,12 @@ class PreparedExplainer:
         if isinstance(bare, Tensor) or isinstance(self._static, Tensor):
             return bare
         there, here = self._static.get(MASK), bare.get(MASK)
-        if there is not None and here is not None and (there.dtype, there.shape[1:]) != (here.dtype, here.shape[1:]):
-            return None  # copied into the recorded mask it would be rounded, or repeated
-        if MASK in self._static and MASK not in bare:
-            mask = self._static[MASK]
-            return {**bare, MASK: torch.ones_like(mask[:count] if MASK in self._per_sample else mask)}
-        return bare if (MASK in bare) == (MASK in self._static) else None
+        if there is None:
+            return bare if here is None else None
+        if here is None:
+            return {**bare, MASK: torch.ones_like(there[:count] if MASK in self._per_sample else there)}
+        same = (there.dtype, there.shape[1:]) == (here.dtype, here.shape[1:])
+        return bare if same else None  # copied into the recorded mask it would be rounded, or repeated
 
     def _fill(self, inputs: Batch, target: object, count: int) -> None:
         """Copy inputs and targets into the fixed memory."""
@@ -382,12 +371,6 @@ def _addresses(module: nn.Module) -> list[int]:
 def first_class(logits: Tensor) -> Tensor:
     """The logit of the first class, where a scalar is only asked for its kind."""
     return logits[:, 0]
-
-
-def _walked(run: Pass, part: Scalar, plan: Walk, wanted: Wanted) -> Result:
-    """The result of a walk over the layers of a pass."""
-    (walked,) = walk_layers([plan], run.layers(part, wanted, again=False))
-    return walked.result
 
 
 def _detached(result: Result) -> Result:

@@ -29,7 +29,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from vitrail.capture.references import (
     ATOMS,
     PROXIES,
-    compiled_methods,
     is_ordinary,
     known_to,
     methods,
@@ -42,8 +41,7 @@ from vitrail.capture.torch_private import without_functions, writes_to
 from vitrail.errors import AnatomyError, InputError
 
 CHECKPOINTING = ("grad_checkpointing", "gradient_checkpointing")
-COMPILED, PARALLEL = "OptimizedModule", "DistributedDataParallel"
-WRAPPERS = {COMPILED: "_orig_mod", PARALLEL: "module", "DataParallel": "module"}
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
 """Modules that only pass a call on, by the name of what they wrap."""
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 SHARED = (
@@ -235,7 +233,8 @@ class _Copier:
         if isinstance(twin, nn.DataParallel):
             own["device_ids"] = []  # then it calls its module as it is
         if kind not in self.classes:
-            self.classes[kind] = list(compiled_methods(kind))
+            pairs = [(name, method, uncompiled(method)) for name, method in methods(kind, every=True)]
+            self.classes[kind] = [(name, plain) for name, method, plain in pairs if plain is not method]
         for name, plain in self.classes[kind]:
             own.setdefault(name, types.MethodType(plain, twin))
 
@@ -246,7 +245,7 @@ class _Copier:
         made = type(table)()
         self._keep(table, made)
         for key, hook in table.items():
-            self.signature.append(_code_of(hook))
+            self.signature.append(getattr(getattr(hook, "__func__", hook), "__code__", type(hook)))
             knows = any(isinstance(x, nn.Module) for x in reachable([hook]))
             made[key] = self(hook) if knows else hook
         return made
@@ -329,9 +328,6 @@ class _Copier:
     def _proxy(self, x: Any) -> Any:  # noqa: ANN401
         target = x.__repr__.__self__  # a proxy hands attributes of what it stands for, which know their owner
         return weakref.proxy(self(target)) if isinstance(target, nn.Module) else x
-
-    def _generator(self, x: torch.Generator) -> torch.Generator:
-        return x.clone_state()
 
     def _array(self, x: np.ndarray) -> Any:  # noqa: ANN401
         self.signature.append((x.shape, x.dtype))
@@ -437,15 +433,10 @@ REFERRING = (
 )  # fmt: skip
 """Objects that may lead to a module without being one."""
 TREATMENTS: dict[type, Callable[[_Copier, Any], Any]] = {
-    nn.Parameter: _Copier._tensor,
-    Tensor: _Copier._tensor,
-    dict: _Copier._dict,
-    OrderedDict: _Copier._dict,
-    defaultdict: _Copier._dict,
-    list: _Copier._list,
-    deque: _Copier._list,
-    set: _Copier._set,
-    frozenset: _Copier._set,
+    **dict.fromkeys((nn.Parameter, Tensor), _Copier._tensor),
+    **dict.fromkeys((dict, OrderedDict, defaultdict), _Copier._dict),
+    **dict.fromkeys((list, deque), _Copier._list),
+    **dict.fromkeys((set, frozenset), _Copier._set),
     tuple: _Copier._tuple,
     types.FunctionType: _Copier._function,
     types.MethodType: _Copier._method,
@@ -453,7 +444,7 @@ TREATMENTS: dict[type, Callable[[_Copier, Any], Any]] = {
     functools.partial: _Copier._partial,
     weakref.ReferenceType: _Copier._reference,
     **dict.fromkeys(PROXIES, _Copier._proxy),
-    torch.Generator: _Copier._generator,
+    torch.Generator: lambda _, x: x.clone_state(),
     np.ndarray: _Copier._array,
 }
 
@@ -518,7 +509,7 @@ def _index_of(x: Tensor) -> object:
         return None
     if x.device.type == "cpu" and x.numel() <= LARGEST_INDEX:
         return hash(x.contiguous().numpy().tobytes())
-    return (id(x), x.data_ptr(), 0 if x.is_inference() else writes_to(x))
+    return (id(x), x.data_ptr(), writes_to(x))
 
 
 def _place_of(x: Tensor) -> object:
@@ -526,9 +517,3 @@ def _place_of(x: Tensor) -> object:
     if x.is_conj() or x.is_neg():
         return object()
     return x.data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype, x.device, _index_of(x)
-
-
-def _code_of(hook: object) -> object:
-    """What a hook does, as far as a structure is concerned: its code, or its class."""
-    function = getattr(hook, "__func__", hook)
-    return getattr(function, "__code__", type(hook))

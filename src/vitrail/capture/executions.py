@@ -13,6 +13,7 @@ from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_plain_call, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.torch_private import current_transform
 from vitrail.models.anatomy import Block
@@ -169,18 +170,6 @@ def _leave(seen: Executions) -> Callable[..., Tensor | None]:
 def _own(module: nn.Module) -> bool:
     """Whether a module has weights of its own, and not only parts that have some."""
     return any(x is not None for x in module._parameters.values())
-
-
-def tensors_in(given: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """All tensors in arguments or results, however they are nested, in order."""
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, (tuple, list)):
-        for x in given:
-            yield from tensors_in(x)
-    elif isinstance(given, dict):
-        for x in given.values():
-            yield from tensors_in(x)
 
 
 def node_of(x: Tensor | None) -> Node | None:

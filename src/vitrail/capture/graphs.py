@@ -7,8 +7,7 @@ decided the same. Checks for NaN are such answers.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -224,62 +223,35 @@ class Replay(Generic[T]):
     kept: tuple[object, ...]
 
 
-def rerun(compute: Callable[[], T], device: str) -> Replay[T]:
-    """A recording that computes again under the logged answers, as a graph would; for devices without graphs."""
-    compute()  # structures are measured in the first run alone
-    answers = HostAnswers(device)
-    with answers:
-        compute()
-
-    def run() -> tuple[T, Tensor]:
-        with answers.again():
-            found = compute()
-        return found, answers.agree()
-
-    return Replay(run, (answers,))
-
-
-@contextmanager
-def _unnoticed() -> Iterator[None]:
+class _Unnoticed:
     """Let the code of a model that asks this thread whether a graph is recorded go on as it always does.
 
     Libraries build masks of ones while a graph is recorded, because they cannot look at values then. Here they can: the
     answers are known. With a mask, attention would run by another kernel, several times slower, and round otherwise.
+    Torch's own question is replaced while there are threads that are told so.
     """
-    here = threading.get_ident()
-    _unaware.enter(here)
-    try:
-        yield
-    finally:
-        _unaware.leave(here)
-
-
-class _Unaware:
-    """Threads that are told that no graph is recorded. Torch's own question is replaced while there are any."""
 
     def __init__(self) -> None:
         self.lock, self.threads = threading.Lock(), set[int]()
         self.asked: Callable[[], bool] | None = None
 
-    def enter(self, thread: int) -> None:
-        """Tell a thread so from now on."""
+    def __enter__(self) -> None:
+        """Tell this thread from now on that no graph is recorded."""
         with self.lock:
-            self.threads.add(thread)
+            self.threads.add(threading.get_ident())
             if self.asked is None:
                 self.asked = asked = torch.cuda.is_current_stream_capturing
                 torch.cuda.is_current_stream_capturing = lambda: threading.get_ident() not in self.threads and asked()
 
-    def leave(self, thread: int) -> None:
-        """Tell a thread the truth again; the last one puts torch's own question back."""
+    def __exit__(self, *error: object) -> None:
+        """Tell it the truth again; the last thread puts torch's own question back."""
         with self.lock:
-            self.threads.discard(thread)
+            self.threads.discard(threading.get_ident())
             if not self.threads and self.asked is not None:
                 torch.cuda.is_current_stream_capturing, self.asked = self.asked, None
 
 
-_unaware = _Unaware()
-
-
+_unnoticed = _Unnoticed()
 WARM_UPS = 3
 
 
@@ -298,7 +270,7 @@ def cuda_graph(compute: Callable[[], T], device: str) -> Replay[T]:
     graph = torch.cuda.CUDAGraph()
     try:
         # Only this thread is kept from calls that a recording does not allow; others go on.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"), answers.again(), _unnoticed():
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"), answers.again(), _unnoticed:
             found = compute()
             agrees = answers.agree()
     except (RuntimeError, GraphError) as error:

@@ -27,10 +27,6 @@ BESIDE = 3
 SLACK = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE_SLACK = 0.02
 """How much a block may differ when it is run again, as a part of its largest value; the second for half precision."""
-MAPS = (
-    "memory='low' runs blocks again, but this model computes its attention maps itself and they would be kept. Load it "
-    "with attn_implementation='sdpa', or leave memory out."
-)
 
 
 @dataclass
@@ -38,25 +34,18 @@ class Recomputed:
     """Which blocks of a pass keep no graph, and what they were called with.
 
     Args:
-        memory: `low` for all blocks, `auto` for as many as the memory of the GPU asks for.
         depth: how many blocks there are.
-        border: the number of blocks that are run again; None until it is known.
+        border: the number of blocks that are run again; None until the first block shows how many the GPU asks for.
         leaf: where the graph begins.
         replay: the block that is being run again.
     """
 
-    memory: str
     depth: int
     border: int | None = None
     arguments: dict[int, tuple[tuple, dict]] = field(default_factory=dict)
     leaf: Tensor | None = None
     replay: int | None = None
     taken: int = 0  # memory in use where the first block began
-
-    def __post_init__(self) -> None:
-        """All blocks are run again, unless the first of them shows how many have to be."""
-        if self.memory == "low":
-            self.border = self.depth
 
     @property
     def count(self) -> int:
@@ -113,7 +102,9 @@ def recomputed(depth: int, together: str | None, memory: str, inputs: Inputs) ->
             "memory='full'."
         )
     long = inputs.ids is not None and inputs.ids.is_cuda and inputs.ids.numel() >= LONG
-    return None if memory == "auto" and (together is not None or not long) else Recomputed(memory, depth)
+    if memory == "auto":
+        return Recomputed(depth) if together is None and long else None
+    return Recomputed(depth, border=depth)
 
 
 def without_own_cache(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -144,7 +135,10 @@ def blocks_to_drop(depth: int, taken: int, stream: Tensor) -> int:
 def light(call: AttentionCall) -> AttentionCall:
     """A call without its tensors: their shapes and the mask."""
     if call.weights is not None:
-        raise OptionError(MAPS)
+        raise OptionError(
+            "memory='low' runs blocks again, but this model computes its attention maps itself and they would be kept. "
+            "Load it with attn_implementation='sdpa', or leave memory out."
+        )
     shape = lambda x: None if x is None else torch.empty_like(x, device="meta")  # noqa: E731
     return replace(
         call, query=shape(call.query), key=shape(call.key), value=None, output=None, logsumexp=None, softmax_input=None

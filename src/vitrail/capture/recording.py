@@ -166,8 +166,8 @@ class Layer:
         """Which keys each query may see by mask and order, broadcasting to `[b, h, q, k]`; None if all."""
         if self.mask is None and not self.causal:
             return None
-        shape = {"queries": self.get("query").shape[2], "keys": self.get("key").shape[2], "device": self.valid.device}
-        found = allowed_keys(self.mask, causal=self.causal, first_row=self.first_row, **shape)
+        size, device = (self.get("query").shape[2], self.get("key").shape[2]), self.valid.device
+        found = allowed_keys(self.mask, size, causal=self.causal, device=device, first_row=self.first_row)
         return None if found is None else found[(None,) * (4 - found.ndim)]
 
     @property
@@ -218,32 +218,11 @@ class Layer:
     def rows(self, start: int, stop: int) -> "Layer":
         """The same layer, seen by some of its queries only."""
         cut = slice(start, stop)
-        names = (
-            "query",
-            "query_grad",
-            "output",
-            "output_grad",
-            "weights",
-            "weights_grad",
-            "softmax_input",
-            "mask",
-        )
-        held = {name: x for name in names if (x := getattr(self, name)) is not None}
+        outer = {name: x[:, cut] for name in PER_QUERY if (x := getattr(self, name)) is not None}
+        inner = {name: x for name in PER_HEAD if (x := getattr(self, name)) is not None}
         # Masks may have one row that stands for all.
-        rows = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in held.items()}
-        normaliser = None if self.logsumexp is None else self.logsumexp[:, :, cut]
-        output_rows = None if self.output_rows is None else self.output_rows[:, cut]
-        norms = None if self.readout_norms is None else self.readout_norms[:, cut]
-        return replace(
-            self,
-            readout=self.readout[:, cut],
-            readout_norms=norms,
-            first_row=self.first_row + start,
-            logsumexp=normaliser,
-            output_rows=output_rows,
-            backend="dense",
-            **rows,
-        )
+        inner = {name: x[:, :, cut] if x.shape[2] > 1 else x for name, x in inner.items()}
+        return replace(self, first_row=self.first_row + start, backend="dense", **outer, **inner)
 
     def samples(self, start: int, stop: int) -> "Layer":
         """The same attention of some samples only; the residual stream does not come along."""
@@ -273,8 +252,11 @@ class Layer:
         return widen(gradient) * self.grad_scale.view(-1, *[1] * (gradient.ndim - 1))
 
 
-OPERANDS = ("query", "query_grad", "key", "value", "output", "output_grad", "weights", "weights_grad", "softmax_input")
-PER_SAMPLE = (*OPERANDS, "valid", "readout", "readout_norms", "mask", "logsumexp", "grad_scale", "output_rows")
+PER_QUERY = ("readout", "readout_norms", "output_rows")
+MAPS = ("weights", "weights_grad", "softmax_input", "mask")
+PER_HEAD = ("query", "query_grad", "output", "output_grad", "logsumexp", *MAPS)
+PER_SAMPLE = (*PER_QUERY, *PER_HEAD, "key", "value", "valid", "grad_scale")
+"""Names of tensors of a layer by their axes: `[b, q]`, `[b, h, q, ...]`, and all that begin with the batch."""
 
 
 @dataclass(frozen=True)

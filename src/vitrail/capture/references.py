@@ -6,7 +6,7 @@ import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,13 +51,6 @@ def is_ordinary(kind: type) -> bool:
     state = kind.__getstate__ is object.__getstate__
     made = all(base is object or base.__flags__ & HEAP_TYPE for base in kind.__mro__)  # written in Python
     return plain and state and made and not any(hasattr(kind, name) for name in own)
-
-
-def compiled_methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The methods of a class that torch.compile has compiled, as they were written."""
-    for name, method in methods(kind, every=True):
-        if (plain := uncompiled(method)) is not method:
-            yield name, plain
 
 
 def methods(kind: type, *, every: bool = False) -> Iterator[tuple[str, types.FunctionType]]:
@@ -137,10 +130,8 @@ def settings_of(model: nn.Module) -> list[tuple[type, str, object]]:
                 found.append((type(module), name, value))
             elif "_hooks" in name:
                 found.append((type(module), name, len(value)))
-            elif isinstance(value, (dict, list, tuple)) and all(isinstance(x, SETTING) for x in _values(value)):
-                found.append((type(module), name, str(value)))
+            elif isinstance(value, (dict, list, tuple)):
+                entries = value.values() if isinstance(value, dict) else value
+                if all(isinstance(x, SETTING) for x in entries):
+                    found.append((type(module), name, str(value)))
     return found
-
-
-def _values(given: dict | list | tuple) -> Iterable[object]:
-    return given.values() if isinstance(given, dict) else given

@@ -20,18 +20,15 @@ LOG = logging.getLogger(__name__)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256
 MOST_COLUMNS = 128
-KERNELS: dict[Weigh, str] = {
-    weigh: weigh.__name__
-    for weigh in (
-        dense.attention,
-        dense.gradient,
-        dense.positive,
-        dense.complete,
-        dense.magnitude,
-        dense.score_gradient,
-        dense.positive_gradient,
-    )
-}
+KERNELS: tuple[Weigh, ...] = (
+    dense.attention,
+    dense.gradient,
+    dense.positive,
+    dense.complete,
+    dense.magnitude,
+    dense.score_gradient,
+    dense.positive_gradient,
+)
 """What a kernel knows to compute of an entry."""
 
 
@@ -141,17 +138,13 @@ def tiles(layer: Layer) -> Iterator[tuple[slice, Layer]]:
 
 def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor, "b h k"]:
     """Per head, the rows of the weighed map, summed with these weights."""
-    if layer.weights is not None or weigh not in KERNELS:
-        reason = (
-            "the model computes its maps itself" if layer.weights is not None else f"no kernel for {weigh.__name__}"
-        )
-        fall_back(reason)
+    if weigh not in KERNELS:
+        fall_back(f"no kernel for {weigh.__name__}")
         return chunked.pull(layer, rows, weigh)
     note_backend("fused")
-    kernel = KERNELS[weigh]
+    kernel = weigh.__name__
     operands = Operands(layer, gradient=kernel != "attention")
-    out = torch.empty(operands.batch, operands.heads, operands.keys, device=rows.device)
-    operands.pull(rows.to(torch.float32).contiguous(), kernel, out, sparse=layer.is_last)
+    out = operands.pull(rows.to(torch.float32).contiguous(), kernel, sparse=layer.is_last)
     if kernel == "attention" or layer.grad_scale is None:
         return out
     return out.mul_(layer.grad_scale[:, None, None].to(out.dtype))
@@ -159,15 +152,11 @@ def pull(layer: Layer, rows: Float[Tensor, "b q"], weigh: Weigh) -> Float[Tensor
 
 def push(layer: Layer, columns: Float[Tensor, "b k c"]) -> Float[Tensor, "b q c"]:
     """The head mean of A applied to columns."""
-    if layer.weights is not None or columns.shape[2] > MOST_COLUMNS:
-        reason = "the model computes its maps itself" if layer.weights is not None else f"over {MOST_COLUMNS} columns"
-        fall_back(reason)
+    if columns.shape[2] > MOST_COLUMNS:
+        fall_back(f"over {MOST_COLUMNS} columns")
         return chunked.push(layer, columns)
     note_backend("fused")
-    operands = Operands(layer, gradient=False)
-    out = torch.empty(operands.batch, operands.heads, operands.queries, columns.shape[2], device=columns.device)
-    operands.push(columns.to(torch.float32).contiguous(), out)
-    return out.mean(dim=1)
+    return Operands(layer, gradient=False).push(columns.to(torch.float32).contiguous()).mean(dim=1)
 
 
 class Operands:
@@ -186,7 +175,7 @@ class Operands:
         )
         self.kind = "none" if layer.mask is None else "float" if layer.mask.is_floating_point() else "bool"
         self.lowest = torch.finfo(self.mask.dtype).min / 2 if self.kind == "float" else 0.0
-        self.precision = "tf32" if self._is_half() else "tf32x3"
+        self.half = self.query.dtype is not torch.float32
 
     @property
     def logsumexp(self) -> Tensor:
@@ -195,81 +184,73 @@ class Operands:
         if kept is not None and kept.stride(2) == 1:
             return kept
         out = torch.empty(self.batch, self.heads, self.queries, device=self.query.device)
-
-        def run(tiling: Tiling) -> None:
-            grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
-            triton_kernels().logsumexp[grid](
-                self.query, self.key, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
-                *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width, MASK=self.kind,
-                CAUSAL=self.layer.causal, PRECISION=self.precision, BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys,
-                BLOCK_D=padded(self.width), num_warps=tiling.warps, num_stages=tiling.stages,
-            )  # fmt: skip
-
-        launch(self._form("logsumexp"), self._tiling_of_rows(), run)
+        self._run("logsumexp", self._tiling_of_rows, out)
         return out
 
-    def pull(self, rows: Tensor, kernel: str, out: Tensor, *, sparse: bool) -> None:
-        """Fill `out[b, h, k]` with the sums over queries.
+    def pull(self, rows: Tensor, kernel: str, *, sparse: bool) -> Tensor:
+        """The sums over queries `[b, h, k]`.
 
         Args:
             sparse: whether most rows may be zero, so that it pays to look where they are not.
         """
+        out = torch.empty(self.batch, self.heads, self.keys, device=rows.device)
+        width = self.value.shape[3]
         half = LONG if self.queries >= SHORTEST_LONG else SHORT
         half = half if self.kind == "none" else half | MASKED
-        tiling = (half if self._is_half() else WIDE)[padded(max(self.width, self.value.shape[3]))]
+        tiling = (half if self.half else WIDE)[padded(max(self.width, width))]
         lse = self.logsumexp if kernel not in ("gradient", "positive_gradient") else rows
-        delta = self._delta() if kernel == "score_gradient" else rows
+        delta = rows
+        if kernel == "score_gradient":  # `sum_k A G` of every row, which is the output times its gradient
+            delta = (self.layer.get("output").float() * self.upstream.float()).sum(dim=3).contiguous()
+        operands = (self.value, self.upstream, lse, delta, rows)
+        strides = (*self.value.stride()[:3], *self.upstream.stride()[:3], *lse.stride()[:2])
+        constants = {"WEIGH": kernel, "SPARSE": sparse, "BLOCK_E": padded(width)}
+        self._run("pull", tiling, out, operands, strides, width, **constants)
+        return out
 
-        def run(tiling: Tiling) -> None:
-            grid = (_blocks(self.keys, tiling.keys) * self.batch * self.heads,)
-            triton_kernels().pull[grid](
-                self.query, self.key, self.value, self.upstream, lse, delta, rows, self.mask, out,
-                *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3],
-                *self.upstream.stride()[:3], *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest,
-                *self._sizes(), self.width, self.value.shape[3], WEIGH=kernel, MASK=self.kind,
-                CAUSAL=self.layer.causal, SPARSE=sparse, PRECISION=self.precision, BLOCK_Q=tiling.queries,
-                BLOCK_K=tiling.keys, BLOCK_D=padded(self.width), BLOCK_E=padded(self.value.shape[3]),
-                num_warps=tiling.warps, num_stages=tiling.stages,
-            )  # fmt: skip
+    def push(self, columns: Tensor) -> Tensor:
+        """The maps applied to columns `[b, h, q, c]`."""
+        width, lse = columns.shape[2], self.logsumexp
+        out = torch.empty(self.batch, self.heads, self.queries, width, device=columns.device)
+        strides = lse.stride()[:2]
+        self._run("push", self._tiling_of_rows, out, (columns, lse), strides, width, BLOCK_C=padded(width))
+        return out
 
-        launch(self._form(kernel), tiling, run)
-
-    def push(self, columns: Tensor, out: Tensor) -> None:
-        """Fill `out[b, h, q, c]` with the maps applied to columns."""
-        lse = self.logsumexp
-
-        def run(tiling: Tiling) -> None:
-            grid = (_blocks(self.queries, tiling.queries) * self.batch * self.heads,)
-            triton_kernels().push[grid](
-                self.query, self.key, columns, lse, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
-                *lse.stride()[:2], *self._mask_strides(), self.layer.scale, self.lowest, *self._sizes(), self.width,
-                columns.shape[2], MASK=self.kind, CAUSAL=self.layer.causal, PRECISION=self.precision,
-                BLOCK_Q=tiling.queries, BLOCK_K=tiling.keys, BLOCK_D=padded(self.width),
-                BLOCK_C=padded(columns.shape[2]), num_warps=tiling.warps, num_stages=tiling.stages,
-            )  # fmt: skip
-
-        launch(self._form("push", columns.shape[2]), self._tiling_of_rows(), run)
-
-    def _form(self, kernel: str, *more: int) -> tuple[Any, ...]:
-        """What decides how much shared memory a kernel takes beside its tiles."""
-        mask = self.mask.dtype if self.kind != "none" else None
-        return kernel, self.query.device, self.query.dtype, mask, self.width, self.value.shape[3], *more
-
-    def _is_half(self) -> bool:
-        return self.query.dtype is not torch.float32
-
+    @property
     def _tiling_of_rows(self) -> Tiling:
-        return (ROWS if self._is_half() else WIDE)[padded(self.width)]
+        return (ROWS if self.half else WIDE)[padded(self.width)]
 
-    def _delta(self) -> Tensor:
-        """`sum_k A G` of every row, which is the output times its gradient."""
-        return (self.layer.get("output").float() * self.upstream.float()).sum(dim=3).contiguous()
+    def _run(
+        self,
+        kernel: str,
+        tiling: Tiling,
+        out: Tensor,
+        operands: tuple[Tensor, ...] = (),
+        strides: tuple[int, ...] = (),
+        *widths: int,
+        **constants: Any,  # noqa: ANN401
+    ) -> None:
+        """Run a kernel: one program for each block of keys (`pull`) or queries (all others) of every head.
 
-    def _sizes(self) -> tuple[int, ...]:
-        return self.heads, self.heads // self.key.shape[1], self.queries, self.keys
+        Args:
+            operands: what it reads beside queries, keys and the mask, with these strides and widths.
+        """
+        masked = (0, 0, 0, 0) if self.kind == "none" else self.mask.stride()
+        sizes = (self.heads, self.heads // self.key.shape[1], self.queries, self.keys, self.width)
+        # What decides how much shared memory a kernel takes beside its tiles.
+        dtypes = self.query.dtype, self.mask.dtype if self.kind != "none" else None
+        form = kernel, constants.get("WEIGH"), self.query.device, *dtypes, self.width, self.value.shape[3], *widths
 
-    def _mask_strides(self) -> tuple[int, ...]:
-        return (0, 0, 0, 0) if self.kind == "none" else self.mask.stride()
+        def run(tiling: Tiling) -> None:
+            blocks = _blocks(self.keys, tiling.keys) if kernel == "pull" else _blocks(self.queries, tiling.queries)
+            getattr(triton_kernels(), kernel)[(blocks * self.batch * self.heads,)](
+                self.query, self.key, *operands, self.mask, out, *self.query.stride()[:3], *self.key.stride()[:3],
+                *strides, *masked, self.layer.scale, self.lowest, *sizes, *widths, **constants, MASK=self.kind,
+                CAUSAL=self.layer.causal, PRECISION="tf32" if self.half else "tf32x3", BLOCK_Q=tiling.queries,
+                BLOCK_K=tiling.keys, BLOCK_D=padded(self.width), num_warps=tiling.warps, num_stages=tiling.stages,
+            )  # fmt: skip
+
+        launch(form, tiling, run)
 
 
 def padded(width: int) -> int:

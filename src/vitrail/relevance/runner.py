@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -46,12 +48,11 @@ class Runner:
 
     def layers(self, needs: frozenset[str], *, last_only: bool = False) -> list[Layer]:
         """The layers of the pass that has been made, first to last, with the gradients of the scalar."""
-        return _layers(self.run, self.part, Wanted.of(needs, last_only=last_only), again=True)
+        return list(self.run.layers(self.part, Wanted.of(needs, last_only=last_only), again=True))[::-1]
 
     def walk(self, method: Walk) -> Result:
         """The result of a walk over the layers of the pass that has been made."""
-        (result,) = self.walks([method])
-        return result
+        return self.walks([method])[0]
 
     def walks(self, methods: Sequence[Walk]) -> list[Result]:
         """The results of walks over the layers of the pass that has been made, from one backward pass."""
@@ -110,7 +111,7 @@ class Runner:
     ) -> list[Layer]:
         """The layers of another pass, first to last, with the gradients of the same scalar."""
         with self.again(needs, pass_options, inputs=inputs, copies=copies) as (run, part):
-            return _layers(run, part, Wanted.of(needs, last_only=last_only), again=False)
+            return list(run.layers(part, Wanted.of(needs, last_only=last_only), again=False))[::-1]
 
     def follow(self, method: "RerunMethod") -> Result:
         """The result of another procedure on the same inputs and the same scalar, in a pass as it asks for."""
@@ -141,7 +142,6 @@ class Runner:
         Args:
             edit: what becomes of the residual stream before it enters the first block.
         """
-
         return self.answer(inputs, lambda logits: self.part.read(logits, rows), edit)
 
     def answer(
@@ -165,10 +165,13 @@ class Runner:
         handles = [self.body.blocks[0].module.register_forward_pre_hook(enter, with_kwargs=True)] if edit else []
         kept = nullcontext(inputs) if rows is None else keeping(self.model, inputs, rows)
         with autograd(gradients=False), hooks(handles), kept as given:
-            output = read_output(
-                run_model(self.model, given), span=self.body.anatomy.span, encodings=self.body.encodings
-            )
-        return read(output.wide)
+            logits = self.logits(given)
+        return read(logits)
+
+    def logits(self, inputs: Inputs) -> Tensor:
+        """The logits of the model on other inputs, in a precision that is safe to compute with."""
+        answer = run_model(self.model, inputs)
+        return read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
 
 
 @dataclass(frozen=True)
@@ -188,10 +191,6 @@ class RerunMethod:
     needs: frozenset[str] = frozenset()
     scalar: str = "logit"
     check: Callable[[nn.Module, Body, Inputs], None] = lambda model, body, inputs: None
-
-
-def _layers(run: Pass, part: Scalar, wanted: Wanted, *, again: bool) -> list[Layer]:
-    return list(run.layers(part, wanted, again=again))[::-1]
 
 
 Tokens = Float[Tensor, "b t d"]
@@ -227,22 +226,18 @@ def _scalar_from(runner: Runner, tokens: Tokens, inputs: Inputs, copies: int) ->
     with ExitStack() as stack:
         stack.enter_context(autograd(gradients=True))
         for block, out in zip(blocks, given, strict=True):
-            stack.enter_context(standing_in(block.module, out))
-        output = read_output(
-            run_model(runner.model, inputs), span=runner.body.anatomy.span, encodings=runner.body.encodings
-        )
-    if len(output.wide) != copies * runner.inputs.batch:
-        raise SeamError(
-            f"the head gave {len(output.wide)} answers for {copies} copies of a batch of {runner.inputs.batch}."
-        )
-    return runner.part_of(output.wide, copies)
+            stack.enter_context(forwarding(block.module, partial(lambda out, /, *args, **kwargs: out, out)))
+        logits = runner.logits(inputs)
+    if len(logits) != copies * runner.inputs.batch:
+        raise SeamError(f"the head gave {len(logits)} answers for {copies} copies of a batch of {runner.inputs.batch}.")
+    return runner.part_of(logits, copies)
 
 
 @contextmanager
-def standing_in(module: nn.Module, out: object) -> Iterator[None]:
-    """Let the module of a shadow give this instead of what it would compute."""
+def forwarding(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let the module of a shadow run this instead of its own forward."""
     own = vars(module).get("forward")
-    vars(module)["forward"] = lambda *args, **kwargs: out  # the module's own attribute hides its class's
+    vars(module)["forward"] = forward  # the module's own attribute hides its class's
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """One attention call: its operands and its result, as the model has them and as a `Layer` has them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,13 +142,9 @@ def as_mask(mask: Tensor, batch: int) -> Tensor:
 
 def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
     """What entered an attention call and what it gave, by the names of `Layer`."""
+    names = ("query", "key", "value", "output", "weights", "softmax_input")
     return {
-        "query": as_heads(call.query, batch),
-        "key": as_heads(call.key, batch),
-        "value": as_heads(call.value, batch),
-        "output": as_heads(call.output, batch),
-        "weights": as_heads(call.weights, batch),
-        "softmax_input": as_heads(call.softmax_input, batch),
+        **{name: as_heads(getattr(call, name), batch) for name in names},
         "mask": None if call.mask is None else as_mask(call.mask, batch),
         "causal": call.causal,
         "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
@@ -159,15 +155,16 @@ def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
 
 
 def allowed_keys(
-    mask: Tensor | None, *, causal: bool, queries: int, keys: int, device: torch.device, first_row: int = 0
+    mask: Tensor | None, size: tuple[int, int], *, causal: bool, device: torch.device, first_row: int = 0
 ) -> Tensor | None:
     """Which key each query may see, as booleans that broadcast to `[b, h, q, k]`; None if all.
 
     Args:
+        size: how many queries and keys there are.
         first_row: the place of the first of these queries.
     """
     if causal:
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(first_row)
+        return torch.ones(size, dtype=torch.bool, device=device).tril(first_row)
     if mask is None:
         return None
     if mask.dtype is torch.bool:
@@ -213,3 +210,14 @@ def positional(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) ->
             break
         moved.append(rest.pop(name))
     return tuple(moved), rest
+
+
+def tensors_in(*given: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    """All tensors in arguments or results, however they are nested, in order."""
+    left = list(reversed(given))
+    while left:
+        x = left.pop()
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, (tuple, list, dict)):
+            left.extend(reversed(x.values() if isinstance(x, dict) else x))

@@ -7,7 +7,7 @@ values as the softmax left it. A map that something has changed before it is mul
 the softmax gave is then not what the values are weighted with.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import mul, truediv
 from typing import Any
@@ -19,7 +19,7 @@ from torch.overrides import resolve_name
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.seams import einsum
-from vitrail.capture.seams.call import AttentionCall
+from vitrail.capture.seams.call import AttentionCall, tensors_in
 from vitrail.capture.seams.followed import Applied, AttentionMap, Powers, Product, Reading, Scores, same_total
 from vitrail.errors import SeamError
 
@@ -130,7 +130,7 @@ class Follower:
             return
         if func in EXPONENTIALS and given in self.scores:
             self.powers[out] = Powers(None if out is given else given, self.scores[given])
-        elif func in LOG_SOFTMAX and given in self.scores and _over_keys(out, args, kwargs):
+        elif func in LOG_SOFTMAX and given in self.scores and over_keys(out, args, kwargs):
             self.logs[out] = Powers(given, self.scores[given])
         elif given in self.powers and out.shape == given.shape and _hides(func, args):
             self.powers[out] = Powers(None, replace(self.powers[given].scores, plain=False))
@@ -143,7 +143,7 @@ class Follower:
         given = args[0]
         if given in self.totals and out is not given and same_total(func, out, args, kwargs):
             self.totals[out] = self.totals[given]
-        elif func in SUMS and given in self.powers and _over_keys(given, args, kwargs):
+        elif func in SUMS and given in self.powers and over_keys(given, args, kwargs):
             self.totals[out] = self.powers[given]
 
     def read(self, func: Callable[..., Any], args: tuple) -> Reading:
@@ -152,7 +152,7 @@ class Follower:
             return self._read_matmul(args, added=func in BIASED_PRODUCTS)
         args = self._straightened(args)
         found = einsum.read(args)
-        return Reading(args, Product(tuple(_tensors(args)))) if found is None else self._read_einsum(args, found)
+        return Reading(args, Product(tuple(tensors_in(args)))) if found is None else self._read_einsum(args, found)
 
     def _straightened(self, args: tuple) -> tuple:
         """The arguments of an einsum, with maps whose last two axes were exchanged as their softmax left them."""
@@ -162,7 +162,12 @@ class Follower:
         names, given = terms.split(","), list(args[1:])
         for place, x in enumerate(given[: len(names)]):
             known = self.maps.get(x) if isinstance(x, Tensor) else None
-            if known is not None and not known.changed and known.straight is not None and _is_swapped(known.order):
+            if (
+                known is not None
+                and not known.changed
+                and known.straight is not None
+                and known.order == _swapped(x.ndim)
+            ):
                 names[place] = f"{names[place][:-2]}{names[place][:-3:-1]}"
                 given[place] = known.straight
         return f"{','.join(names)}{arrow}{result}", *given
@@ -190,10 +195,10 @@ class Follower:
         out = args[0] if func is Tensor.__setitem__ else out
         if isinstance(out, Tensor):
             self._note_parts(func, out, args, kwargs)
-        given = list(_tensors((args, kwargs))) if self.follows else []
+        given = list(tensors_in((args, kwargs))) if self.follows else []
         mapped = [x for x in given if x in self.maps]
         scored = [(x, self.scores[x]) for x in given if x in self.scores] if func not in PROJECTIONS else []
-        for made in _tensors(out) if mapped or scored else ():
+        for made in tensors_in(out) if mapped or scored else ():
             if not made.is_floating_point():
                 continue
             if mapped and _has_both(made, self.maps[mapped[0]]):
@@ -207,7 +212,7 @@ class Follower:
         if not left.ndim == right.ndim in (3, 4, 5):
             return Reading(args, Product((left, right), keyed=left.ndim < right.ndim, activations=False))
         plain = tuple(range(left.ndim))
-        swapped = (*plain[:-2], plain[-1], plain[-2])
+        swapped = _swapped(left.ndim)
         keyed = not _is_weight(right)
         activations = keyed and not _is_weight(left)
         product = Product((left, right), query=left, key_order=swapped, keyed=keyed, activations=activations)
@@ -229,11 +234,10 @@ class Follower:
                 applied, views[place] = self._applied_by_einsum(found, place)
         scoring = einsum.scoring(equation, found.sizes) if applied is None and equation is not None else None
         if scoring is not None:
-            model = found.operands[scoring.query]
-            query, views[scoring.query] = _view(model, scoring.query_order)
-            product = replace(
-                product, query=query, place=scoring.query, key_order=scoring.key_order, itself=query is model
-            )
+            place, query_order, key_order = scoring
+            query, views[place] = _view(found.operands[place], query_order)
+            itself = query is found.operands[place]
+            product = replace(product, query=query, place=place, key_order=key_order, itself=itself)
         return Reading((args[0], *views), product, applied)
 
     def _applied_by_einsum(self, found: einsum.Einsum, place: int) -> tuple[Applied | None, Tensor]:
@@ -247,20 +251,13 @@ class Follower:
         if how is None or value is None:  # values that are summed over heads, or projected, on the way
             weighs = found.weighs(place) and self._applies(source, plain, None)
             return Applied(source, source, map_order=plain) if weighs else None, source
-        if not self._applies(source, plain, value, rows=how.map_order[-2]):
+        map_order, value_order, output_order = how
+        if not self._applies(source, plain, value, rows=map_order[-2]):
             return None, source
-        weights, view = _view(source, how.map_order)
-        seen = value.permute(how.value_order)
+        weights, view = _view(source, map_order)
+        seen = value.permute(value_order)
         seen = seen.unsqueeze(1) if seen.ndim < weights.ndim else seen
-        return Applied(
-            source,
-            weights,
-            how.map_order,
-            seen,
-            2 - place,
-            how.value_order,
-            how.output_order,
-        ), view
+        return Applied(source, weights, map_order, seen, 2 - place, value_order, output_order), view
 
     def _applies(self, x: Tensor, order: einsum.Order, value: Tensor | None, *, rows: int = -2) -> bool:
         """Whether a factor is a map as its softmax left it, which a product applies to these values.
@@ -272,17 +269,29 @@ class Follower:
         known = self.maps.get(x)
         if known is None:
             return False
-        plain = order == tuple(range(len(order)))
         if known.changed:
-            if tuple(x.shape[-2:]) == tuple(known.shape[-2:] if plain else known.shape[:-3:-1]):
-                raise _changed(known)
+            expected = known.shape[-2:] if einsum.is_plain(order) else known.shape[:-3:-1]
+            if tuple(x.shape[-2:]) == tuple(expected):
+                raise SeamError(
+                    f"attention of shape {tuple(known.shape)} is changed after its softmax, by "
+                    f"{', '.join(known.changed)}, before it is multiplied with the values, as where heads are mixed "
+                    "(talking heads), gated or averaged. What the softmax gave is then not what weighs the values, so "
+                    "no method that reads attention maps applies to this model."
+                )
             return False
         if known.order != order:
             if known.order[:-2] == order[:-2] and known.shape[-1] == known.shape[-2]:
-                raise _turned(known)
+                raise SeamError(
+                    f"a softmax of shape {tuple(known.shape)} is multiplied over its queries, not over its keys, so "
+                    "its rows are not what each token reads. No method that reads attention maps applies to this model."
+                )
             return False
         if value is not None and self._is_product(value):
-            raise _two_products(known, value)
+            raise SeamError(
+                f"a softmax of shape {tuple(known.shape)} is multiplied with a product of two activations, of shape "
+                f"{tuple(value.shape)}, as in linear attention (a softmax over channels) or attention in two steps. "
+                "That is no map from tokens to tokens, so no method that reads attention maps applies to this model."
+            )
         scored = known.scores is not None and any(product.keyed for product in known.scores.products)
         # A gate or router is no product with keys, and its columns are not the tokens it is a row for.
         return scored or known.shape[rows] in (1, known.shape[-1])
@@ -316,10 +325,9 @@ class Follower:
         )
 
 
-def _is_swapped(order: tuple[int, ...]) -> bool:
-    """Whether the last two axes are exchanged, and no others."""
-    plain = tuple(range(len(order)))
-    return order == (*plain[:-2], plain[-1], plain[-2])
+def _swapped(ndim: int) -> einsum.Order:
+    """The axes with the last two exchanged."""
+    return (*range(ndim - 2), ndim - 1, ndim - 2)
 
 
 def _hides(func: Callable[..., Any], args: tuple) -> bool:
@@ -329,16 +337,10 @@ def _hides(func: Callable[..., Any], args: tuple) -> bool:
     return SCALINGS.get(func) is mul
 
 
-def _over_keys(x: Tensor, args: tuple, kwargs: dict) -> bool:
+def over_keys(x: Tensor, args: tuple, kwargs: dict) -> bool:
     """Whether a function of one tensor is over its last axis."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return dim in (-1, x.ndim - 1, [-1], (-1,), [x.ndim - 1], (x.ndim - 1,))
-
-
-def is_attention(func: Callable[..., Any], out: Any, args: tuple, kwargs: dict) -> bool:  # noqa: ANN401
-    """Whether a function was a softmax over keys."""
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return func in SOFTMAX and out.ndim in (3, 4, 5) and dim in (-1, out.ndim - 1)
 
 
 def with_values(reading: Reading, change: Callable[[Tensor], Tensor]) -> Reading:
@@ -369,7 +371,7 @@ def _view(x: Tensor, order: einsum.Order) -> tuple[Tensor, Tensor]:
 
 def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: Tensor, args: tuple) -> AttentionMap:
     """What the result of a function of a map is."""
-    plain = known.order == tuple(range(len(known.order)))
+    plain = einsum.is_plain(known.order)
     if known.changed and (func in SAME_ENTRIES or _moved(func, args, old.ndim) is not None):
         return known
     if not known.changed and args and args[0] is old:
@@ -398,7 +400,8 @@ def _is_zero(x: Any) -> bool:  # noqa: ANN401
 
 
 def _after_change(func: Callable[..., Any], known: AttentionMap) -> AttentionMap:
-    return replace(known, changed=(*known.changed, _name(func)), straight=None)
+    name = (resolve_name(func) or getattr(func, "__name__", "a function")).removeprefix("torch.")
+    return replace(known, changed=(*known.changed, name), straight=None)
 
 
 def _has_both(x: Tensor, known: AttentionMap) -> bool:
@@ -450,7 +453,7 @@ def _scores_after(
     stays = func in SHIFTS or func in SCALINGS or func in ELEMENTWISE
     if stays and new.shape == old.shape:
         return Scores(every, known.main, plain=False)
-    if func in JOINS and new.shape[:-1] == old.shape[:-1] and next(_tensors(args), None) is old:
+    if func in JOINS and new.shape[:-1] == old.shape[:-1] and next(tensors_in(args), None) is old:
         return Scores(every, known.main, plain=False)
     return Scores(every, None, plain=False)
 
@@ -494,39 +497,3 @@ def _origins(x: Tensor) -> list[object]:
         moved = any(node.name() == f"{name}Backward{n}" for name in MOVES for n in range(3))
         node = before[0] if moved and len(before) == 1 else None
     return found
-
-
-def _changed(known: AttentionMap) -> SeamError:
-    return SeamError(
-        f"attention of shape {tuple(known.shape)} is changed after its softmax, by {', '.join(known.changed)}, before "
-        "it is multiplied with the values, as where heads are mixed (talking heads), gated or averaged. What the "
-        "softmax gave is then not what weighs the values, so no method that reads attention maps applies to this model."
-    )
-
-
-def _turned(known: AttentionMap) -> SeamError:
-    return SeamError(
-        f"a softmax of shape {tuple(known.shape)} is multiplied over its queries, not over its keys, so its rows are "
-        "not what each token reads. No method that reads attention maps applies to this model."
-    )
-
-
-def _two_products(known: AttentionMap, value: Tensor) -> SeamError:
-    return SeamError(
-        f"a softmax of shape {tuple(known.shape)} is multiplied with a product of two activations, of shape "
-        f"{tuple(value.shape)}, as in linear attention (a softmax over channels) or attention in two steps. That is "
-        "no map from tokens to tokens, so no method that reads attention maps applies to this model."
-    )
-
-
-def _name(func: Callable[..., Any]) -> str:
-    return (resolve_name(func) or getattr(func, "__name__", "a function")).removeprefix("torch.")
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """All tensors in arguments or results, however they are nested, in order."""
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, (tuple, list, dict)):
-        for x in given.values() if isinstance(given, dict) else given:
-            yield from _tensors(x)

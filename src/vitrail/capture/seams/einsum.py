@@ -89,9 +89,10 @@ def read(args: tuple) -> Einsum | None:
         x.shape[i] == sizes[name] for names, x in zip(labels, operands, strict=True) for i, name in enumerate(names)
     )
     product = Equation(labels[0], labels[1], out) if len(labels) == 2 and whole else None
-    return Einsum(
-        tuple(operands), labels, out, sizes, product if product is not None and _is_product(product) else None
-    )
+    # Every label has to be kept, or summed over in both operands together.
+    if product is not None and {*product.left, *product.right} != {*product.out, *product.summed()}:
+        product = None
+    return Einsum(tuple(operands), labels, out, sizes, product)
 
 
 def _expanded(text: str, ndim: int | None, *others: tuple[Label, ...]) -> tuple[Label, ...]:
@@ -111,11 +112,6 @@ def _implied(labels: tuple[tuple[Label, ...], ...]) -> tuple[Label, ...]:
     return (*hidden, *sorted(x for x in every if isinstance(x, str) and every.count(x) == 1))
 
 
-def _is_product(equation: Equation) -> bool:
-    """Whether every label is kept, or summed over in both operands together."""
-    return {*equation.left, *equation.right} == {*equation.out, *equation.summed()}
-
-
 def order(labels: tuple[Label, ...], wanted: tuple[Label, ...]) -> Order:
     """Which axis of a tensor with these labels comes first, second and so on in the wanted order."""
     return tuple(labels.index(x) for x in wanted)
@@ -131,17 +127,11 @@ def is_plain(order: Order) -> bool:
     return order == tuple(range(len(order)))
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """How an einsum makes scores: the query's place among the operands, and orders that give `[..., t, d]`."""
+def scoring(equation: Equation, sizes: Mapping[Label, int]) -> tuple[int, Order, Order] | None:
+    """How a product makes scores whose last axis are the keys; None if it does not.
 
-    query: int
-    query_order: Order
-    key_order: Order
-
-
-def scoring(equation: Equation, sizes: Mapping[Label, int]) -> Scoring | None:
-    """How a product makes scores whose last axis are the keys; None if it does not."""
+    The query's place among the operands, and the orders that give queries and keys as `[..., t, d]`.
+    """
     key = equation.out[-1:]
     place = 0 if equation.turned.own() == key else 1
     turned = equation if place == 0 else equation.turned  # the query first
@@ -150,27 +140,16 @@ def scoring(equation: Equation, sizes: Mapping[Label, int]) -> Scoring | None:
         return None
     heads, query = roles
     batch = turned.shared()
-    return Scoring(
-        place,
-        order(turned.left, (*batch, *heads, query, *turned.summed())),
-        order(turned.right, (*batch, *key, *turned.summed())),
-    )
+    query_order = order(turned.left, (*batch, *heads, query, *turned.summed()))
+    return place, query_order, order(turned.right, (*batch, *key, *turned.summed()))
 
 
-@dataclass(frozen=True)
-class Applying:
-    """How an einsum applies a map to values: orders that give `[..., q, k]`, `[..., k, d]` and `[..., q, d]`.
+def applying(equation: Equation, sizes: Mapping[Label, int]) -> tuple[Order, Order, Order] | None:
+    """How a product applies the map, its first operand, to values; None if it does anything else with it.
 
-    Values that all heads share have no axis of heads.
+    The orders that give map, values and result as `[..., q, k]`, `[..., k, d]` and `[..., q, d]`. Values that all heads
+    share have no axis of heads.
     """
-
-    map_order: Order
-    value_order: Order
-    output_order: Order
-
-
-def applying(equation: Equation, sizes: Mapping[Label, int]) -> Applying | None:
-    """How a product applies the map, its first operand, to values; None if it does anything else with it."""
     key = equation.left[-1:]
     if equation.summed() != key or len(equation.turned.own()) != 1:
         return None
@@ -186,7 +165,7 @@ def applying(equation: Equation, sizes: Mapping[Label, int]) -> Applying | None:
         return None
     heads, query = roles
     batch, channel = equation.shared(), equation.turned.own()
-    return Applying(
+    return (
         order(equation.left, (*batch, *heads, query, *key)),
         order(equation.right, (*batch, *key, *channel)),
         order(equation.out, (*batch, *heads, query, *channel)),

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.seams.call import AttentionCall, allowed_keys, positional, read_sdpa
-from vitrail.capture.seams.eager import MULTIPLYING, SOFTMAX, Follower, is_attention, with_values
+from vitrail.capture.seams.call import AttentionCall, allowed_keys, call_shape, positional, read_sdpa
+from vitrail.capture.seams.eager import MULTIPLYING, SOFTMAX, Follower, over_keys, with_values
 from vitrail.capture.seams.einsum import is_plain
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import SeamError
@@ -52,38 +52,27 @@ class Override:
         return self.scores is not None or self.bias is not None
 
 
-class _InPlace(torch.autograd.Function):
-    """One tensor in the place of another, through which no gradient passes."""
+class _Replaced(torch.autograd.Function):
+    """One tensor's values in the place of another, to which the gradient goes on if it passes."""
 
     @staticmethod
-    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:
+    def forward(ctx: Any, old: Tensor, new: Tensor, passes: bool) -> Tensor:  # noqa: ANN401, FBT001
+        ctx.passes = passes
         return new.clone()
 
     @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> tuple[None, None]:
-        return None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:  # noqa: ANN401
+        return gradients[0] if ctx.passes else None, None, None
 
 
 def in_place_of(old: Tensor, new: Tensor) -> Tensor:
     """The new tensor where the graph had the old one: its gradient is known, but goes no further."""
-    return cast(Tensor, _InPlace.apply(old, new.to(old.dtype).reshape_as(old)))
-
-
-class _OnTop(torch.autograd.Function):
-    """One tensor's values in the place of another, to which the gradient goes on."""
-
-    @staticmethod
-    def forward(ctx: object, old: Tensor, new: Tensor) -> Tensor:
-        return new.clone()
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    return cast(Tensor, _Replaced.apply(old, new.to(old.dtype).reshape_as(old), False))  # noqa: FBT003
 
 
 def on_top_of(old: Tensor, new: Tensor) -> Tensor:
     """The new tensor where the graph had the old one: its gradient goes on to whatever made the old."""
-    return cast(Tensor, _OnTop.apply(old, new.detach().to(old.dtype).reshape_as(old)))
+    return cast(Tensor, _Replaced.apply(old, new.detach().to(old.dtype).reshape_as(old), True))  # noqa: FBT003
 
 
 BLIND = Override(
@@ -116,9 +105,7 @@ def overridden_call(call: AttentionCall, override: Override, block: int, fused: 
 def biased(call: AttentionCall, bias: Tensor) -> Tensor:
     """The mask of a fused call with numbers added to the scores of the keys that may be seen."""
     assert call.query is not None
-    assert call.key is not None
-    shape = {"queries": call.query.shape[-2], "keys": call.key.shape[-2], "device": call.query.device}
-    allowed = allowed_keys(call.mask, causal=call.causal, **shape)
+    allowed = allowed_keys(call.mask, call_shape(call), causal=call.causal, device=call.query.device)
     if call.mask is not None and call.mask.is_floating_point():
         bias = bias + call.mask
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
@@ -143,8 +130,8 @@ def softmax(
     """
     assert call.query is not None
     scores = (call.query * call.scale) @ key.transpose(-1, -2)
-    shape = {"queries": scores.shape[-2], "keys": scores.shape[-1], "device": scores.device}
-    allowed = allowed_keys(call.mask, causal=call.causal, first_row=first_row, **shape)
+    size, device = (scores.shape[-2], scores.shape[-1]), scores.device
+    allowed = allowed_keys(call.mask, size, causal=call.causal, device=device, first_row=first_row)
     if call.mask is not None and call.mask.is_floating_point():
         scores = scores + call.mask
     scores = scores if change is None else change(scores)
@@ -154,14 +141,10 @@ def softmax(
     return weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
 
 
-def _no_override(*_: object) -> bool:
-    return False
-
-
 def _transparent(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a python function that never hands itself to a torch function mode."""
     assert isinstance(function, types.FunctionType)
-    namespace = dict(function.__globals__, has_torch_function=_no_override)
+    namespace = dict(function.__globals__, has_torch_function=lambda *_: False)
     copy = types.FunctionType(
         function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__
     )
@@ -244,7 +227,7 @@ class InterceptAttention(TorchFunctionMode):
 
     def _softmax(self, func: Callable[..., Any], args: tuple, kwargs: dict, block: int | None) -> Any:  # noqa: ANN401
         """A softmax: over keys, over keys that stand before queries, or over something else."""
-        if is_attention(func, args[0], args, kwargs):
+        if args[0].ndim in (3, 4, 5) and over_keys(args[0], args, kwargs):
             return self._over_keys(func, args, kwargs, block)
         if not self.follower.keys_first(args, kwargs):
             out = func(*args, **kwargs)
@@ -293,24 +276,22 @@ class InterceptAttention(TorchFunctionMode):
         return out
 
     def _fused(self, block: int | None, args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
-        if self.override is None or block is None:
-            out = F.scaled_dot_product_attention(*args, **kwargs)
-            self.emit(read_sdpa(out, *args, **kwargs))
-        elif self.override.bias is not None:
-            args, kwargs = self._with_bias(args, kwargs)
-            out = F.scaled_dot_product_attention(*args, **kwargs)
-            self.emit(read_sdpa(out, *args, **kwargs))
+        override = None if block is None else self.override
+        if override is not None and override.bias is not None:
+            args, kwargs = self._with_bias(override.bias, args, kwargs)
+        fused = partial(F.scaled_dot_product_attention, *args, **kwargs)
+        if override is None or block is None or override.bias is not None:
+            call = read_sdpa(fused(), *args, **kwargs)
         else:
-            fused = partial(F.scaled_dot_product_attention, *args, **kwargs)
-            call = overridden_call(read_sdpa(None, *args, **kwargs), self.override, block, fused)
-            out = call.output
-            self.emit(call)
+            call = overridden_call(read_sdpa(None, *args, **kwargs), override, block, fused)
+        self.emit(call)
+        out = call.output
         return out if self.cut is None or out is None else self.cut(out, tuple(range(out.ndim)))
 
-    def _with_bias(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _with_bias(
+        self, bias: Callable[[torch.Size, torch.dtype], Tensor], args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict]:
         """The arguments of a fused call with what is added to its scores as its mask."""
-        assert self.override is not None
-        assert self.override.bias is not None
         call = read_sdpa(None, *args, **kwargs)
         query, key = args[0], args[1]
         shape = torch.Size((*query.shape[:-1], key.shape[-2]))
@@ -319,7 +300,7 @@ class InterceptAttention(TorchFunctionMode):
             None,
         )
         if known is None:
-            known = biased(call, self.override.bias(shape, query.dtype))
+            known = biased(call, bias(shape, query.dtype))
             self.masks.append((call.mask, call.causal, shape, known))
         names = ("dropout_p", "is_causal", "scale", "enable_gqa")
         given = {**dict(zip(names, args[4:], strict=False)), **kwargs, "attn_mask": known, "is_causal": False}
@@ -349,8 +330,7 @@ def attention_calls(
     """Report the attention calls of every model that runs inside the block, in this thread.
 
     Args:
-        safe: give rows of attention that may see nothing the weight zero instead of NaN.
-        cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
+        safe, cut: as for `InterceptAttention`.
     """
     mode = InterceptAttention(emit, None, lambda: None, safe=safe, cut=cut)
     with mode:

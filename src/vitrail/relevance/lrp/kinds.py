@@ -21,15 +21,10 @@ POWERS = {torch.pow, Tensor.pow, Tensor.__pow__}
 ROOTS = (0.5, -0.5, -1)
 """Exponents of a deviation, or of one over it; other powers are functions of single entries."""
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.__iadd__: Tensor.add,
-    Tensor.add_: Tensor.add,
-    Tensor.__isub__: Tensor.sub,
-    Tensor.sub_: Tensor.sub,
-    Tensor.subtract_: Tensor.sub,
-    Tensor.__imul__: Tensor.mul,
-    Tensor.mul_: Tensor.mul,
-    Tensor.__itruediv__: Tensor.div,
-    Tensor.div_: Tensor.div,
+    **dict.fromkeys((Tensor.__iadd__, Tensor.add_), Tensor.add),
+    **dict.fromkeys((Tensor.__isub__, Tensor.sub_, Tensor.subtract_), Tensor.sub),
+    **dict.fromkeys((Tensor.__imul__, Tensor.mul_), Tensor.mul),
+    **dict.fromkeys((Tensor.__itruediv__, Tensor.div_), Tensor.div),
 }
 """`x += y` binds its result to x again, so a new tensor does as well, and what a rule has saved stays as it was."""
 
@@ -39,35 +34,25 @@ STATEMENTS = {Tensor.add_, Tensor.mul_, Tensor.div_}
 KINDS: dict[Callable[..., Any], str] = {
     F.linear: "linear",
     torch.addmm: "addmm",
-    F.conv2d: "convolution",
-    torch.conv2d: "convolution",
-    F.layer_norm: "layer_norm",
-    torch.layer_norm: "layer_norm",
+    **dict.fromkeys((F.conv2d, torch.conv2d), "convolution"),
+    **dict.fromkeys((F.layer_norm, torch.layer_norm), "layer_norm"),
     F.rms_norm: "rms_norm",
     F.group_norm: "group_norm",
     F.scaled_dot_product_attention: "attention",
-    torch.mean: "mean",
-    Tensor.mean: "mean",
-    torch.sum: "mean",
-    Tensor.sum: "mean",
+    **dict.fromkeys((torch.mean, Tensor.mean, torch.sum, Tensor.sum), "mean"),
     **dict.fromkeys(PRODUCTS, "product"),
     **dict.fromkeys(SOFTMAX, "softmax"),
     **dict.fromkeys(
         (
             F.gelu, F.silu, F.relu, F.relu6, F.leaky_relu, F.elu, F.hardswish, F.mish, F.tanh, F.sigmoid, torch.tanh,
-            torch.relu, torch.sigmoid, Tensor.tanh, Tensor.relu, Tensor.sigmoid,
+            torch.relu, torch.sigmoid, Tensor.tanh, Tensor.relu, Tensor.sigmoid, *POWERS, torch.erf, Tensor.erf,
+            torch.exp, Tensor.exp, torch.square, Tensor.square, torch.clamp, Tensor.clamp, torch.clip, Tensor.clip,
+            torch.abs, Tensor.abs, torch.log, Tensor.log, torch.log1p, Tensor.log1p, F.softplus, F.logsigmoid,
+            F.hardtanh, F.selu, F.celu, F.hardsigmoid,
         ),
         "activation",
     ),
     **dict.fromkeys((F.dropout, torch.dropout), "dropout"),
-    **dict.fromkeys(
-        (
-            *POWERS, torch.erf, Tensor.erf, torch.exp, Tensor.exp, torch.square, Tensor.square, torch.clamp,
-            Tensor.clamp, torch.clip, Tensor.clip, torch.abs, Tensor.abs, torch.log, Tensor.log, torch.log1p,
-            Tensor.log1p, F.softplus, F.logsigmoid, F.hardtanh, F.selu, F.celu, F.hardsigmoid,
-        ),
-        "activation",
-    ),
     **dict.fromkeys(
         (
             torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.std, Tensor.std, torch.var, Tensor.var,
@@ -82,11 +67,6 @@ KINDS: dict[Callable[..., Any], str] = {
         (
             F.conv1d, torch.conv1d, F.conv3d, torch.conv3d, F.interpolate, F.conv_transpose1d, F.conv_transpose2d,
             F.conv_transpose3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, F.fold,
-        ),
-        "linear_map",
-    ),
-    **dict.fromkeys(
-        (
             torch.cumsum, Tensor.cumsum, torch.index_add, Tensor.index_add, torch.scatter_add, Tensor.scatter_add,
             F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.batch_norm, torch.batch_norm,
             torch.trace, torch.diagonal, Tensor.diagonal,
@@ -186,10 +166,7 @@ def is_rms_norm(module: nn.Module) -> bool:
     return type(module).__name__.lower().endswith("rmsnorm") and not isinstance(module, nn.RMSNorm)
 
 
-MODULES: tuple[tuple[str, Callable[[nn.Module], bool]], ...] = (
-    ("activation", is_activation),
-    ("rms_norm_module", is_rms_norm),
-)
+MODULES: dict[str, Callable[[nn.Module], bool]] = {"activation": is_activation, "rms_norm_module": is_rms_norm}
 """Modules that are one operation although they are written as several."""
 
 
@@ -211,12 +188,11 @@ def kind_of(
         return "product" if both else "linear_product" if any(x is active[0] for x in args[:1]) else "right_product"
     if func in POWERS and len(args) > 1 and args[1] in ROOTS:
         return "deviation"
-    if func is Tensor.__getitem__ and _picks_a_token(args):
+    if func is Tensor.__getitem__ and _picks_a_token(*args):
         return "select"
     grouped = not both and getattr(func, "__name__", "") in GROUPED
     return KINDS.get(func) or ("route" if func in ROUTING else "linear_map" if grouped else "unknown")
 
 
-def _picks_a_token(args: tuple) -> bool:
-    x, index = args
+def _picks_a_token(x: Tensor, index: object) -> bool:
     return x.ndim == 3 and isinstance(index, tuple) and len(index) > 1 and isinstance(index[1], int)

@@ -8,21 +8,20 @@ import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.hooks import Capture, replaced_stream
-from vitrail.capture.seams.call import positional
+from vitrail.capture.seams.call import positional, tensors_in
 from vitrail.capture.seams.intercept import on_top_of
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.torch_private import saving_hooks
@@ -42,6 +41,7 @@ from vitrail.relevance.lrp.kinds import (
     kind_of,
 )
 from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden
+from vitrail.relevance.runner import forwarding
 
 RUNNING = ("forward", "_call_impl")
 """The functions that stand on the call stack while a module runs, whatever it calls its own."""
@@ -123,27 +123,23 @@ class _Propagate(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         """Run one function by its rule."""
+        kwargs = kwargs or {}
         if self.paused or func in QUERIES:
-            return func(*args, **(kwargs or {}))
-        if self._before_all():  # a bias of attention that all blocks share is made here
-            return self._constant(func(*args, **(kwargs or {})))
-        if not self.stale and (func in self.plain or func in self.entrywise) and (not kwargs or _says_how(kwargs)):
+            return func(*args, **kwargs)
+        if self.capture.pass_options.last_block and not self.capture.roots:  # in blocks below the last
+            return self._constant(func(*args, **kwargs))  # such as a bias of attention that all blocks share
+        if not self.stale and (func in self.plain or func in self.entrywise) and _says_how(kwargs):
             active = self._read_by(args)
             if active is not None and (func in self.plain or len(active) < 2 or self._adds_others(func, active)):
-                out = func(*args, **(kwargs or {}))
-                return self._at_once(func, out, active)
-        return self._by_rule(func, args, kwargs or {})
-
-    def _before_all(self) -> bool:
-        """Whether the model runs in blocks below the last, where the pass begins no sooner than there."""
-        return self.capture.pass_options.last_block and not self.capture.roots
+                return self._at_once(func, func(*args, **kwargs), active)
+        return self._by_rule(func, args, kwargs)
 
     def _read_by(self, args: tuple) -> list[Tensor] | None:
         """The arguments that depend on what is explained; None where that needs a closer look."""
         found: list[Tensor] = []
         for x in args:
             if not isinstance(x, Tensor):
-                if isinstance(x, (list, dict)) or (isinstance(x, tuple) and tensors(x)):
+                if isinstance(x, (list, dict)) or (isinstance(x, tuple) and next(tensors_in(x), None) is not None):
                     return None
             elif x in self.depends:
                 found.append(x)
@@ -183,15 +179,21 @@ class _Propagate(TorchFunctionMode):
             self._outdate(args[0])
         function = IN_PLACE.get(func, func)
         changed = args[0] if function is not func else None
-        if func in STATEMENTS and not is_overridden(args[0]) and self._chained(function, args, active):
-            return self.follow("write", func, args, kwargs, active)
-        if function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS:
-            out = self._sum(function, args, kwargs, active)
-        else:
-            out = self.follow(kind_of(function, args, active, self.stream_shape()), function, args, kwargs, active)
+        kind = self._kind(function, args, active)
+        if func in STATEMENTS and not is_overridden(args[0]) and self.table.rules.get(kind) is gradient:
+            return self.follow("write", func, args, kwargs, active)  # the chain rule knows tensors that change
+        summed = function in ADDITIONS or function in SUBTRACTIONS or function in REVERSED_SUBTRACTIONS
+        follow = self._sum if summed else partial(self.follow, kind)
+        out = follow(function, args, kwargs, active)
         if changed is not None:
             self._outdate(changed)
         return out
+
+    def _kind(self, func: Callable[..., Any], args: tuple, active: Sequence[Tensor]) -> str:
+        """What kind of operation a function is here; inside a block, by the shape of its residual stream."""
+        block = self.capture.block
+        stream = None if block is None else self.capture.blocks[block].states["entering"].shape
+        return kind_of(func, args, active, stream)
 
     def _outdate(self, x: Tensor) -> None:
         """A tensor was to be changed in place, and with it what it is a view of: neither may be read again."""
@@ -199,15 +201,11 @@ class _Propagate(TorchFunctionMode):
         if x._base is not None:
             self.stale[x._base] = True
 
-    def _chained(self, function: Callable[..., Any], args: tuple, active: tuple[Tensor, ...]) -> bool:
-        """Whether an operation is left to the chain rule, which knows tensors that change."""
-        return self.table.rules.get(kind_of(function, args, active, self.stream_shape())) is gradient
-
     def _sum(self, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """A sum or a difference by its rule: `x + alpha y` is the sum of x and of y scaled first."""
         factor = kwargs.get("alpha", 1) * (1 if func in ADDITIONS else -1)
         if factor == 1:
-            return self.follow(kind_of(func, args, active, self.stream_shape()), func, args, kwargs, active)
+            return self.follow(self._kind(func, args, active), func, args, kwargs, active)
         summands = list(args[:2])
         place = 0 if func in REVERSED_SUBTRACTIONS else 1
         summands[place] = self._scaled(summands[place], factor)
@@ -218,9 +216,7 @@ class _Propagate(TorchFunctionMode):
         active = self.active_among(summands)
         if not active:  # scaled by what relevance does not pass through
             return self._constant(func(*args, **kwargs))
-        return self.follow(
-            kind_of(torch.add, tuple(summands), active, self.stream_shape()), add, tuple(summands), {}, active
-        )
+        return self.follow(self._kind(torch.add, tuple(summands), active), add, tuple(summands), {}, active)
 
     def _scaled(self, x: Any, factor: int | float) -> Any:  # noqa: ANN401
         """A summand times a number, as old as the summand."""
@@ -238,8 +234,8 @@ class _Propagate(TorchFunctionMode):
         # A region that is run again in the backward pass would be run without rules.
         self.capture.checkpointed |= saving_hooks() != self.capture.outside
         function = _KeepingResult(func)
-        if kind == "residual":  # the stream was there before the sub-layer that read it
-            active = tuple(sorted(active, key=self._age))
+        if kind == "residual":  # the stream was there before the sub-layer that read it, and roots before all else
+            active = tuple(sorted(active, key=lambda x: self.depends.get(x, -1)))
             kind = "residual" if self._skips(*active) else "sum"
         operation = Operation(
             kind, function, args, kwargs, self.where, block, active,
@@ -258,11 +254,16 @@ class _Propagate(TorchFunctionMode):
         if rule is None and kind == "unknown":
             rule = self.table.otherwise or self._ordinary(operation)
         if rule is None:
-            raise self._uncovered(operation, resolve_name(func) or getattr(func, "__name__", "an operation"))
+            name = resolve_name(func) or getattr(func, "__name__", "an operation")
+            raise RuleError(
+                f"the rules {self.table.name!r} do not say how relevance passes through {name} "
+                f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its "
+                "kind in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
+            )
         out = self.mark(rule(operation))
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):
             self.capture.same(function.result, out)
-        function.close()
+        function.result, function.open = None, False
         self._remember(kind, operation, out)
         return self._forked(kind, block, out)
 
@@ -280,8 +281,7 @@ class _Propagate(TorchFunctionMode):
 
     def _source(self, active: Sequence[Tensor]) -> Tensor | None:
         """The tensor that all of these are functions of, entry by entry; None where there is no such tensor."""
-        found = [self.sources.get(x) for x in active]
-        found = [x if source is None else source for x, source in zip(active, found, strict=True)]
+        found: list[Tensor] = [self.sources.get(x, x) for x in active]  # pyright: ignore[reportAssignmentType]
         first = found[0]
         same = all(x is first for x in found) and all(x.shape == first.shape for x in active)
         return first if same else None
@@ -289,11 +289,7 @@ class _Propagate(TorchFunctionMode):
     def _skips(self, one: Tensor, other: Tensor) -> bool:
         """Whether one summand, scaled or not, is what the other was computed from: a skip connection."""
         pairs = ((one, other), (other, one))
-        return any(reads(b, self.scaled.get(a, a)) for a, b in pairs)  # pyright: ignore[reportArgumentType]
-
-    def _age(self, x: Tensor) -> int:
-        """When a tensor was made; what is explained was there before all else."""
-        return self.depends.get(x, -1)
+        return any(reached([node_of(b)], {node_of(self.scaled.get(a, a))}) for a, b in pairs)  # pyright: ignore[reportArgumentType]
 
     def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
         """Count a linear layer among those that read this tensor."""
@@ -304,7 +300,7 @@ class _Propagate(TorchFunctionMode):
 
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
-        for x in (out,) if isinstance(out, Tensor) else tensors(out):
+        for x in tensors_in(out):
             if x.requires_grad:  # a rule may have made it a constant
                 self.depends[x] = self.count
                 self.count += 1
@@ -333,7 +329,7 @@ class _Propagate(TorchFunctionMode):
 
     def active_among(self, *given: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
         """The tensors among arguments that depend on what is explained."""
-        found = tensors(*given)
+        found = list(tensors_in(*given))
         if self.stale and any(x in self.stale or x._base in self.stale for x in found):
             raise RuleError(
                 f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
@@ -350,8 +346,9 @@ class _Propagate(TorchFunctionMode):
             return True
         if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:
             return False
-        if self._of_weights_alone(x):  # such as biases of attention that were kept in an earlier pass
-            self._constant(x)
+        roots = {node_of(root) for root in self.capture.roots}
+        if None not in roots and not reached([node_of(x)], roots):  # pyright: ignore[reportArgumentType]
+            self._constant(x)  # of weights alone, such as biases of attention that were kept in an earlier pass
             return False
         if self.table.otherwise is None:
             raise RuleError(
@@ -361,22 +358,12 @@ class _Propagate(TorchFunctionMode):
             )
         return True
 
-    def _of_weights_alone(self, x: Tensor) -> bool:
-        """Whether no way back from a tensor leads to what is explained."""
-        roots = {node_of(root) for root in self.capture.roots}
-        return None not in roots and not reached([node_of(x)], {root for root in roots if root is not None})
-
     def _constant(self, out: Any) -> Any:  # noqa: ANN401
         """The result of a function that reads nothing that is explained."""
-        for x in tensors(out):
+        for x in tensors_in(out):
             if x.requires_grad and not x.is_leaf:  # no other is ever taken for a tensor that depends on anything
                 self.constants[x] = 1
         return out
-
-    def stream_shape(self) -> torch.Size | None:
-        """The shape of the residual stream, inside a block."""
-        block = self.capture.block
-        return None if block is None else self.capture.blocks[block].states["entering"].shape
 
     @property
     def where(self) -> str:
@@ -391,41 +378,7 @@ class _Propagate(TorchFunctionMode):
     def _ordinary(self, operation: Operation) -> Rule | None:
         """Questions about a tensor, which give no tensor that depends on it, need no rule."""
         out = operation.run()
-        return None if any(x.requires_grad for x in tensors(out)) else lambda _: out
-
-    def _uncovered(self, operation: Operation, name: str) -> RuleError:
-        return RuleError(
-            f"the rules {self.table.name!r} do not say how relevance passes through {name} "
-            f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its kind "
-            "in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
-        )
-
-
-def reads(later: Tensor, earlier: Tensor) -> bool:
-    """Whether one tensor was computed from another: a sub-layer reads the stream, one of two branches not the other."""
-    source, first = get_gradient_edge(earlier).node, get_gradient_edge(later).node
-    waiting, seen = [first], {first}
-    while waiting:
-        node = waiting.pop()
-        if node is source:
-            return True
-        below = {edge for edge, _ in node.next_functions if edge is not None} - seen
-        seen |= below
-        waiting += below
-    return False
-
-
-def tensors(*given: Any) -> list[Tensor]:  # noqa: ANN401
-    """All tensors in arguments or results, however they are nested, in order."""
-    found: list[Tensor] = []
-    left = list(reversed(given))
-    while left:
-        x = left.pop()
-        if isinstance(x, Tensor):
-            found.append(x)
-        elif isinstance(x, (tuple, list, dict)):
-            left.extend(reversed(x.values() if isinstance(x, dict) else x))
-    return found
+        return None if any(x.requires_grad for x in tensors_in(out)) else lambda _: out
 
 
 def _says_how(kwargs: dict[str, Any]) -> bool:
@@ -434,7 +387,7 @@ def _says_how(kwargs: dict[str, Any]) -> bool:
 
 
 class _KeepingResult:
-    """A function that keeps its last result until it is closed: a rule may keep the operation, and so the function."""
+    """A function that keeps its last result while it is open: a rule may keep the operation, and so the function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.result, self.open = function, None, True
@@ -443,10 +396,6 @@ class _KeepingResult:
         out = self.function(*args, **kwargs)
         self.result = out if self.open else None
         return out
-
-    def close(self) -> None:
-        """Let go of the result, and keep no other."""
-        self.result, self.open = None, False
 
 
 # torch.compile must not capture the mode: where a compiled function runs as compiled code, break its graph instead.
@@ -463,33 +412,22 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
     """
     names = once(model, "names", lambda: {id(module): name for name, module in model.named_modules()})
     mode = _Propagate(table, capture, flow, names)
-    changed: list[tuple[nn.Module, Any]] = []
     handles: list[RemovableHandle] = []
-    try:
-        for module, kind in once(model, "kinds", lambda: _whole_modules(model)):
+
+    def enter(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        return replaced_stream(args, kwargs, mode.entry)
+
+    def whole_modules() -> list[tuple[nn.Module, str]]:
+        return [(one, kind) for one in model.modules() for kind, fits in MODULES.items() if fits(one)]
+
+    with ExitStack() as stack:
+        for module, kind in once(model, "kinds", whole_modules):
             if kind in table.rules:
-                changed.append((module, module.__dict__.get("forward")))
-                module.forward = partial(_whole, mode, kind, module.forward)
+                stack.enter_context(forwarding(module, partial(_whole, mode, kind, module.forward)))
         with hooks(handles), mode:
             for block in capture.body.blocks:
-                handles.append(block.module.register_forward_pre_hook(partial(_fork_at_entry, mode), with_kwargs=True))
+                handles.append(block.module.register_forward_pre_hook(enter, with_kwargs=True))
             yield
-    finally:
-        for module, own in reversed(changed):
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
-
-
-def _whole_modules(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The modules that rules take as one operation, with its kind."""
-    kinds = [(module, next((kind for kind, fits in MODULES if fits(module)), None)) for module in model.modules()]
-    return [(module, kind) for module, kind in kinds if kind is not None]
-
-
-def _fork_at_entry(mode: _Propagate, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    return replaced_stream(args, kwargs, mode.entry)
 
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
