@@ -306,9 +306,6 @@ class _Copier:
         self.signature.append(len(x))
         return x if all(a is b for a, b in zip(x, made, strict=True)) else made
 
-    def _method(self, x: types.MethodType) -> types.MethodType:
-        return types.MethodType(self(x.__func__), self(x.__self__))
-
     def _builtin(self, x: Any) -> Any:  # noqa: ANN401
         """A method of a list, a dictionary or the like belongs to its copy."""
         owner = x.__self__
@@ -439,12 +436,12 @@ TREATMENTS: dict[type, Callable[[_Copier, Any], Any]] = {
     **dict.fromkeys((set, frozenset), _Copier._set),
     tuple: _Copier._tuple,
     types.FunctionType: _Copier._function,
-    types.MethodType: _Copier._method,
+    types.MethodType: lambda copier, x: types.MethodType(copier(x.__func__), copier(x.__self__)),
     types.BuiltinMethodType: _Copier._builtin,
     functools.partial: _Copier._partial,
     weakref.ReferenceType: _Copier._reference,
     **dict.fromkeys(PROXIES, _Copier._proxy),
-    torch.Generator: lambda _, x: x.clone_state(),
+    torch.Generator: lambda copier, x: x.clone_state(),
     np.ndarray: _Copier._array,
 }
 

@@ -25,10 +25,8 @@ READS = {
 }  # fmt: skip
 """Functions by which Python takes values of a tensor."""
 COMPARISONS: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    torch.equal: lambda a, b: (a == b).all(),
-    Tensor.equal: lambda a, b: (a == b).all(),
-    torch.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
-    Tensor.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+    **dict.fromkeys((torch.equal, Tensor.equal), lambda a, b: (a == b).all()),
+    **dict.fromkeys((torch.allclose, Tensor.allclose), lambda *args, **kwargs: torch.isclose(*args, **kwargs).all()),
 }
 """Functions that take a truth value of two tensors, and the same without waiting for it."""
 CONSTANTS = {torch.tensor, torch.as_tensor, Tensor.new_tensor}

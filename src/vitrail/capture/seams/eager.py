@@ -106,8 +106,8 @@ class Follower:
             return args[0] in self.logs
         if func not in QUOTIENTS or len(args) < 2 or not all(isinstance(x, Tensor) for x in args[:2]):
             return False
-        over_keys = args[1].shape == (*args[0].shape[:-1], 1)
-        return over_keys and args[0] in self.powers and self.totals.get(args[1]) is self.powers[args[0]]
+        each = args[1].shape == (*args[0].shape[:-1], 1)  # one sum for each query
+        return each and args[0] in self.powers and self.totals.get(args[1]) is self.powers[args[0]]
 
     def parts_of(self, x: Tensor) -> Powers:
         """What a softmax in parts is made of, by the argument of the function that ends it."""
@@ -162,12 +162,7 @@ class Follower:
         names, given = terms.split(","), list(args[1:])
         for place, x in enumerate(given[: len(names)]):
             known = self.maps.get(x) if isinstance(x, Tensor) else None
-            if (
-                known is not None
-                and not known.changed
-                and known.straight is not None
-                and known.order == _swapped(x.ndim)
-            ):
+            if known is not None and known.straight is not None and known.order == _swapped(x.ndim):
                 names[place] = f"{names[place][:-2]}{names[place][:-3:-1]}"
                 given[place] = known.straight
         return f"{','.join(names)}{arrow}{result}", *given

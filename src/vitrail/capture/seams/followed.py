@@ -87,7 +87,7 @@ class AttentionMap:
         shape: of the softmax's result.
         keys: which of the softmax's keys are left, from the first to before the last; None for all.
         order: which axis of the map each axis of the tensor is.
-        straight: the last tensor before axes were moved; None while they are where they were.
+        straight: the last tensor before axes were moved; None while they are where they were, or once it is changed.
         changed: the functions that changed entries, in order.
     """
 
