@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -101,6 +102,26 @@ def test_errors_of_the_loader_and_of_names_are_raised(tmp_path):
         vitrail.explain_many(model, broken(), "gae", output=tmp_path / "a", progress=False)
     with pytest.raises(InputError, match="1 names"):
         vitrail.explain_many(model, [(x, ["one"])], "gae", output=tmp_path / "b", progress=False)
+
+
+def test_inputs_are_loaded_by_a_thread_that_python_does_not_wait_for_and_few_at_a_time(tmp_path):
+    """A loader may block for ever, and whole data sets do not fit into memory."""
+    daemons, made, taken = [], 0, []
+
+    def loader():
+        nonlocal made
+        for one in pictures(9).split(1):
+            daemons.append(threading.current_thread().daemon)
+            made += 1
+            yield one
+
+    def seen(logits):
+        taken.append(made)
+        return logits[:, 1]
+
+    vitrail.explain_many(tiny("timm_vit"), loader(), "gae", target=seen, output=tmp_path, progress=False)
+    assert daemons == [True] * 9
+    assert taken[0] <= 4  # one that is explained, three ahead of it
 
 
 def test_a_folder_of_pictures_is_explained_in_the_order_of_names(tmp_path):

@@ -8,6 +8,8 @@ was killed leaves whole parts only, and the next run makes those that are missin
 import hashlib
 import json
 import os
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -325,15 +327,35 @@ def _batches(loader: Iterable[Any], store: "PartStore") -> Iterator[tuple[int, S
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items, made by another thread before they are needed; its errors are raised here."""
-    loading, end = ThreadPoolExecutor(1, "vitrail loads"), cast(Any, object())
-    waiting = deque(loading.submit(next, items, end) for _ in range(AHEAD))
+    """The items, made by another thread before they are needed; its errors are raised here.
+
+    A daemon thread, because a loader may block for ever, and Python waits for all others when it ends.
+    """
+    waiting: queue.Queue[tuple[bool, Any]] = queue.Queue()
+    room = threading.Semaphore(AHEAD)  # released for each item that is taken, and at the end
+
+    def load() -> None:
+        try:
+            for item in items:
+                waiting.put((True, item))
+                room.acquire()
+                if stopped:
+                    return
+            waiting.put((False, None))
+        except BaseException as error:
+            waiting.put((False, error))
+
+    stopped: list[bool] = []
+    threading.Thread(target=load, daemon=True, name="vitrail loads").start()
     try:
-        while (item := waiting.popleft().result()) is not end:
-            waiting.append(loading.submit(next, items, end))
-            yield item
+        while (entry := waiting.get())[0]:
+            room.release()
+            yield entry[1]
+        if entry[1] is not None:
+            raise entry[1]
     finally:
-        loading.shutdown(wait=False, cancel_futures=True)
+        stopped.append(True)
+        room.release()
 
 
 @dataclass(frozen=True)

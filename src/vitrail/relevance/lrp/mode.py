@@ -418,7 +418,8 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
         return replaced_stream(args, kwargs, mode.entry)
 
     def whole_modules() -> list[tuple[nn.Module, str]]:
-        return [(one, kind) for one in model.modules() for kind, fits in MODULES.items() if fits(one)]
+        kinds = [(one, next((kind for kind, fits in MODULES.items() if fits(one)), None)) for one in model.modules()]
+        return [(one, kind) for one, kind in kinds if kind is not None]
 
     with ExitStack() as stack:
         for module, kind in once(model, "kinds", whole_modules):

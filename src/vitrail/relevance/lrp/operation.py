@@ -190,6 +190,8 @@ PARAMETERS = {
 
 def arguments(kind: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an operation by name, without those that were left out."""
+    if len(args) > len(PARAMETERS[kind]):  # as in old forms of addmm, where a factor stands before each operand
+        raise RuleError(f"{kind} was called with {len(args)} positional arguments; rules know {PARAMETERS[kind]}.")
     return dict(zip(PARAMETERS[kind], args, strict=False)) | kwargs
 
 
