@@ -31,7 +31,7 @@ def terminal(monkeypatch):
     """Print as on a terminal that is wide enough for every table."""
     from rich.console import Console
 
-    for module in ("screen", "show", "about", "pages"):
+    for module in ("screen", "show", "pages"):
         monkeypatch.setattr(
             f"vitrail.apps.cli.{module}.out",
             lambda: Console(highlight=False, force_terminal=True, color_system=None, width=160),

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vitrail.apps.cli import bench, bench_own, explain, guide, options, pages, rewrite
+from vitrail.apps.cli import bench, explain, guide, options, pages, rewrite
 from vitrail.apps.cli.screen import close_output, note
 
 MANUAL = """See what a Transformer looked at, in an image or a text.
@@ -137,9 +137,9 @@ BENCH = {
     "run": (bench.RUN, bench.run),
     "table": (bench.TABLE, bench.table),
     "plot": (bench.PLOT, bench.plot),
-    "recommend": (bench_own.RECOMMEND, bench_own.recommend),
-    "sanity": (bench_own.SANITY, bench_own.sanity),
-    "agreement": (bench_own.AGREEMENT, bench_own.agreement),
+    "recommend": (bench.RECOMMEND, bench.recommend),
+    "sanity": (bench.SANITY, bench.sanity),
+    "agreement": (bench.AGREEMENT, bench.agreement),
 }
 """The commands below `vitrail bench`."""
 

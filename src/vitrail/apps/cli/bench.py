@@ -1,8 +1,9 @@
-"""The commands `bench run`, `table` and `plot`, and their options. `bench_own` has those for a user's own inputs."""
+"""The commands below `vitrail bench`, and their options."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from vitrail.apps.cli import INTERRUPTED, options
 from vitrail.apps.cli.options import check_file, check_not_replaced
-from vitrail.apps.cli.screen import note, reported
+from vitrail.apps.cli.screen import note, reported, show_table
 from vitrail.errors import OptionError
 from vitrail.evaluate import MEASURE_PLACES
 
@@ -92,122 +93,100 @@ off on the way.
 
 PLOT = "Draw what becomes of accuracy and probability while pixels or tokens are removed."
 
+RECOMMEND = """Rank the methods on your own model and inputs by how faithful they are.
+
+Pictures: pixels are removed, highest-scored first and lowest-scored first;
+the further the two curves of the predicted class lie apart, the better
+(ABPC). Texts: the drop of its probability when the highest-scored tokens are
+deleted (AOPC). No labels are needed. Without --method: the default, and all
+that need one forward and one backward pass.
+"""
+
+SANITY = """Test whether the maps depend on what the model has learned, and on the class.
+
+The weights are randomised part by part from the output down, and the maps
+compared with those of the trained model by the size of their rank
+correlation: a map that stays the same explains something else. Class
+sensitivity is the rank correlation of the maps of the predicted class and of
+the likeliest other one: near 1, the class plays no part. Without --method:
+the default, and all that need one forward and one backward pass.
+"""
+
+AGREEMENT = """Show how far the methods agree: rank correlations of their maps, mean over the inputs."""
+
 PROTOCOLS = ("chefer", "vtranm", "gradtoken", "attcat", "cui", "vitrail", "sanity", "agreement", "answers")
 """Names of protocols, for help and completion; a test compares them with the bench."""
 SEEDS = (-(2**63), 2**63 - 1)
 QUICK_METHODS = ("rollout", "grad_cam", "gae", "complete_gradient", "tokentm", "gradtoken", "att_grads", "attcat")
 QUICK_PICTURES = 12
 
-WHAT, HOW, KEEP = "What to measure", "How to run", "Result"
 RESULTS = Path("results.db")
+
+what_option = partial(typer.Option, rich_help_panel="What to measure")
+run_option = partial(typer.Option, rich_help_panel="How to run")
 
 Models = Annotated[
     list[str] | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="As for explain. May be repeated.",
-        show_default=False,
-        rich_help_panel=WHAT,
-        autocompletion=options.MODEL_NAMES,
-    ),
+    what_option("--model", "-m", help="As for explain. May be repeated.", autocompletion=options.MODEL_NAMES),
 ]
 Data = Annotated[
     list[str] | None,
-    typer.Option(
+    what_option(
         "--data",
         "-d",
         metavar="NAME=PATH",
         help="A data set, or a folder of pictures, or a .txt file. May be repeated.",
-        show_default=False,
-        rich_help_panel=WHAT,
     ),
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option(
+    what_option(
         "--method",
         help='A name, "name(option=value)", or all. May be repeated.',
-        show_default=False,
-        rich_help_panel=WHAT,
         autocompletion=options.METHOD_NAMES,
     ),
 ]
 Protocols = Annotated[
     list[str] | None,
-    typer.Option(
+    what_option(
         "--protocol",
         help=f"{', '.join(PROTOCOLS)}. May be repeated. Default: vitrail.",
-        show_default=False,
-        rich_help_panel=WHAT,
-        autocompletion=lambda incomplete: [name for name in PROTOCOLS if name.startswith(incomplete)],
+        autocompletion=options.completes(PROTOCOLS),
     ),
 ]
 Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric",
-        help=f"In place of the protocol's: {', '.join(MEASURE_PLACES)}.",
-        show_default=False,
-        rich_help_panel=WHAT,
-    ),
+    list[str] | None, what_option("--metric", help=f"In place of the protocol's: {', '.join(MEASURE_PLACES)}.")
 ]
-Ablation = Annotated[
-    str | None, typer.Option(help="Add the variants of vtranm (Table 4) or gradtoken.", rich_help_panel=WHAT)
-]
+Ablation = Annotated[str | None, what_option(help="Add the variants of vtranm (Table 4) or gradtoken.")]
 Class = Annotated[
-    str | None,
-    typer.Option("--target", help="Explain the predicted class, or the label of the data set.", rich_help_panel=WHAT),
+    str | None, what_option("--target", help="Explain the predicted class, or the label of the data set.")
 ]
-PlanFile = Annotated[
-    Path | None,
-    typer.Option("--plan", help="A YAML file instead of these options.", show_default=False, rich_help_panel=WHAT),
-]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="The embedded models on inputs in the package.", rich_help_panel=WHAT)
-]
-Limit = Annotated[
-    int | None, typer.Option(help="Largest number of examples of every data set.", min=1, rich_help_panel=WHAT)
-]
-Subset = Annotated[
-    int | None,
-    typer.Option(help="Examples for methods that run the model again.", min=1, rich_help_panel=WHAT),
-]
-Size = Annotated[int, typer.Option("--batch", help="Examples recorded together.", min=1, rich_help_panel=HOW)]
-Forward = Annotated[
-    int, typer.Option("--forward-batch", help="Perturbed inputs run together.", min=1, rich_help_panel=HOW)
-]
-Precision = Annotated[
-    str, typer.Option(help="Precision of the perturbed passes: float32, bfloat16, float16.", rich_help_panel=HOW)
-]
-Seed = Annotated[int, typer.Option(help="Seed of noise, sampling and bootstrap.", rich_help_panel=HOW)]
-EngineName = Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.", rich_help_panel=HOW)]
+PlanFile = Annotated[Path | None, what_option("--plan", help="A YAML file instead of these options.")]
+Quick = Annotated[bool, what_option("--quick", help="The embedded models on inputs in the package.")]
+Limit = Annotated[int | None, what_option(help="Largest number of examples of every data set.", min=1)]
+Subset = Annotated[int | None, what_option(help="Examples for methods that run the model again.", min=1)]
+Size = Annotated[int, run_option("--batch", help="Examples recorded together.", min=1)]
+Forward = Annotated[int, run_option("--forward-batch", help="Perturbed inputs run together.", min=1)]
+Precision = Annotated[str, run_option(help="Precision of the perturbed passes: float32, bfloat16, float16.")]
+Seed = Annotated[int, run_option(help="Seed of noise, sampling and bootstrap.")]
+EngineName = Annotated[str, run_option("--engine", help="local, or ray for a cluster.")]
 RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address",
-        help="Address of a running cluster. Default: a new one on this machine.",
-        show_default=False,
-        rich_help_panel=HOW,
-    ),
+    str | None, run_option("--ray-address", help="Address of a running cluster. Default: a new one on this machine.")
 ]
 RayWorkers = Annotated[
     int | None,
-    typer.Option(
-        "--ray-workers",
-        help="Number of workers. Default: one for each CPU core, or for each GPU.",
-        min=1,
-        show_default=False,
-        rich_help_panel=HOW,
-    ),
+    run_option("--ray-workers", help="Number of workers. Default: one for each CPU core, or for each GPU.", min=1),
 ]
-RayShare = Annotated[
-    float, typer.Option("--ray-gpu-share", help="Share of a GPU for each worker.", rich_help_panel=HOW)
-]
+RayShare = Annotated[float, run_option("--ray-gpu-share", help="Share of a GPU for each worker.")]
 Results = Annotated[
-    Path, typer.Option("--output", "-o", help="The results file; an existing one is continued.", rich_help_panel=KEEP)
+    Path, options.result_option("--output", "-o", help="The results file; an existing one is continued.")
 ]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="What bench run wrote.")]
+Inputs = Annotated[
+    str, typer.Argument(metavar="DATA", help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False)
+]
+Some = Annotated[int, typer.Option("--limit", help="Use only this many inputs, evenly spaced.", min=2)]
+Kept = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the results in this file.")]
 
 
 @reported
@@ -244,16 +223,16 @@ def run(  # noqa: PLR0913  (one parameter for each option of the command line)
     from vitrail.evaluate import bench
 
     worker = bench.find_engine(engine, bench.Cluster(ray_address, ray_workers, ray_gpu_share))
-    settings: dict[str, Any] = {
-        "preset": preset,
-        "target": target,
-        "limit": limit,
-        "batch": batch,
-        "forward_batch": forward_batch,
-        "device": device,
-        "dtype": dtype,
-        "seed": seed,
-    }
+    settings: dict[str, Any] = dict(
+        preset=preset,
+        target=target,
+        limit=limit,
+        batch=batch,
+        forward_batch=forward_batch,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+    )
     if quick or plan is not None:
         if model or arch or data or method or protocol or metric or ablation or subset or (quick and plan):
             raise OptionError(
@@ -271,8 +250,12 @@ def run(  # noqa: PLR0913  (one parameter for each option of the command line)
             metrics=tuple(metric) if metric else None,
             **settings,
         )
-    with resumable(), silent(), bar() as watch:
-        found = bench.run(made, output, engine=worker, watch=watch)
+    try:
+        with silent(), bar() as watch:
+            found = bench.run(made, output, engine=worker, watch=watch)
+    except KeyboardInterrupt as error:
+        note("stopped. What was computed is kept; the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from error
     old = found.done - found.fresh
     note(f"{found.done} examples, {found.fresh} computed now" + (f", {old} were there already" if old else ""))
     if found.skipped:
@@ -373,16 +356,6 @@ def note_older(found: "bench.Progress", path: Path) -> None:
 
 
 @contextmanager
-def resumable() -> Iterator[None]:
-    """Say what to do next where the user breaks a run off."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        note("stopped. What was computed is kept; the same command goes on from there")
-        raise typer.Exit(INTERRUPTED) from error
-
-
-@contextmanager
 def bar() -> "Iterator[Watch]":
     """A progress bar on the terminal with examples a second and the time left."""
     from rich.console import Console
@@ -410,3 +383,82 @@ def bar() -> "Iterator[Watch]":
             )
 
         yield watch
+
+
+FEW = 10
+"""With fewer inputs than this a bootstrap says little."""
+
+
+def _command(protocol: str, limit: int, show: "Callable[[list[bench.Table]], None]") -> Callable[..., None]:
+    """A command that runs methods under a protocol on one model and data set."""
+
+    @reported
+    def command(  # noqa: PLR0913  (one parameter for each option of the command line)
+        model: options.ModelArgument,
+        data: Inputs,
+        arch: options.Arch = None,
+        method: Methods = None,
+        limit: Some = limit,
+        device: options.Device = "cpu",
+        batch: Size = 16,
+        seed: Seed = 0,
+        output: Kept = None,
+        debug: options.Debug = False,  # noqa: FBT002
+    ) -> None:
+        check_seed(seed)
+
+        from vitrail.apps.cli.session import silent
+        from vitrail.evaluate import bench
+
+        plan = bench.Plan(
+            models=specs_of([model], arch),
+            data=(bench.parse_data(data),),
+            trials=bench.parse_trials(method or ["default", "usual"]),
+            protocols=bench.protocols_of((protocol,)),
+            limit=limit,
+            batch=batch,
+            device=device,
+            seed=seed,
+        )
+        latest: list[bench.Progress] = []
+        with silent(), bar() as watch:
+
+            def both(progress: "bench.Progress") -> None:
+                latest[:] = [progress]
+                watch(progress)
+
+            found = bench.measure(plan, output, watch=both)
+        if output is not None and latest:
+            note_older(latest[0], output)
+        show(found)
+        note_left_out(plan)
+
+    return command
+
+
+def show_tables(found: "list[bench.Table]") -> None:
+    """Print the tables."""
+    from vitrail.evaluate import bench
+
+    typer.echo(bench.render(found), nl=False)
+
+
+def show_ranking(tables: "list[bench.Table]") -> None:
+    """Print the methods from best to worst."""
+    from vitrail.evaluate import bench
+
+    found, rows = bench.ranking(tables[0]), []
+    for place, rank in enumerate(found.ranks, 1):
+        e = rank.estimate
+        verdict = "best" if e.best else ("not significantly different from the best" if rank.as_good else "")
+        rows.append((place, rank.method, f"{e.value:.3f}", f"{e.low:.3f} to {e.high:.3f}", e.count, verdict))
+    show_table(("rank", "method", f"{found.measure} ↑", "95 % interval", "inputs", "verdict"), rows)
+    for line in found.table.notes:
+        note(line)
+    if (most := max(rank.estimate.count for rank in found.ranks)) < FEW:
+        note(f"note: {most} inputs are too few to rank methods by; give at least {FEW}.")
+
+
+recommend = _command("vitrail", 32, show_ranking)
+sanity = _command("sanity", 16, show_tables)
+agreement = _command("agreement", 32, show_tables)

@@ -1,6 +1,5 @@
 """The commands `guide` (a picture stitched to one of another class), `detail` (two classes of an input), `audit`."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,14 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.options import Source, check_file, check_not_replaced, check_page, check_presets, check_source
+from vitrail.apps.cli.options import (
+    Source,
+    aim_option,
+    check_file,
+    check_not_replaced,
+    check_page,
+    check_presets,
+    check_source,
+    result_option,
+)
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, suggest
-from vitrail.methods import METHODS, Spec, parse_spec
+from vitrail.methods import METHODS, parse_spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
     from vitrail.apps.cli.session import ExplainedTarget
     from vitrail.attribution import Attribution
@@ -38,35 +45,26 @@ is surest of and that shows another class.
   vitrail guide cat.png -m photo --layout stacked --side bottom
   vitrail guide cat.png -m vit_tiny_patch16_224 --size native
 """
-STITCH = "How to stitch"
+stitch_option = partial(typer.Option, rich_help_panel="How to stitch")
 FIGURES = (".png", ".pdf")
-IMAGE = Annotated[str, typer.Argument(metavar="IMAGE", help="The picture to explain.", show_default=False)]
+IMAGE = Annotated[str, typer.Argument(metavar="IMAGE", help="The picture to explain.")]
 GUIDES = Annotated[
-    list[Path] | None,
-    typer.Option("--guide", help="A picture of another class; repeat it to average.", rich_help_panel=STITCH),
+    list[Path] | None, stitch_option("--guide", help="A picture of another class; repeat it to average.")
 ]
-LAYOUT = Annotated[str, typer.Option(help="beside, stacked or mosaic.", rich_help_panel=STITCH)]
-SIDE = Annotated[
-    str | None,
-    typer.Option(help="Where the original stands: left, right; top, bottom; top_left, ...", rich_help_panel=STITCH),
-]
+LAYOUT = Annotated[str, stitch_option(help="beside, stacked or mosaic.")]
+SIDE = Annotated[str | None, stitch_option(help="Where the original stands: left, right; top, bottom; top_left, ...")]
 SIZE = Annotated[
     str,
-    typer.Option(
+    stitch_option(
         help="resize: all fits into the model's size. native: the resolution stays, where positions can be "
-        "interpolated.",
-        rich_help_panel=STITCH,
+        "interpolated."
     ),
 ]
-GUIDED_METHOD = "complete_gradient"
+METHOD = "complete_gradient"
 GUIDED_TARGET = Annotated[
     str,
-    typer.Option(
-        "--target",
-        "-t",
-        help="A class by name or index; none: the predicted.",
-        rich_help_panel=options.AIM,
-        autocompletion=options.complete_class,
+    aim_option(
+        "--target", "-t", help="A class by name or index; none: the predicted.", autocompletion=options.complete_class
     ),
 ]
 
@@ -80,7 +78,7 @@ def guide(  # noqa: PLR0913  (one parameter for each option of the command line)
     layout: LAYOUT = "beside",
     side: SIDE = None,
     size: SIZE = "resize",
-    method: options.Method = GUIDED_METHOD,
+    method: options.Method = METHOD,
     target: GUIDED_TARGET = "none",
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
@@ -90,12 +88,22 @@ def guide(  # noqa: PLR0913  (one parameter for each option of the command line)
 ) -> None:
     """Explain beside a guide."""
     source, spec = Source(image, squash=squash), parse_spec(method)
-    _check_guide(source, guide or [], spec, preset, output)
+    check_source(source)
+    if source.folder is not None:
+        raise InputError(f"{source.given} is a folder, but guidance takes one picture.")
+    for path in guide or []:
+        if not path.is_file():
+            raise InputError(f"there is no guide at {path}. Check its name and folder.")
+    check_presets([spec], preset)
+    check_file(output)
     check_not_replaced([output], [image, model, *(guide or [])])
 
+    from vitrail.api import explain
     from vitrail.apps.cli.session import ExplainedTarget, check_specs, find_targets, open_model, sample_of
-    from vitrail.apps.cli.show import present, show_answer, show_rows
+    from vitrail.apps.cli.show import WRITERS, present
     from vitrail.evaluate.stitch import SIZES, find_arrangement
+    from vitrail.models.loading.images import open_image
+    from vitrail.storage import save_figure
     from vitrail.tools.guide import Setup, average, guided
 
     find_arrangement(layout, side)
@@ -107,67 +115,33 @@ def guide(  # noqa: PLR0913  (one parameter for each option of the command line)
         raise InputError(f"{loaded.name} reads text, but guidance stitches pictures. For text: vitrail detail.")
     sample = sample_of(source, loaded)
     (wanted,) = find_targets(loaded, [target], None)
+    name, more = spec[0], {"preset": preset, **spec[1]}
     shown = partial(loaded.image, squash=squash)
-    setup = Setup(layout, side, size, spec[0], {"preset": preset, **spec[1]}, shown, None, loaded.class_name)
+    setup = Setup(layout, side, size, name, more, shown, None, loaded.class_name)
     with busy("explaining beside the guide"):
-        made = guided(loaded.model, sample.inputs, _opened(guide), wanted, setup)
+        guides = [open_image(path) for path in guide] if guide else None
+        made = guided(loaded.model, sample.inputs, guides, wanted, setup)
     found = average([one.part for one in made])
-    row = ExplainedTarget(f"{loaded.target_name(found.target)}, guided by {_names(loaded, found)}", [found])
-    if output is None or output.suffix.lower() not in FIGURES:
-        present(loaded, sample, [row], output)
-        return
-    show_answer(loaded, sample)
-    show_rows([row], patches=False)
-    note(f"wrote {_write(output, row, made[0], sample, loaded, _alone(loaded, sample, found, spec, preset))}")
+    names = ", ".join(loaded.class_name(classes[0]) for classes in found.provenance["guidance"]["guides"])
+    row = ExplainedTarget(f"{loaded.target_name(found.target)}, guided by {names}", [found])
 
+    def draw(path: Path, rows: "list[ExplainedTarget]", sample: "Sample") -> list[Path]:
+        alone = explain(loaded.model, sample.inputs, name, found.target, **more)  # to compare with
+        return [save_figure(_sheet(row, made[0], sample, loaded, alone), path)]
 
-def _check_guide(source: Source, guides: Sequence[Path], spec: Spec, preset: str, output: Path | None) -> None:
-    """Find what is wrong before the model is loaded."""
-    check_source(source)
-    if source.folder is not None:
-        raise InputError(f"{source.given} is a folder, but guidance takes one picture.")
-    for path in guides:
-        if not path.is_file():
-            raise InputError(f"there is no guide at {path}. Check its name and folder.")
-    check_presets([spec], preset)
-    if output is not None:
-        check_file(output)
-
-
-def _opened(guides: Sequence[Path] | None) -> list[object] | None:
-    from vitrail.models.loading.images import open_image
-
-    return [open_image(path) for path in guides] if guides else None
-
-
-def _names(loaded: "Loaded", found: "Attribution") -> str:
-    return ", ".join(loaded.class_name(classes[0]) for classes in found.provenance["guidance"]["guides"])
-
-
-def _alone(loaded: "Loaded", sample: "Sample", found: "Attribution", spec: Spec, preset: str) -> "Attribution":
-    """The same method and target on the picture alone, to compare with."""
-    from vitrail.api import explain
-
-    name, more = spec
-    return explain(loaded.model, sample.inputs, name, found.target, **{"preset": preset, **more})
-
-
-def _write(
-    path: Path, row: "ExplainedTarget", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution"
-) -> Path:
-    from vitrail.storage import save_figure
-
-    return save_figure(_sheet(row, first, sample, loaded, alone), path)
+    present(loaded, sample, [row], output, WRITERS | dict.fromkeys(FIGURES, draw))
 
 
 def _sheet(
     row: "ExplainedTarget", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution"
 ) -> "Figure":
     """The picture, its map without guidance, the stitched picture with its map, and the part that is kept."""
+    from vitrail.evaluate.bench.opened import affine
     from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
     (found,) = row.attributions
-    picture, stitched = as_picture(sample.picture), as_picture(_in_colours(first.stitched, loaded))
+    shift, scale = (x.to(first.stitched) for x in affine(loaded))
+    picture, stitched = as_picture(sample.picture), as_picture(((first.stitched - shift) / scale).clamp(0, 1))
     panels = [
         Panel("input", picture=picture),
         Panel("alone", sample_map(alone, 0, picture), signed=alone.signed, picture=picture),
@@ -175,14 +149,6 @@ def _sheet(
         Panel("guided", sample_map(found, 0, picture), signed=found.signed, picture=picture),
     ]
     return panel_figure([panels], picture, heading=f"{found.label}\n{row.title}", side=2.2)
-
-
-def _in_colours(stitched: "Tensor", loaded: "Loaded") -> "Tensor":
-    """The stitched input as a picture in 0..1."""
-    from vitrail.evaluate.bench.opened import affine
-
-    shift, scale = affine(loaded)
-    return ((stitched - shift.to(stitched)) / scale.to(stitched)).clamp(0, 1)
 
 
 DETAIL = """Show which details speak for one class, and which for another.
@@ -198,24 +164,16 @@ model thinks of. Red is evidence for the first, blue for the second.
   vitrail detail snail.png -m vit_tiny_patch16_224 --top 4 -o matrix.png
   vitrail detail "A dull film with a great cast." -m sentiment
 """
-TARGET = Annotated[
-    str | None,
-    typer.Option("--target", "-t", help="The class in red, by name or index.", rich_help_panel=options.AIM),
-]
-VERSUS = Annotated[str | None, typer.Option(help="The class in blue.", rich_help_panel=options.AIM)]
+TARGET = Annotated[str | None, aim_option("--target", "-t", help="The class in red, by name or index.")]
+VERSUS = Annotated[str | None, aim_option(help="The class in blue.")]
 FORM = Annotated[
     str,
-    typer.Option(
+    aim_option(
         help="relative_difference (the paper's Eq. 8), difference, ratio, or auto: the first where it is safe, else "
-        "the second.",
-        rich_help_panel=options.AIM,
+        "the second."
     ),
 ]
-METHOD, AUTO = "complete_gradient", "auto"
-TOP = Annotated[
-    int | None,
-    typer.Option(help="A sheet of the most likely classes, each against each.", rich_help_panel=options.RESULT),
-]
+TOP = Annotated[int | None, result_option(help="A sheet of the most likely classes, each against each.")]
 
 
 @reported
@@ -225,7 +183,7 @@ def detail(  # noqa: PLR0913  (one parameter for each option of the command line
     arch: options.Arch = None,
     target: TARGET = None,
     versus: VERSUS = None,
-    form: FORM = AUTO,
+    form: FORM = "auto",
     method: options.Signed = METHOD,
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
@@ -242,6 +200,7 @@ def detail(  # noqa: PLR0913  (one parameter for each option of the command line
 
     from vitrail.apps.cli.session import ExplainedTarget, check_specs, class_index, open_model, sample_of
     from vitrail.apps.cli.show import present, show_answer
+    from vitrail.storage import save_figure
     from vitrail.tools.guide import check_form, detail, detail_matrix
 
     check_form(form)
@@ -256,13 +215,15 @@ def detail(  # noqa: PLR0913  (one parameter for each option of the command line
         show_answer(loaded, sample)
         with busy("explaining every pair of classes"):
             matrix = detail_matrix(loaded.model, sample.inputs, top=top, **explaining)
-        _write_matrix(output, loaded, sample, matrix)
+        names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
+        drawn = _image_matrix(names, matrix, sample) if loaded.kind == "image" else _text_matrix(names, matrix)
+        note(f"wrote {save_figure(drawn, output)}")
         return
     with busy(f"explaining with {name}"):
         found = detail(loaded.model, sample.inputs, first, second, **explaining)
-    chosen = found.provenance["detail"]
+    chosen, (red, blue) = found.provenance["detail"], _classes(loaded, found)
     note(f"form: {chosen['form']} ({chosen['why']})")
-    present(loaded, sample, [ExplainedTarget(_contrast(loaded, found), [found])], output)
+    present(loaded, sample, [ExplainedTarget(f"red: {red} · blue: {blue}", [found])], output)
 
 
 def _check_detail(source: Source, target: str | None, versus: str | None, top: int | None, output: Path | None) -> None:
@@ -274,36 +235,21 @@ def _check_detail(source: Source, target: str | None, versus: str | None, top: i
         raise OptionError("--top takes the most likely classes: leave out --target and --versus.")
     if top is not None and top < 2:
         raise OptionError(f"--top {top}: a sheet takes 2 classes or more.")
-    if output is not None:
-        check_file(output)
-    if top is not None and (output is None or output.suffix.lower() not in (".png", ".pdf")):
+    check_file(output)
+    if top is not None and (output is None or output.suffix.lower() not in FIGURES):
         raise OutputError("--top draws a sheet: name a .png or .pdf file for it with -o.")
 
 
-def _contrast(loaded: "Loaded", found: "Attribution") -> str:
-    """The two classes, each with its colour."""
-    first, second = _classes(loaded, found)
-    return f"red: {first} · blue: {second}"
-
-
 def _classes(loaded: "Loaded", found: "Attribution") -> list[str]:
-    target = found.target
-    both = [c[0] if isinstance(c, tuple) else c for c in (target.first, target.second)]
+    """The names of the class in red and of the one in blue, if there is one."""
+    both = [c[0] if isinstance(c, tuple) else c for c in (found.target.first, found.target.second)]
     return [loaded.class_name(c) for c in both if c is not None]
 
 
-def _write_matrix(path: Path, loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> None:
-    from vitrail.storage import save_figure
-
-    draw = _image_matrix if loaded.kind == "image" else _text_matrix
-    note(f"wrote {save_figure(draw(loaded, sample, matrix), path)}")
-
-
-def _image_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> "Figure":
+def _image_matrix(names: list[str], matrix: "list[list[Attribution]]", sample: "Sample") -> "Figure":
     from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
     picture = as_picture(sample.picture)
-    names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
     rows = [
         [
             Panel(f"blue: {name}", sample_map(cell, 0, picture), signed=cell.signed)
@@ -315,20 +261,14 @@ def _image_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribu
     return panel_figure(rows, picture, row_titles=[f"red: {name}" for name in names], heading=heading)
 
 
-def _text_matrix(loaded: "Loaded", sample: "Sample", matrix: "list[list[Attribution]]") -> "Figure":
+def _text_matrix(names: list[str], matrix: "list[list[Attribution]]") -> "Figure":
     from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 
-    names = [_classes(loaded, row[number])[0] for number, row in enumerate(matrix)]
-    groups = [
-        (
-            f"red: {own}",
-            [
-                SentenceRow(f"blue: {other}" if other != own else "alone", pieces(cell, 0))
-                for other, cell in zip(names, row, strict=True)
-            ],
-        )
-        for own, row in zip(names, matrix, strict=True)
-    ]
+    groups = []
+    for own, row in zip(names, matrix, strict=True):
+        titles = ["alone" if other == own else f"blue: {other}" for other in names]
+        cells = [SentenceRow(title, pieces(cell, 0)) for title, cell in zip(titles, row, strict=True)]
+        groups.append((f"red: {own}", cells))
     return sentence_figure(groups)
 
 
@@ -345,13 +285,10 @@ pairs of classes by how far apart it sees the two.
   vitrail audit val/ -m weights.safetensors --arch vit_tiny_patch16_224
       --limit 20 -o audit.html
 """
-FOLDER = Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.", show_default=False)]
-MOST = Annotated[int, typer.Option(help="Number of pictures on the page.", min=0, rich_help_panel=options.RESULT)]
-LIMIT = Annotated[
-    int | None,
-    typer.Option(help="Largest number of pictures of a class.", min=1, rich_help_panel=options.INPUT),
-]
-BATCH = Annotated[int, typer.Option(help="Pictures explained together.", min=1, rich_help_panel=options.AIM)]
+FOLDER = Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.")]
+MOST = Annotated[int, result_option(help="Number of pictures on the page.", min=0)]
+LIMIT = Annotated[int | None, options.input_option(help="Largest number of pictures of a class.", min=1)]
+BATCH = Annotated[int, aim_option(help="Pictures explained together.", min=1)]
 
 
 @reported

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
 """What one explanation can be written as."""
 STDOUT = Path("-")
 """Stands for stdout, which takes JSON."""
-PRESETS = ("recommended", "fine", "paper", "official", "lxt")
+PRESETS = tuple(dict.fromkeys(["recommended", *(preset for entry in METHODS.values() for preset in entry.presets)]))
 FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav"}
 LONGEST_NAME = 255
 EMBEDDED = ("photo", "sentiment", "lookup")
@@ -120,16 +121,16 @@ def check_presets(specs: Sequence[Spec], preset: str) -> None:
             entry.preset(wanted)
 
 
-def check_file(path: Path, endings: Sequence[str] = ENDINGS) -> None:
-    """Raise unless a file of a known kind can be written here."""
-    if path == STDOUT:
+def check_file(path: Path | None, endings: Sequence[str] = ENDINGS) -> None:
+    """Raise unless a file of a known kind can be written here; None and stdout are no files."""
+    if path is None or path == STDOUT:
         return
-    check_name(path)
+    _check_name(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder: name a file in it, ending in {', '.join(endings)}.")
     if path.suffix.lower() not in endings:
         raise OutputError(f"{path} has no known ending. {suggest(path.suffix, endings)}")
-    check_writable(path)
+    _check_writable(path)
 
 
 def check_page(path: Path, what: str) -> None:
@@ -143,24 +144,22 @@ def check_folder(path: Path | None) -> Path:
     """The folder that takes one picture for each image; it need not be there yet."""
     if path is None or path == STDOUT:
         raise OutputError("a folder of images needs a folder for the pictures: -o FOLDER.")
-    check_name(path)
+    _check_name(path)
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file, but a folder of images needs a folder for the pictures.")
     if not path.exists() and path.suffix.lower() in ENDINGS:
         raise OutputError(f"{path} names a file, but a folder of images needs a folder for the pictures.")
-    check_writable(path)
+    _check_writable(path)
     return path
 
 
-def check_name(path: Path) -> None:
+def _check_name(path: Path) -> None:
     """Raise if the name is longer than file systems take, before the file system is asked about it."""
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise OutputError(f"{path.name[:40]}... cannot be written: its name has more than {LONGEST_NAME} bytes.")
 
 
-def check_writable(path: Path) -> None:
-    """Raise unless a file can be written here."""
-    check_name(path)
+def _check_writable(path: Path) -> None:
     real = Path(os.path.realpath(path))
     if real.is_symlink():
         raise OutputError(f"{path} cannot be written: it is a link that leads to itself.")
@@ -241,7 +240,8 @@ CLASSES = {
 """The classes of the embedded models, for completion; a test compares them with the models."""
 
 
-def _completes(words: Iterable[str]) -> Callable[[str], list[str]]:
+def completes(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """A function that gives the words that begin like what is typed so far."""
     known = list(words)
     return lambda incomplete: [word for word in known if word.startswith(incomplete)]
 
@@ -252,138 +252,104 @@ def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.casefold().startswith(incomplete.casefold())]
 
 
-METHOD_NAMES = _completes([DEFAULT_METHOD, *METHODS])
-MODEL_NAMES = _completes(EMBEDDED)
-PRESET_NAMES = _completes(dict.fromkeys(["recommended", *(p for m in METHODS.values() for p in m.presets)]))
-DEVICE_NAMES = _completes(["cpu", "cuda", "mps"])
+METHOD_NAMES = completes([DEFAULT_METHOD, *METHODS])
+MODEL_NAMES = completes(EMBEDDED)
 
-INPUT, AIM, RESULT = "What to explain", "Model and methods", "Result"
+input_option = partial(typer.Option, rich_help_panel="What to explain")
+aim_option = partial(typer.Option, rich_help_panel="Model and methods")
+result_option = partial(typer.Option, rich_help_panel="Result")
 
 Given = Annotated[
     str | None,
     typer.Argument(
         metavar="INPUT",
         help="An image, a folder of images, a text, a [bold].txt[/] file, or [bold]-[/] for text from stdin.",
-        show_default=False,
     ),
 ]
-Pair = Annotated[str | None, typer.Option(help="The second text of a sentence pair.", rich_help_panel=INPUT)]
+Pair = Annotated[str | None, input_option(help="The second text of a sentence pair.")]
 Question = Annotated[
-    str | None,
-    typer.Option(help="The question, for a model that answers questions on a text or an image.", rich_help_panel=INPUT),
+    str | None, input_option(help="The question, for a model that answers questions on a text or an image.")
 ]
-Context = Annotated[
-    str | None,
-    typer.Option(help="The text that contains the answer; INPUT works too.", rich_help_panel=INPUT),
-]
-Squash = Annotated[
-    bool, typer.Option("--squash", help="Resize images without cropping their borders.", rich_help_panel=INPUT)
-]
+Context = Annotated[str | None, input_option(help="The text that contains the answer; INPUT works too.")]
+Squash = Annotated[bool, input_option("--squash", help="Resize images without cropping their borders.")]
+_MODEL = "a timm name, a Hugging Face id or folder, or a .safetensors file"
 Model = Annotated[
     str,
-    typer.Option(
+    aim_option(
         "--model",
         "-m",
-        help="photo, sentiment or lookup (inside the package), a timm name, a Hugging Face id or folder, or a "
-        ".safetensors file with --arch.",
-        show_default=False,
-        rich_help_panel=AIM,
+        help=f"photo, sentiment or lookup (inside the package), {_MODEL} with --arch.",
         autocompletion=MODEL_NAMES,
     ),
 ]
 ModelArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="photo, sentiment, lookup, a timm name, a Hugging Face id or folder, or a .safetensors file.",
-        show_default=False,
-        autocompletion=MODEL_NAMES,
-    ),
+    typer.Argument(metavar="MODEL", help=f"photo, sentiment, lookup, {_MODEL}.", autocompletion=MODEL_NAMES),
 ]
 Arch = Annotated[
     str | None,
-    typer.Option(
+    aim_option(
         help="The timm architecture of a .safetensors file, such as vit_tiny_patch16_224. The number of classes is "
         "read from the weights.",
-        rich_help_panel=AIM,
     ),
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option(
+    aim_option(
         "--method",
         help='A name, or a name with options: "gradtoken(scheme=none, depth=2)". May be repeated.',
-        show_default=False,
-        rich_help_panel=AIM,
         autocompletion=METHOD_NAMES,
     ),
 ]
 Targets = Annotated[
     list[str] | None,
-    typer.Option(
+    aim_option(
         "--target",
         "-t",
         help="A class by name or index; for a language model the next token; none for what is predicted. May be "
         "repeated: every target is a row of the sheet.",
-        show_default=False,
-        rich_help_panel=AIM,
         autocompletion=complete_class,
     ),
 ]
 Versus = Annotated[
     str | None,
-    typer.Option(
-        help="Explain the evidence for the target against this class.",
-        rich_help_panel=AIM,
-        autocompletion=complete_class,
-    ),
+    aim_option(help="Explain the evidence for the target against this class.", autocompletion=complete_class),
 ]
 Preset = Annotated[
     str,
-    typer.Option(
-        help="recommended, paper, or official (what the authors' code computes).",
-        rich_help_panel=AIM,
-        autocompletion=PRESET_NAMES,
+    aim_option(
+        help="recommended, paper, or official (what the authors' code computes).", autocompletion=completes(PRESETS)
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.", rich_help_panel=AIM, autocompletion=DEVICE_NAMES)]
+Device = Annotated[str, aim_option(help="cpu, cuda, cuda:1, mps.", autocompletion=completes(["cpu", "cuda", "mps"]))]
 Output = Annotated[
     Path | None,
-    typer.Option(
+    result_option(
         "--output",
         "-o",
         help="A .png, .pdf or .html picture, or the numbers as .json or .npz (one file for each method and target, "
         "whose names become part of the file's), or - for JSON on stdout. For a folder of images, a folder. "
         "Default: the terminal.",
-        show_default=False,
-        rich_help_panel=RESULT,
     ),
 ]
 Format = Annotated[
     str,
-    typer.Option(
+    result_option(
         "--format",
         help="For a folder of images: pictures, or parquet, a data set of all scores that a later run resumes.",
-        rich_help_panel=RESULT,
     ),
 ]
-Engine = Annotated[
-    str, typer.Option("--engine", help="For a data set: local, or ray for several workers.", rich_help_panel=RESULT)
-]
-Page = Annotated[Path, typer.Option("--output", "-o", help="The page, a .html file.", rich_help_panel=RESULT)]
-Method = Annotated[
-    str,
-    typer.Option(help="A method, with options if you like.", rich_help_panel=AIM, autocompletion=METHOD_NAMES),
-]
+Engine = Annotated[str, result_option("--engine", help="For a data set: local, or ray for several workers.")]
+Page = Annotated[Path, result_option("--output", "-o", help="The page, a .html file.")]
+Method = Annotated[str, aim_option(help="A method, with options if you like.", autocompletion=METHOD_NAMES)]
 Signed = Annotated[
     str,
-    typer.Option(
+    aim_option(
         help="A signed method, with options if you like.",
-        rich_help_panel=AIM,
-        autocompletion=_completes(name for name, entry in METHODS.items() if entry.signed),
+        autocompletion=completes(name for name, entry in METHODS.items() if entry.signed),
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=RESULT)]
+Debug = Annotated[bool, result_option("--debug", help="Show the traceback of an error.")]
 
 
 def _show_version(wanted: bool) -> bool:  # noqa: FBT001  (typer calls it so)

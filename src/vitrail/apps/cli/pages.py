@@ -2,6 +2,7 @@
 
 import re
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,47 +31,34 @@ those you name with [bold]--allow[/].
   vitrail app
   vitrail app --allow vit_tiny_patch16_224.augreg_in21k_ft_in1k --allow ./my-bert
 """
-ACCESS, INPUTS = "Who may do what", "What is accepted"
-Host = Annotated[str, typer.Option(help="The address to answer on; 0.0.0.0 lets others in.", rich_help_panel=ACCESS)]
-Port = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="Default: the first free one from 7860 on.", rich_help_panel=ACCESS),
-]
+access_option = partial(typer.Option, rich_help_panel="Who may do what")
+limit_option = partial(typer.Option, min=1, rich_help_panel="What is accepted")
+Host = Annotated[str, access_option(help="The address to answer on; 0.0.0.0 lets others in.")]
+Port = Annotated[int | None, access_option(min=1, max=65535, help="Default: the first free one from 7860 on.")]
 Allow = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A timm name, Hugging Face id or folder that visitors may open. May be repeated.",
-        show_default=False,
-        rich_help_panel=ACCESS,
-    ),
+    access_option(help="A timm name, Hugging Face id or folder that visitors may open. May be repeated."),
 ]
 AnyModel = Annotated[
     bool,
-    typer.Option(
-        "--any-model",
-        help="Let visitors open any model, also from folders of this machine and from the hub.",
-        rich_help_panel=ACCESS,
+    access_option(
+        "--any-model", help="Let visitors open any model, also from folders of this machine and from the hub."
     ),
 ]
 Pickled = Annotated[
     bool,
-    typer.Option(
+    access_option(
         "--pickled-weights",
         help="Also open Hugging Face models without safetensors; torch reads their weights without running code.",
-        rich_help_panel=ACCESS,
     ),
 ]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A host name of this server, such as that of a proxy in front of it. May be repeated.",
-        show_default=False,
-        rich_help_panel=ACCESS,
-    ),
+    access_option(help="A host name of this server, such as that of a proxy in front of it. May be repeated."),
 ]
-Upload = Annotated[int, typer.Option(min=1, help="Largest upload, in megabytes.", rich_help_panel=INPUTS)]
-Pixels = Annotated[int, typer.Option(min=1, help="Largest picture, in million pixels.", rich_help_panel=INPUTS)]
-Letters = Annotated[int, typer.Option(min=1, help="Longest text, in characters.", rich_help_panel=INPUTS)]
+Upload = Annotated[int, limit_option(help="Largest upload, in megabytes.")]
+Pixels = Annotated[int, limit_option(help="Largest picture, in million pixels.")]
+Letters = Annotated[int, limit_option(help="Longest text, in characters.")]
 Browser = Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")]
 
 
@@ -151,31 +139,21 @@ folder of pictures, a .txt file with a sentence on each line, a folder of
   vitrail report results.db -o bench.html
 """
 SQLITE = b"SQLite format 3\x00"
-SOURCE = Annotated[
-    Path, typer.Argument(metavar="INPUTS", help="A folder, a .txt file, or results of the bench.", show_default=False)
-]
+SOURCE = Annotated[Path, typer.Argument(metavar="INPUTS", help="A folder, a .txt file, or results of the bench.")]
 MODEL = Annotated[
     str | None,
-    typer.Option(
+    options.aim_option(
         "--model",
         "-m",
         help="As for vitrail explain; a bench result needs none.",
-        rich_help_panel=options.AIM,
         autocompletion=options.MODEL_NAMES,
     ),
 ]
 CURVES = Annotated[
     bool,
-    typer.Option(
-        "--curves",
-        help="Remove the highest-scored parts step by step, and draw the probability.",
-        rich_help_panel=options.RESULT,
-    ),
+    options.result_option("--curves", help="Remove the highest-scored parts step by step, and draw the probability."),
 ]
-LIMIT = Annotated[
-    int | None,
-    typer.Option(help="Use only this many inputs, evenly spaced.", min=1, rich_help_panel=options.INPUT),
-]
+LIMIT = Annotated[int | None, options.input_option(help="Use only this many inputs, evenly spaced.", min=1)]
 
 
 @reported
@@ -200,7 +178,7 @@ def report(  # noqa: PLR0913  (one parameter for each option of the command line
         raise InputError(f"there is no folder or file {source}. Check its name.")
     read = [file for file in source.iterdir() if file.suffix != ".html"] if source.is_dir() else [source]
     check_not_replaced([output], [*(file for file in read if file.is_file()), model])
-    if _is_results(source):
+    if source.is_file() and _begins_with(source, SQLITE):
         if any((model, arch, method, target, versus, squash, limit, curves)):
             raise OptionError(f"{source} holds results of the bench: only -o goes with it.")
         from vitrail.plots.report import of_results
@@ -234,17 +212,14 @@ def report(  # noqa: PLR0913  (one parameter for each option of the command line
     note(f"wrote {made.save(output)}: {len(made.entries)} of {len(made.entries) + len(made.broken)} inputs explained")
 
 
-def _is_results(source: Path) -> bool:
-    if not source.is_file():
-        return False
-    with source.open("rb") as file:
-        return file.read(len(SQLITE)) == SQLITE
+def _begins_with(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 METHODS_HELP = "List the methods, or the options and presets of one."
 NAME = Annotated[
-    str | None,
-    typer.Argument(help="A method, for its options and presets.", autocompletion=options.METHOD_NAMES),
+    str | None, typer.Argument(help="A method, for its options and presets.", autocompletion=options.METHOD_NAMES)
 ]
 COLUMNS = ("paper", "explains", "class-specific", "signed", "passes", "presets")
 
@@ -278,14 +253,9 @@ def _show_all() -> None:
 def _row(method: Method, separator: str = ", ") -> list[str]:
     """What the list says of a method."""
     specific = "yes" if method.class_specific else "no"
+    signed = "yes" if method.signed else f"with {_options(method.signed_by)}" if method.signed_by else "no"
     kinds = separator.join(method.inputs) if method.models is None else method.models
-    return [method.paper, kinds, specific, _signed(method), method.cost, separator.join(method.presets)]
-
-
-def _signed(method: Method) -> str:
-    if method.signed or not method.signed_by:
-        return "yes" if method.signed else "no"
-    return f"with {_options(method.signed_by)}"
+    return [method.paper, kinds, specific, signed, method.cost, separator.join(method.presets)]
 
 
 def _show_one(method: Method) -> None:
@@ -298,14 +268,10 @@ def _show_one(method: Method) -> None:
         show_table(("option", "default", "meaning"), rows, "options")
     else:
         show_line("It has no options.")
-    rows = [(name, _options(method.preset(name)) or "nothing") for name in presets(method)]
+    presets = dict.fromkeys(["recommended", *method.presets])
+    rows = [(name, _options(method.preset(name)) or "nothing") for name in presets]
     show_table(("preset", "differs from the defaults in"), rows, "presets")
     show_line(method.about)
-
-
-def presets(method: Method) -> list[str]:
-    """The names of all presets a method has."""
-    return list(dict.fromkeys(["recommended", *method.presets]))
 
 
 def option_docs(method: Method) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The commands `transfer` (attention follows a gradient) and `rewrite` (adversarial robustness audit)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.apps.cli import options
-from vitrail.apps.cli.options import Source, check_file, check_not_replaced, check_source
+from vitrail.apps.cli.options import Source, aim_option, check_file, check_not_replaced, check_source, result_option
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 
@@ -42,68 +42,35 @@ second class the model thinks of.
 """
 TARGET = Annotated[
     str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        help="The class to rewrite to, by name or index.",
-        rich_help_panel=options.AIM,
-        autocompletion=options.complete_class,
+    aim_option(
+        "--target", "-t", help="The class to rewrite to, by name or index.", autocompletion=options.complete_class
     ),
 ]
 SOURCE = Annotated[
     str | None,
-    typer.Option(
-        "--source",
-        help="The class that is lowered in all steps; default: at each step the most probable one.",
-        rich_help_panel=options.AIM,
-    ),
+    aim_option("--source", help="The class that is lowered in all steps; default: at each step the most probable one."),
 ]
-ETA = Annotated[
-    float | None,
-    typer.Option(help="The step size; default: the first step is a tenth of a level.", rich_help_panel=options.AIM),
-]
+ETA = Annotated[float | None, aim_option(help="The step size; default: the first step is a tenth of a level.")]
 COUNT = Annotated[
-    int | None,
-    typer.Option(
-        "--steps", help="Largest number of steps; the default is 400, for a folder 25.", rich_help_panel=options.AIM
-    ),
+    int | None, aim_option("--steps", help="Largest number of steps; the default is 400, for a folder 25.")
 ]
-LIKELY = Annotated[float, typer.Option(help="Stop at this probability of the target.", rich_help_panel=options.AIM)]
+LIKELY = Annotated[float, aim_option(help="Stop at this probability of the target.")]
 L2 = Annotated[
     list[str] | None,
-    typer.Option(
-        "--l2",
-        help="The largest Euclidean norm of the change, values from 0 to 1. Repeat it for a folder.",
-        rich_help_panel=options.AIM,
-        show_default=False,
-    ),
+    aim_option("--l2", help="The largest Euclidean norm of the change, values from 0 to 1. Repeat it for a folder."),
 ]
 LINF = Annotated[
     list[str] | None,
-    typer.Option(
-        "--linf",
-        help="The largest change of any value, such as 2/255. Repeat it for a folder.",
-        rich_help_panel=options.AIM,
-        show_default=False,
-    ),
+    aim_option("--linf", help="The largest change of any value, such as 2/255. Repeat it for a folder."),
 ]
-SHEET = Annotated[
-    Path | None,
-    typer.Option(
-        help="Original, new picture, amplified difference, trace: .png, .pdf.", rich_help_panel=options.RESULT
-    ),
-]
-DIFFERENCE = Annotated[
-    Path | None, typer.Option(help="The amplified difference alone, .png.", rich_help_panel=options.RESULT)
-]
+SHEET = Annotated[Path | None, result_option(help="Original, new picture, amplified difference, trace: .png, .pdf.")]
+DIFFERENCE = Annotated[Path | None, result_option(help="The amplified difference alone, .png.")]
 OUTPUT = Annotated[
     Path | None,
-    typer.Option(
+    result_option(
         "--output",
         "-o",
         help="The new picture, .png, or its numbers, .json; for a folder the table, .json or .csv.",
-        show_default=False,
-        rich_help_panel=options.RESULT,
     ),
 ]
 TABLES = (".json", ".csv")
@@ -134,42 +101,40 @@ def rewrite(  # noqa: PLR0913  (one parameter for each option of the command lin
     check_source(place)
     sizes = _sizes(l2, linf)
     if place.folder is not None:
-        _refuse({"--source": source, "--sheet": sheet, "--difference": difference})
-        _check(output, TABLES)
-        way = _way(eta, steps, probability, folder=True)
-        _audit(model, arch, device, place.folder, target, sizes, way, output, squash=squash)
-        return
-    if target is None:
-        raise TargetError("name the class to rewrite the picture to: --target CLASS.")
-    if len(sizes) > 1:
-        raise OptionError("several budgets are for a folder of images: give one --l2 or one --linf for a picture.")
-    for path, endings in ((output, (".png", ".json")), (sheet, (".png", ".pdf", ".svg")), (difference, (".png",))):
-        _check(path, endings)
-    check_not_replaced([output, sheet, difference], [given, model])
-    way = _way(eta, steps, probability, folder=False)
+        wrong = {"--source": source, "--sheet": sheet, "--difference": difference}
+        if named := [name for name, value in wrong.items() if value is not None]:
+            raise OptionError(f"{named[0]} is for one picture, but a folder was given.")
+        check_file(output, TABLES)
+    else:
+        if target is None:
+            raise TargetError("name the class to rewrite the picture to: --target CLASS.")
+        if len(sizes) > 1:
+            raise OptionError("several budgets are for a folder of images: give one --l2 or one --linf for a picture.")
+        for path, endings in ((output, (".png", ".json")), (sheet, (".png", ".pdf", ".svg")), (difference, (".png",))):
+            check_file(path, endings)
+        check_not_replaced([output, sheet, difference], [given, model])
 
     from vitrail.apps.cli.session import open_model
-    from vitrail.models.loading.images import open_image
+    from vitrail.models.loading.images import images_in, open_image
     from vitrail.tools.pixels import shown_model_of
-    from vitrail.tools.rewrite import rewrite
+    from vitrail.tools.rewrite import STEPS, Way, rewrite
+    from vitrail.tools.robustness import AUDIT_STEPS
 
+    if place.folder is not None:
+        way = Way(eta, AUDIT_STEPS if steps is None else steps, probability)
+        paths = images_in(place.folder)
+        check_not_replaced([output], [*paths, model])
+        _audit(open_model(model, arch, device), paths, target, sizes, way, output, squash=squash)
+        return
+    assert target is not None  # checked above
+    way = Way(eta, STEPS if steps is None else steps, probability)
     loaded = open_model(model, arch, device)
     shown_model_of(loaded, None, squash=squash)
-    image = open_image(Path(given or ""))
-    limits = sizes[0] if sizes else {}
+    image, limits = open_image(Path(given or "")), sizes[0] if sizes else {}
     with busy(f"rewriting to {target}"):
         made = rewrite(loaded, image, target, source=source, squash=squash, **vars(way), **limits)
     _show(made)
     _write(made, output, sheet, difference)
-
-
-def _way(eta: float | None, steps: int | None, probability: float, *, folder: bool) -> "Way":
-    """The options of the gradient steps, with what is usual for a picture or for a folder."""
-    from vitrail.tools.rewrite import STEPS, Way
-    from vitrail.tools.robustness import AUDIT_STEPS
-
-    usual = AUDIT_STEPS if folder else STEPS
-    return Way(eta, usual if steps is None else steps, probability)
 
 
 def _sizes(l2: list[str] | None, linf: list[str] | None) -> list[dict[str, Any]]:
@@ -187,17 +152,6 @@ def _size(name: str, text: str) -> float:
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError) as error:
         raise OptionError(f"--{name} {text} is not a size: write a number such as 0.5, or 2/255.") from error
-
-
-def _refuse(given: dict[str, object]) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise OptionError(f"{name} is for one picture, but a folder was given.")
-
-
-def _check(path: Path | None, endings: Sequence[str]) -> None:
-    if path is not None:
-        check_file(path, endings)
 
 
 def _show(made: "Rewriting") -> None:
@@ -231,11 +185,9 @@ def _write(made: "Rewriting", output: Path | None, sheet: Path | None, differenc
         note(f"wrote {write_bytes(difference, png(made.difference, made.to_dict()))}")
 
 
-def _audit(  # noqa: PLR0913  (what the command was given)
-    model: str,
-    arch: str | None,
-    device: str,
-    folder: Path,
+def _audit(
+    loaded: "Loaded",
+    paths: list[Path],
     target: str | None,
     sizes: list[dict[str, Any]],
     way: "Way",
@@ -243,15 +195,10 @@ def _audit(  # noqa: PLR0913  (what the command was given)
     *,
     squash: bool,
 ) -> None:
-    from vitrail.apps.cli.session import open_model
-    from vitrail.models.loading.images import images_in
     from vitrail.tools.pixels import Budget
     from vitrail.tools.rewrite import NOTICE
     from vitrail.tools.robustness import BUDGETS, robustness
 
-    paths = images_in(folder)
-    check_not_replaced([output], [*paths, model])
-    loaded = open_model(model, arch, device)
     failed: list[str] = []
     budgets = [Budget(**size) for size in sizes] or BUDGETS
     found = robustness(loaded, _images(paths, failed), target, budgets=budgets, squash=squash, **vars(way))
@@ -292,8 +239,7 @@ def show_audit(found: "Robustness") -> None:
 
 def _said(budget: "Budget") -> str:
     sizes = [] if budget.l2 is None else [f"L2 {budget.l2:g}"]
-    if budget.linf is not None:
-        sizes.append(f"Linf {budget.linf * 255:g}/255")
+    sizes += [] if budget.linf is None else [f"Linf {budget.linf * 255:g}/255"]
     return ", ".join(sizes) or "none"
 
 
@@ -315,44 +261,32 @@ its own scale.
 """
 FOLLOWED = Annotated[
     str | None,
-    typer.Option(
+    aim_option(
         "--target",
         "-t",
         help="A class by name or index; none for what is predicted.",
-        rich_help_panel=options.AIM,
         autocompletion=options.complete_class,
     ),
 ]
-LEARNING_RATE = Annotated[float, typer.Option(help="The learning rate of the maps.", rich_help_panel=options.AIM)]
-UPDATES = Annotated[int, typer.Option(help="How many updates.", rich_help_panel=options.AIM)]
-DIRECTION = Annotated[
-    str,
-    typer.Option(help="away (lowers the target, as in the paper) or toward.", rich_help_panel=options.AIM),
-]
+LEARNING_RATE = Annotated[float, aim_option(help="The learning rate of the maps.")]
+UPDATES = Annotated[int, aim_option(help="How many updates.")]
+DIRECTION = Annotated[str, aim_option(help="away (lowers the target, as in the paper) or toward.")]
 GRADIENT = Annotated[
-    str,
-    typer.Option(
-        help="What the explanations differentiate: the full graph, or maps as leaf tensors.",
-        rich_help_panel=options.AIM,
-    ),
+    str, aim_option(help="What the explanations differentiate: the full graph, or maps as leaf tensors.")
 ]
 RENORMALISE = Annotated[
     bool,
-    typer.Option(
-        "--renormalise",
-        help="After each update, set negative attention to zero and divide rows by their sums.",
-        rich_help_panel=options.AIM,
+    aim_option(
+        "--renormalise", help="After each update, set negative attention to zero and divide rows by their sums."
     ),
 ]
 ENDINGS = (".png", ".pdf", ".svg", ".gif", ".json")
 FILE = Annotated[
     list[Path] | None,
-    typer.Option(
+    result_option(
         "--output",
         "-o",
         help="A strip of steps as .png, .pdf or .svg, all steps as .gif, the numbers as .json. May be repeated.",
-        show_default=False,
-        rich_help_panel=options.RESULT,
     ),
 ]
 

@@ -98,14 +98,20 @@ def strongest(attribution: Attribution) -> list[tuple[int, int, float]]:
     return [(i // wide, i % wide, float(scores[i])) for i in order]
 
 
-def present(loaded: Loaded, sample: Sample, rows: list[ExplainedTarget], output: Path | None) -> None:
+def present(
+    loaded: Loaded,
+    sample: Sample,
+    rows: list[ExplainedTarget],
+    output: Path | None,
+    writers: "Mapping[str, Writer] | None" = None,
+) -> None:
     """The answer and the explanation of one sample."""
 
     def show() -> None:
         show_answer(loaded, sample)
         show_rows(rows, patches=output is None)
 
-    present_rows(sample, rows, output, show, WRITERS)
+    present_rows(sample, rows, output, show, writers or WRITERS)
 
 
 def present_rows(
