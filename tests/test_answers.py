@@ -359,12 +359,12 @@ def test_the_command_line_answers(language_model, tmp_path):
     [(b"caf\xe9", "doc.txt is no text in UTF-8: byte 3"), (b" \n", "doc.txt is empty"), (None, "cannot be read: No")],
 )
 def test_a_context_that_cannot_be_read_is_named(content, words, tmp_path):
-    from vitrail.apps.cli.explain import read_context
+    from vitrail.apps.cli.explain import read_document
 
     if content is not None:
         (tmp_path / "doc.txt").write_bytes(content)
     with pytest.raises(InputError, match=words):
-        read_context([tmp_path / "doc.txt"])
+        read_document(tmp_path / "doc.txt")
 
 
 def test_the_example_of_the_page_runs(language_model, tmp_path, monkeypatch):

@@ -119,44 +119,39 @@ class Asked:
     form: str = "pictures"
     engine: str = "local"
 
-    @property
-    def files(self) -> list[str | None]:
-        """What may be a file that is read."""
-        source = self.source
-        return [source.given, source.pair, source.question, source.context, self.model]
-
 
 def run(request: Asked) -> None:
     """Check everything that can be checked, then load the model and explain."""
-    folder = request.source.folder
-    check_source(request.source, request.model)
+    source, folder, output = request.source, request.source.folder, request.output
+    check_source(source, request.model)
     check_model(request.model)
     check_presets(request.specs or (), request.preset)
     check_format(request.form, folder=folder, engine=request.engine)
+    files = [source.given, source.pair, source.question, source.context, request.model]
     if folder is not None:
-        _check_places(folder, check_folder(request.output), request)
-    elif request.output is not None:
-        check_file(request.output)
-        check_not_replaced([request.output], request.files)
+        output = check_folder(output)
+        _check_places(folder, output, files)
+    else:
+        check_file(output)
+        check_not_replaced([output], files)
 
-    from vitrail.apps.cli.session import check_early, explain_sample, open_model, sample_of
+    from vitrail.apps.cli.session import check_specs, explain_sample, open_model, sample_of
     from vitrail.apps.cli.show import present
 
-    check_early(request.specs or (), request.preset)
+    check_specs(request.specs or (), request.preset)
     loaded = open_model(request.model, request.arch, request.device)
     if loaded.task in ("writing", "boxes"):
         _explain_parts(request, loaded)
         return
     plan = _plan(request, loaded)
-    if folder is not None and request.form == "parquet":
-        place, squash = check_folder(request.output), request.source.squash
-        explain_data_set(folder, place, loaded, plan, squash=squash, engine=request.engine)
+    if folder is None or output is None:
+        sample = sample_of(source, loaded)
+        present(loaded, sample, explain_sample(loaded, sample, plan), output)
         return
-    if folder is not None:
-        _explain_folder(folder, request, loaded, plan)
-        return
-    sample = sample_of(request.source, loaded)
-    present(loaded, sample, explain_sample(loaded, sample, plan), request.output)
+    if loaded.kind != "image":
+        raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")
+    write_all = explain_data_set if request.form == "parquet" else _explain_folder
+    write_all(folder, output, request, loaded, plan)
 
 
 def _explain_parts(request: Asked, loaded: "Loaded") -> None:
@@ -171,21 +166,15 @@ def _explain_parts(request: Asked, loaded: "Loaded") -> None:
     run(loaded, request.source, request.targets, plan, request.output)
 
 
-def _check_places(folder: Path, place: Path, request: Asked) -> None:
+def _check_places(folder: Path, place: Path, files: list[str | None]) -> None:
     """Raise if a picture would be replaced by its map."""
-    if place.exists() and place.samefile(folder):
-        raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
-    check_not_replaced([place / name for name in _names(_images(folder)).values()], [*_images(folder), *request.files])
-
-
-def _images(folder: Path) -> list[Path]:
-    """The images of a folder; an empty list if it has none, which is reported later."""
     from vitrail.models.loading.images import images_in
 
-    try:
-        return images_in(folder)
-    except InputError:
-        return []
+    if place.exists() and place.samefile(folder):
+        raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
+    with suppress(InputError):  # a folder without images is reported later
+        images = images_in(folder)
+        check_not_replaced([place / name for name in _names(images).values()], [*images, *files])
 
 
 def _plan(request: Asked, loaded: "Loaded") -> "Work":
@@ -197,15 +186,13 @@ def _plan(request: Asked, loaded: "Loaded") -> "Work":
     return Work(specs, targets, request.preset, lenient=request.specs is None)
 
 
-def _explain_folder(folder: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
+def _explain_folder(folder: Path, place: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
     """One picture for each image; those that fail are named at the end."""
     from vitrail.apps.cli.session import explain_sample, sample_of
     from vitrail.apps.cli.show import write
     from vitrail.models.loading.images import images_in
 
-    if loaded.kind != "image":
-        raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")
-    images, place = images_in(folder), check_folder(request.output)
+    images = images_in(folder)
     place.mkdir(exist_ok=True)
     names = _names(images)
     failed: list[str] = []
@@ -251,24 +238,24 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
         raise OptionError("--engine is for data sets: --format parquet.")
 
 
-def explain_data_set(folder: Path, place: Path, loaded: "Loaded", plan: "Work", *, squash: bool, engine: str) -> None:
+def explain_data_set(folder: Path, place: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
     """All images of a folder; those that are none are named at the end."""
     from vitrail.api.many import explain_many, picture_batches
     from vitrail.evaluate.bench.opened import setup_hash
 
-    if loaded.kind != "image":
-        raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")
     if len(plan.specs) != 1 or len(plan.targets) > 1:
         raise OptionError("a data set holds one method and one target: name one --method, and one --target at most.")
     ((method, options),) = plan.specs
     images, broken = _readable(folder)
-    device = next(loaded.model.parameters()).device.type
+    device, squash = next(loaded.model.parameters()).device.type, request.source.squash
     preparation = f"squash={squash} {setup_hash(loaded)}"
     prepare = partial(_inputs, loaded, squash)
     batches = picture_batches(images, prepare, size=BATCH.get(device, FEW), preparation=preparation)
-    target = _class_of(plan.targets[0]) if plan.targets else None
+    target: Target | int | None = plan.targets[0] if plan.targets else None
+    if target is not None and target.name == "logit" and isinstance(target.first, int):
+        target = target.first  # explanations of one logit, given by its index, are recorded on CUDA
     made: Any = {**options, "preset": options.get("preset", plan.preset)}
-    found = explain_many(loaded.model, batches, method, target, output=place, engine=engine, **made)
+    found = explain_many(loaded.model, batches, method, target, output=place, engine=request.engine, **made)
     note(f"{found.inputs} images in {place}, {found.explained} of them explained now")
     for path in broken:
         note(f"left out: {path.name} is no image that can be read")
@@ -289,13 +276,6 @@ def _readable(folder: Path) -> tuple[list[Path], list[Path]]:
     if not sound:
         raise InputError(f"none of the {len(images)} images of {folder} can be read.")
     return sound, sorted(set(images) - set(sound))
-
-
-def _class_of(target: "Target | None") -> "Target | int | None":
-    """A target as the index of its class, if it is one logit: such explanations are recorded on CUDA."""
-    if target is not None and target.name == "logit" and isinstance(target.first, int):
-        return target.first
-    return target
 
 
 def _inputs(loaded: "Loaded", squash: bool, image: Any) -> Any:  # noqa: ANN401, FBT001
@@ -339,12 +319,8 @@ def load_model(path: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def read_context(paths: list[Path]) -> list[str]:
-    """The documents in these files."""
-    return [_document(path) for path in paths]
-
-
-def _document(path: Path) -> str:
+def read_document(path: Path) -> str:
+    """The text of a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -354,12 +330,6 @@ def _document(path: Path) -> str:
     if is_blank(text):
         raise InputError(f"{path} is empty, so no answer rests on it. Leave it out.")
     return text
-
-
-def prompt_for(tokenizer: Any, prompt: str, *, chat: bool) -> str | list[dict[str, str]]:  # noqa: ANN401
-    """The prompt as it is, or as a message where the tokenizer has a chat template."""
-    templated = chat and getattr(tokenizer, "chat_template", None) is not None
-    return [{"role": "user", "content": prompt}] if templated else prompt
 
 
 @reported
@@ -388,14 +358,15 @@ def answer(  # noqa: PLR0913  (one parameter for each option of the command line
     """Generate and explain an answer."""
     from vitrail.tools.generations import generate
 
-    documents = read_context(context or []) or None
+    documents = [read_document(path) for path in context or []]
     loaded, tokenizer = load_model(model)
+    templated = chat and getattr(tokenizer, "chat_template", None) is not None
     found = generate(
         loaded,
         tokenizer,
-        prompt_for(tokenizer, prompt, chat=chat),
+        [{"role": "user", "content": prompt}] if templated else prompt,
         answer=given,
-        documents=documents,
+        documents=documents or None,
         unit=unit,
         method=method or None,
         scalar=scalar,

@@ -19,7 +19,7 @@ from vitrail.apps.cli.options import (
 )
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, suggest
-from vitrail.methods import METHODS, parse_spec
+from vitrail.methods import parse_spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,7 +204,7 @@ def detail(  # noqa: PLR0913  (one parameter for each option of the command line
     from vitrail.tools.guide import check_form, detail, detail_matrix
 
     check_form(form)
-    check_specs([(name, more)], preset, METHODS[name].inputs[0])
+    check_specs([(name, more)], preset)
     loaded = open_model(model, arch, device)
     sample = sample_of(source, loaded)
     first, second = (None if text is None else class_index(loaded, text) for text in (target, versus))

@@ -93,13 +93,9 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             with _short_warnings(), _remarks_of_results():
                 _check_readable(kwargs)
                 command(*args, **kwargs)
-        except VitrailError as error:
-            if kwargs.get("debug"):
-                raise
-            note(f"error: {error}")
-            raise typer.Exit(1) from error
         except Exception as error:
-            if kwargs.get("debug") or not (said := _said_by_model(error)):
+            said = str(error) if isinstance(error, VitrailError) else _said_by_model(error)
+            if kwargs.get("debug") or not said:
                 raise
             note(f"error: {said}")
             raise typer.Exit(1) from error

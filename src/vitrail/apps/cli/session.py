@@ -24,9 +24,6 @@ from vitrail.targets import Target
 PREDICTED = "none"
 
 
-# --- the model -------------------------------------------------------------------------------------------------------
-
-
 def open_model(name: str, arch: str | None, device: str = "cpu") -> Loaded:
     """The model, ready on the device."""
     place = find_device(device)
@@ -34,9 +31,6 @@ def open_model(name: str, arch: str | None, device: str = "cpu") -> Loaded:
         loaded = load(name, arch=arch)
     loaded.model.to(place)
     return loaded
-
-
-# --- the input -------------------------------------------------------------------------------------------------------
 
 
 def sample_of(source: Source, loaded: Loaded) -> Sample:
@@ -56,14 +50,10 @@ def _image(source: Source, loaded: Loaded) -> Sample:
 
 
 def _sequence(source: Source, loaded: Loaded) -> Sample:
-    _refuse(loaded, question=source.question, context=source.context)
+    pair = source.pair if loaded.task == "causal" else None
+    _refuse(loaded, pair=pair, question=source.question, context=source.context)
     text = read_text(_given(source, "a text, a .txt file or - for stdin"))
     return loaded.text(text, None if source.pair is None else read_text(source.pair))
-
-
-def _causal(source: Source, loaded: Loaded) -> Sample:
-    _refuse(loaded, pair=source.pair)
-    return _sequence(source, loaded)
 
 
 def _question(source: Source, loaded: Loaded) -> Sample:
@@ -74,7 +64,7 @@ def _question(source: Source, loaded: Loaded) -> Sample:
     return loaded.text(read_text(source.question), read_text(context))
 
 
-READERS = {"image": _image, "sequence": _sequence, "causal": _causal, "question": _question}
+READERS = {"image": _image, "sequence": _sequence, "causal": _sequence, "question": _question}
 
 
 def _given(source: Source, what: str) -> str:
@@ -87,9 +77,6 @@ def _refuse(loaded: Loaded, **given: str | None) -> None:
     for name, value in given.items():
         if value is not None:
             raise InputError(f"--{name} does not apply to {loaded.name}, which is a model for one {loaded.kind}.")
-
-
-# --- the prediction --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,12 +94,12 @@ class Prediction:
 
 def predict(loaded: Loaded, sample: Sample) -> Prediction:
     """Run the model once."""
-    inputs = sample.inputs
+    given = sample.inputs
     with torch.no_grad():
-        given = (
-            inputs if isinstance(inputs, Tensor) else {n: x for n, x in inputs.items() if n != "special_tokens_mask"}
-        )
-        output = read_output(loaded.model(given) if isinstance(given, Tensor) else loaded.model(**given))
+        if isinstance(given, Tensor):
+            output = read_output(loaded.model(given))
+        else:
+            output = read_output(loaded.model(**{n: x for n, x in given.items() if n != "special_tokens_mask"}))
     logits = output.logits[0].float()
     if not output.span:
         return Prediction((logits[-1] if logits.ndim == 2 else logits).softmax(dim=0))
@@ -120,9 +107,6 @@ def predict(loaded: Loaded, sample: Sample) -> Prediction:
     words = loaded.tokenizer.decode(given["input_ids"][0, start : end + 1])  # pyright: ignore
     none = "none: the end it predicts lies before the start"
     return Prediction(logits[:, 0].softmax(dim=0), words if start <= end else none)
-
-
-# --- the targets -----------------------------------------------------------------------------------------------------
 
 
 def find_targets(loaded: Loaded, wanted: Sequence[str], versus: str | None) -> list[Target | None]:
@@ -157,9 +141,6 @@ def _find(loaded: Loaded, text: str) -> int | None:
     return find_class(text, loaded.class_names, loaded.classes)
 
 
-# --- the methods -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Work:
     """What to compute for every sample.
@@ -188,21 +169,19 @@ class ExplainedTarget:
         return f"{self.title}, {likely[0]:.1%}" if likely else self.title
 
 
-def check_specs(specs: Sequence[Spec], preset: str, kind: str) -> None:
-    """Raise if a method cannot be built for this kind of input, before the model runs."""
+def check_specs(specs: Sequence[Spec], preset: str, kind: str | None = None) -> None:
+    """Raise if a method cannot be built, before the model runs.
+
+    Args:
+        kind: of the input; None before a model is loaded whose kind of input would be known.
+    """
     for name, given in specs:
         if name == DEFAULT_METHOD:  # which one that is depends on the model
             continue
         entry, options = METHODS[name], dict(given)
-        if kind not in entry.inputs:
+        if kind is not None and kind not in entry.inputs:
             raise MethodError(f"{name} explains {' and '.join(entry.inputs)}, but the input is {kind}.")
-        entry.build(**entry.resolve(options.pop("preset", preset), options, kind))
-
-
-def check_early(specs: Sequence[Spec], preset: str) -> None:
-    """Raise if a method has no such option value, before a model is loaded whose kind of input would be known."""
-    for name, given in specs:
-        check_specs([(name, given)], preset, METHODS[name].inputs[0] if name in METHODS else "image")
+        entry.build(**entry.resolve(options.pop("preset", preset), options, kind or entry.inputs[0]))
 
 
 def readable_set(preset: str, kind: str) -> list[Spec]:
@@ -213,21 +192,16 @@ def readable_set(preset: str, kind: str) -> list[Spec]:
 
 def explain_sample(loaded: Loaded, sample: Sample, plan: Work) -> list[ExplainedTarget]:
     """Every method for every target."""
+    on_error = "keep" if plan.lenient else "raise"
     rows = []
     for target in plan.targets:
-        found = _attributions(loaded, sample, plan, target)
-        rows.append(ExplainedTarget(loaded.target_name(found[0].target), found))
+        with busy(f"explaining with {', '.join(name for name, _ in plan.specs)}"):
+            found = compare(loaded.model, sample.inputs, plan.specs, target, plan.preset, on_error=on_error)
+        for place, error in found.failed.items():
+            if not isinstance(error, (MissingTensorError, OptionError)):
+                raise error
+            note(f"left out {plan.specs[place][0]}: {error}")
+        if found.failed and not len(found):
+            raise list(found.failed.values())[-1]
+        rows.append(ExplainedTarget(loaded.target_name(found[0].target), list(found)))
     return rows
-
-
-def _attributions(loaded: Loaded, sample: Sample, plan: Work, target: Target | None) -> list[Attribution]:
-    on_error = "keep" if plan.lenient else "raise"
-    with busy(f"explaining with {', '.join(name for name, _ in plan.specs)}"):
-        found = compare(loaded.model, sample.inputs, plan.specs, target, plan.preset, on_error=on_error)
-    for place, error in found.failed.items():
-        if not isinstance(error, (MissingTensorError, OptionError)):
-            raise error
-        note(f"left out {plan.specs[place][0]}: {error}")
-    if found.failed and not len(found):
-        raise list(found.failed.values())[-1]
-    return list(found)

@@ -6,6 +6,7 @@ Parts of an output are objects that a detector found and words that a model wrot
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from vitrail import targets
 from vitrail.api import compare
 from vitrail.apps.cli.options import STDOUT, Source, distinct, read_text
 from vitrail.apps.cli.screen import busy, note, out, show_line, show_table
-from vitrail.apps.cli.session import ExplainedTarget, Prediction, Work, predict
+from vitrail.apps.cli.session import ExplainedTarget, Work, predict
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OutputError, TargetError
 from vitrail.models.loading import Loaded, Sample, find_class
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Rows = list[ExplainedTarget]
+Writer = Callable[[Path, Rows, Sample], list[Path]]
 CLASSES = 5
 PATCHES = 5
 PAGE_STYLE = "main{font-family:system-ui,sans-serif;max-width:60em;margin:1em auto}h2{margin:.4em .7em}"
@@ -48,11 +51,6 @@ def show_answer(loaded: Loaded, sample: Sample) -> None:
         return
     rows = [(loaded.class_name(index), index, f"{value:.3f}") for index, value in said.likeliest(CLASSES)]
     show_table(("class", "index", "probability"), rows, "next token" if loaded.task == "causal" else "prediction")
-    warn_if_unsure(loaded, said)
-
-
-def warn_if_unsure(loaded: Loaded, said: Prediction) -> None:
-    """Say which classes a demonstration model knows, where it is unsure."""
     if loaded.demonstration and loaded.class_names and said.likeliest(1)[0][1] < UNSURE:
         names = ", ".join(loaded.class_names)
         note(
@@ -61,7 +59,7 @@ def warn_if_unsure(loaded: Loaded, said: Prediction) -> None:
         )
 
 
-def show_rows(rows: list[ExplainedTarget], *, patches: bool) -> None:
+def show_rows(rows: Rows, *, patches: bool) -> None:
     """Every text with its tokens shaded; for images the strongest patches, if they are asked for."""
     if not out().is_terminal:
         _show_numbers(rows, patches=patches)
@@ -77,7 +75,7 @@ def show_rows(rows: list[ExplainedTarget], *, patches: bool) -> None:
             show_table(columns, cells, f"strongest patches for {row.title} (row, column: score)")
 
 
-def _show_numbers(rows: list[ExplainedTarget], *, patches: bool) -> None:
+def _show_numbers(rows: Rows, *, patches: bool) -> None:
     """One line for each token or strongest patch, with its score."""
     every = [(row.title, attribution) for row in rows for attribution in row.attributions]
     if every[0][1].kind == "text":
@@ -99,11 +97,7 @@ def strongest(attribution: Attribution) -> list[tuple[int, int, float]]:
 
 
 def present(
-    loaded: Loaded,
-    sample: Sample,
-    rows: list[ExplainedTarget],
-    output: Path | None,
-    writers: "Mapping[str, Writer] | None" = None,
+    loaded: Loaded, sample: Sample, rows: Rows, output: Path | None, writers: Mapping[str, Writer] | None = None
 ) -> None:
     """The answer and the explanation of one sample."""
 
@@ -115,11 +109,7 @@ def present(
 
 
 def present_rows(
-    sample: Sample,
-    rows: list[ExplainedTarget],
-    output: Path | None,
-    show: Callable[[], None],
-    writers: Mapping[str, "Writer"],
+    sample: Sample, rows: Rows, output: Path | None, show: Callable[[], None], writers: Mapping[str, Writer]
 ) -> None:
     """JSON alone if the output is stdout, else the screen and, if named, a file."""
     if output == STDOUT:
@@ -133,9 +123,7 @@ def present_rows(
             note(f"wrote {path}")
 
 
-def write(
-    path: Path, rows: list[ExplainedTarget], sample: Sample, writers: "Mapping[str, Writer] | None" = None
-) -> list[Path]:
+def write(path: Path, rows: Rows, sample: Sample, writers: Mapping[str, Writer] | None = None) -> list[Path]:
     """The files written: one, or one for each method and target where a file holds one attribution."""
     try:
         return (writers or WRITERS)[path.suffix.lower()](path, rows, sample)
@@ -145,7 +133,7 @@ def write(
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def draw(rows: list[ExplainedTarget], sample: Sample) -> "Figure":
+def draw(rows: Rows, sample: Sample) -> "Figure":
     """The one picture, or the sheet of all."""
     if len(rows) == 1 and len(rows[0].attributions) == 1:
         (only,) = rows[0].attributions
@@ -155,42 +143,36 @@ def draw(rows: list[ExplainedTarget], sample: Sample) -> "Figure":
     return comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
 
 
-def _figure(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
-    save_figure(draw(rows, sample), path)
-    return [path]
+def _figure(path: Path, rows: Rows, sample: Sample) -> list[Path]:
+    return [save_figure(draw(rows, sample), path)]
 
 
-def _page(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
-    """One page with every picture or sentence under the name of its target."""
-    parts = [
-        (row.heading, [attribution_block(one, sample.picture, index=0) for one in row.attributions]) for row in rows
-    ]
-    body = render("apps/cli/maps.html", parts=parts, links=False)
-    return [write_bytes(path, document(", ".join(row.title for row in rows), body, style=PAGE_STYLE).encode())]
+def _page(path: Path, rows: Rows, sample: Sample, *, links: bool = False) -> list[Path]:
+    """One page with every picture or sentence under the name of its target.
+
+    Args:
+        links: put links to the parts at the top, for the words of an answer; the first row is the whole answer.
+    """
+    headings = [row.title if links else row.heading for row in rows]
+    blocks = [[attribution_block(one, sample.picture, index=0) for one in row.attributions] for row in rows]
+    body = render("apps/cli/maps.html", parts=list(zip(headings, blocks, strict=True)), links=links)
+    title = rows[0].title if links else ", ".join(row.title for row in rows)
+    return [write_bytes(path, document(title, body, style=PAGE_STYLE).encode())]
 
 
-def _data(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
+def _data(path: Path, rows: Rows, sample: Sample) -> list[Path]:
     """One file for each attribution; with several, target and method become part of the name."""
     pairs = [(row, attribution) for row in rows for attribution in row.attributions]
     if len(pairs) == 1:
         return [save(pairs[0][1], path)]
-    stems = distinct([_stem(path, row, attribution, several=len(rows) > 1) for row, attribution in pairs])
-    return [save(one, path.with_stem(stem)) for (_, one), stem in zip(pairs, stems, strict=True)]
+    stems = []
+    for row, attribution in pairs:
+        parts = [path.stem, *([row.title] if len(rows) > 1 else []), attribution.label]
+        stems.append("-".join(re.sub(r"[^\w.=]+", "_", part).strip("_") for part in parts))
+    return [save(one, path.with_stem(stem)) for (_, one), stem in zip(pairs, distinct(stems), strict=True)]
 
 
-def _stem(path: Path, row: ExplainedTarget, attribution: Attribution, *, several: bool) -> str:
-    parts = [path.stem, *([row.title] if several else []), attribution.label]
-    return "-".join(re.sub(r"[^\w.=]+", "_", part).strip("_") for part in parts)
-
-
-Writer = Callable[[Path, list[ExplainedTarget], Sample], list[Path]]
-WRITERS: dict[str, Writer] = {
-    ".png": _figure,
-    ".pdf": _figure,
-    ".html": _page,
-    ".json": _data,
-    ".npz": _data,
-}
+WRITERS: dict[str, Writer] = {".png": _figure, ".pdf": _figure, ".html": _page, ".json": _data, ".npz": _data}
 
 
 OBJECTS = 3
@@ -213,16 +195,24 @@ def explain_boxes(loaded: Loaded, source: Source, wanted: Sequence[str], plan: W
     if source.given is None or source.question is not None or source.pair is not None or source.context is not None:
         raise InputError(f"{loaded.name} finds objects in one image: name an image, and no text.")
     sample = loaded.image(open_image(Path(source.given)), squash=source.squash)
-    found = objects(loaded, sample, wanted)
-    rows = [_row(loaded, sample, one, plan) for one in found]
+    found, rows = objects(loaded, sample, wanted), []
+    for one in found:
+        title = f"{loaded.class_name(one.label)}, query {one.query}"
+        with busy(f"explaining {title}"):
+            target = targets.logit(one.label, position=one.query)
+            rows.append(
+                ExplainedTarget(title, [*compare(loaded.model, sample.inputs, plan.specs, target, plan.preset)])
+            )
 
     def show() -> None:
-        lines = [(row.title, f"{one.probability:.3f}", _strongest(row)) for one, row in zip(found, rows, strict=True)]
+        lines = []
+        for one, row in zip(found, rows, strict=True):
+            y, x, _ = strongest(map_of(row.attributions[0]))[0]
+            lines.append((row.title, f"{one.probability:.3f}", f"{y}, {x}"))
         show_table(("object", "probability", "strongest patch (row, column)"), lines, "found")
 
-    def save(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
-        save_figure(figure(found, rows, sample), path)
-        return [path]
+    def save(path: Path, rows: Rows, sample: Sample) -> list[Path]:
+        return [save_figure(figure(found, rows, sample), path)]
 
     present_rows(sample, rows, output, show, WRITERS | dict.fromkeys(FIGURES, save))
 
@@ -245,21 +235,9 @@ def objects(loaded: Loaded, sample: Sample, wanted: Sequence[str]) -> list[Found
     return [Found(q, c, float(shares[q, c]), tuple(boxes[q].tolist())) for q, c in pairs]  # pyright: ignore[reportArgumentType]
 
 
-def _row(loaded: Loaded, sample: Sample, one: Found, plan: Work) -> ExplainedTarget:
-    title = f"{loaded.class_name(one.label)}, query {one.query}"
-    with busy(f"explaining {title}"):
-        target = targets.logit(one.label, position=one.query)
-        return ExplainedTarget(title, list(compare(loaded.model, sample.inputs, plan.specs, target, plan.preset)))
-
-
 def map_of(attribution: Attribution) -> Attribution:
     """The stream of the picture."""
     return next((one for one in attribution.streams.values() if one.kind == "image"), attribution)
-
-
-def _strongest(row: ExplainedTarget) -> str:
-    y, x, _ = strongest(map_of(row.attributions[0]))[0]
-    return f"{y}, {x}"
 
 
 def figure(found: Sequence[Found], rows: Sequence[ExplainedTarget], sample: Sample) -> "Figure":
@@ -285,7 +263,8 @@ def explain_writing(loaded: Loaded, source: Source, wanted: Sequence[str], plan:
             for attribution in row.attributions:
                 _show(row.title, attribution)
 
-    present_rows(sample, rows, output, show, WRITERS | dict.fromkeys(FIGURES, _save_sheet) | {".html": _save_page})
+    page = partial(_page, links=True)
+    present_rows(sample, rows, output, show, WRITERS | dict.fromkeys(FIGURES, _save_sheet) | {".html": page})
 
 
 def written(source: Source, loaded: Loaded) -> Sample:
@@ -307,15 +286,10 @@ def written(source: Source, loaded: Loaded) -> Sample:
     return loaded.write(image) if source.question is None else loaded.write(image, read_text(source.question))
 
 
-GIVEN = {
-    "text": "a text",
-    "sound": "a .wav file",
-    "picture": "an image",
-    "question": "an image and --question TEXT",
-}
+GIVEN = {"text": "a text", "sound": "a .wav file", "picture": "an image", "question": "an image and --question TEXT"}
 
 
-def explained(loaded: Loaded, sample: Sample, wanted: Sequence[str], plan: Work) -> list[ExplainedTarget]:
+def explained(loaded: Loaded, sample: Sample, wanted: Sequence[str], plan: Work) -> Rows:
     """The whole answer, then the words of it that are named; `all` stands for every word."""
     known = answer_words(loaded, sample)
     if not known:
@@ -341,7 +315,7 @@ def _show(title: str, attribution: Attribution) -> None:
         heading = f"{name} · {title}".removeprefix(" · ")
         label = stream_label(attribution)
         if one.kind == "image":
-            lines = [(y, x, f"{score:.3g}") for y, x, score in strongest(one)[:PATCHES]]
+            lines = [(y, x, f"{score:.3g}") for y, x, score in strongest(one)]
             show_table(("row", "column", "score"), lines, f"{label} · {heading}: strongest patches")
         elif one.tokens is not None and out().is_terminal:
             show_line((label, "bold"), f" · {heading}")
@@ -351,15 +325,7 @@ def _show(title: str, attribution: Attribution) -> None:
             show_table(("method", "target", "token", "score"), lines)
 
 
-def _save_sheet(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
+def _save_sheet(path: Path, rows: Rows, sample: Sample) -> list[Path]:
     """Every stream of every row in one figure."""
     named = [(f"{row.title} · {stream_label(one)}", one) for row in rows for one in row.attributions]
-    save_figure(streams_sheet(named, sample.picture, sound=sample.sound), path)
-    return [path]
-
-
-def _save_page(path: Path, rows: list[ExplainedTarget], sample: Sample) -> list[Path]:
-    """One part for each row, with links from the words to them."""
-    parts = [(row.title, [attribution_block(one, sample.picture, index=0) for one in row.attributions]) for row in rows]
-    body = render("apps/cli/maps.html", parts=parts, links=True)
-    return [write_bytes(path, document(rows[0].title, body, style=PAGE_STYLE).encode())]
+    return [save_figure(streams_sheet(named, sample.picture, sound=sample.sound), path)]
