@@ -8,10 +8,11 @@ import math
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from errno import ELOOP
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,11 +99,10 @@ def check_fields(fields: Fields) -> None:
     """Raise ValueError with the first contradiction between the fields of an attribution."""
     _check_words(fields)
     _check_scores(fields.scores)
-    for name, axes in SHAPES.items():
-        _check_shape(fields, name, axes)
+    for name in SHAPES:
+        _check_shape(fields, name)
     _check_grid(fields)
     _check_tokens(fields)
-    _check_readout(fields)
     _check_target(fields)
 
 
@@ -140,9 +140,8 @@ SHAPES: dict[str, tuple[str, Callable[[Tensor], bool], str]] = {
 """By field: its axes, what its values have to be, and how that is called. `b` and `n` are those of the scores."""
 
 
-def _check_shape(fields: Fields, name: str, wanted: tuple[str, Callable[[Tensor], bool], str]) -> None:
-    x = getattr(fields, name)
-    axes, fits, meaning = wanted
+def _check_shape(fields: Fields, name: str) -> None:
+    x, (axes, fits, meaning) = getattr(fields, name), SHAPES[name]
     if x is None:
         return
     if not isinstance(x, Tensor) or not fits(x):
@@ -171,6 +170,10 @@ def _check_grid(fields: Fields) -> None:
 
 def _check_tokens(fields: Fields) -> None:
     tokens, (batch, count) = fields.tokens, fields.scores.shape
+    if fields.readout is not None and fields.kind == "text":
+        low, high = int(fields.readout.min()), int(fields.readout.max())
+        if not -1 <= low <= high < count:
+            raise ValueError(f"its readout is token {low if low < -1 else high}, but it has {count} tokens")
     if tokens is None:
         return
     if not isinstance(tokens, tuple) or len(tokens) != batch or not all(isinstance(row, tuple) for row in tokens):
@@ -178,14 +181,6 @@ def _check_tokens(fields: Fields) -> None:
     for row in tokens:
         if len(row) != count or not all(isinstance(token, str) for token in row):
             raise ValueError(f"it has {len(row)} tokens for {count} scores, or some that are no text")
-
-
-def _check_readout(fields: Fields) -> None:
-    if fields.readout is None:
-        return
-    low, high, count = int(fields.readout.min()), int(fields.readout.max()), fields.scores.shape[1]
-    if fields.kind == "text" and not -1 <= low <= high < count:
-        raise ValueError(f"its readout is token {low if low < -1 else high}, but it has {count} tokens")
 
 
 def _check_target(fields: Fields) -> None:
@@ -228,30 +223,20 @@ def save(attribution: Attribution, path: str | Path) -> Path:
 
     `.json` and `.npz` hold everything; `.png`, `.pdf` and `.html` a picture of the first sample.
     """
-    path = as_path(path, "an attribution")
-    if path.suffix.lower() not in WRITERS:
-        raise _suffix_error("an attribution is saved as", path, WRITERS)
-    if path.suffix.lower() in READERS:
-        _check_sound(attribution, path)
-    return write_bytes(path, WRITERS[path.suffix.lower()](attribution))
-
-
-def _check_sound(attribution: Attribution, path: Path) -> None:
-    """Refuse to write what `load` would refuse to read."""
-    try:
-        for one in (attribution, *attribution.streams.values()):
+    path, suffix = _path_of(path, "an attribution", "is saved as", WRITERS)
+    try:  # what `load` would refuse to read is not written
+        for one in (attribution, *attribution.streams.values()) if suffix in READERS else ():
             check_fields(one)
     except ValueError as error:
         raise OutputError(f"this attribution cannot be saved as {path}, since {error}.") from error
+    return write_bytes(path, WRITERS[suffix](attribution))
 
 
 def load(path: str | Path) -> Attribution:
     """The attribution that `save` wrote as `.json` or `.npz`, tensors on the CPU."""
-    path = as_path(path, "an attribution")
-    if path.suffix.lower() not in READERS:
-        raise _suffix_error("an attribution is read from", path, READERS)
+    path, suffix = _path_of(path, "an attribution", "is read from", READERS)
     try:
-        return _attribution(*READERS[path.suffix.lower()](path.read_bytes()))
+        return _attribution(*READERS[suffix](path.read_bytes()))
     except FileNotFoundError as error:
         raise OutputError(f"there is no file {path}. Check its name and folder.") from error
     except DAMAGED as error:
@@ -263,17 +248,19 @@ def load(path: str | Path) -> Attribution:
 
 def save_figure(figure: "Figure", path: str | Path) -> Path:
     """The path, after the figure was written as `.png`, `.pdf` or `.svg`."""
-    path = as_path(path, "a figure")
-    if path.suffix.lower() not in FIGURES:
-        raise _suffix_error("a figure is saved as", path, FIGURES)
+    path, suffix = _path_of(path, "a figure", "is saved as", FIGURES)
     from vitrail.plots.canvas import rendered
 
-    return write_bytes(path, rendered(figure, path.suffix.lower()[1:]))
+    return write_bytes(path, rendered(figure, suffix[1:]))
 
 
-def _suffix_error(what: str, path: Path, known: Iterable[str]) -> OutputError:
-    found = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
-    return OutputError(f"the name {path.name!r} {found}, but {what} {', '.join(known)}. Rename it.")
+def _path_of(path: str | Path, what: str, use: str, known: Collection[str]) -> tuple[Path, str]:
+    """The path and its suffix in small letters, which has to be a known one."""
+    path = as_path(path, what)
+    if path.suffix.lower() not in known:
+        found = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
+        raise OutputError(f"the name {path.name!r} {found}, but {what} {use} {', '.join(known)}. Rename it.")
+    return path, path.suffix.lower()
 
 
 def write_bytes(path: Path, data: bytes) -> Path:
@@ -308,17 +295,13 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def _picture(form: str) -> Callable[[Attribution], bytes]:
-    """A function that draws the first sample and keeps in the file how it was made."""
+def _picture(form: str, attribution: Attribution) -> bytes:
+    """A picture of the first sample; the file also holds how it was made."""
+    from vitrail.plots.canvas import rendered
+    from vitrail.plots.page import origin
 
-    def draw(attribution: Attribution) -> bytes:
-        from vitrail.plots.canvas import rendered
-        from vitrail.plots.page import origin
-
-        about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
-        return rendered(attribution.plot(), form, metadata=about)
-
-    return draw
+    about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
+    return rendered(attribution.plot(), form, metadata=about)
 
 
 def _page(attribution: Attribution) -> bytes:
@@ -345,8 +328,11 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
     if header.get("format") != FORMAT:
         raise ValueError(UNMARKED)
     _check_version(header["version"])
-    parts = header.get("streams", {})  # version 1 has none
-    streams = {name: _attribution(part, _of_stream(name, arrays)) for name, part in parts.items()}
+    streams = {}
+    for name, part in header.get("streams", {}).items():  # version 1 has none
+        start = f"{STREAM}{name}/"
+        own = {key.removeprefix(start): x for key, x in arrays.items() if key.startswith(start)}
+        streams[name] = _attribution(part, own)
     arrays = {name: x for name, x in arrays.items() if not name.startswith(STREAM)}
     if header["dtypes"].keys() != arrays.keys() or not arrays.keys() <= set(TENSORS):
         raise ValueError(f"it announces {', '.join(header['dtypes'])}, but holds {', '.join(arrays) or 'nothing'}")
@@ -364,14 +350,8 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
     return Attribution(**known, target=Target(**target), streams=streams)
 
 
-def _of_stream(name: str, arrays: Arrays) -> Arrays:
-    """The tensors of one stream, by the names they have in an attribution."""
-    start = f"{STREAM}{name}/"
-    return {key.removeprefix(start): x for key, x in arrays.items() if key.startswith(start)}
-
-
-def _check_version(version: object) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+def _check_version(version: Any) -> None:  # noqa: ANN401
+    if not _is_whole(version) or version < 1:
         raise ValueError(f"it is of version {version!r}, but versions are whole numbers from 1 on")
     if version > VERSION:
         raise ValueError(f"it is of version {version}, and this vitrail reads up to {VERSION}: upgrade it")
@@ -457,8 +437,8 @@ def _from_npz(data: bytes) -> tuple[Header, Arrays]:
 WRITERS: dict[str, Callable[[Attribution], bytes]] = {
     ".json": lambda attribution: to_json(attribution).encode(),
     ".npz": _to_npz,
-    ".png": _picture("png"),
-    ".pdf": _picture("pdf"),
+    ".png": partial(_picture, "png"),
+    ".pdf": partial(_picture, "pdf"),
     ".html": _page,
 }
 READERS: dict[str, Callable[[bytes], tuple[Header, Arrays]]] = {".json": _from_json, ".npz": _from_npz}

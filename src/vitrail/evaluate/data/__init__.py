@@ -20,10 +20,7 @@ from vitrail.evaluate.data.examples import (
     TextExample,
 )
 from vitrail.evaluate.data.files import Source
-from vitrail.evaluate.data.labelled import read_imagenet, read_imagenet_segmentation
 from vitrail.evaluate.data.pictures import resize_mask
-from vitrail.evaluate.data.segmented import COCO, read_coco, read_pets
-from vitrail.evaluate.data.texts import read_squad, read_squad2
 
 _LABEL = ("label",)
 _TABLE = "<split>.tsv, .csv or .parquet, or a datasets object"
@@ -32,11 +29,11 @@ DATASETS: dict[str, DatasetEntry] = {
     entry.name: entry
     for entry in (
         DatasetEntry(
-            "imagenet", read_imagenet, "image", ("label", "boxes"),
+            "imagenet", labelled.read_imagenet, "image", ("label", "boxes"),
             "a folder of synsets, or labels.csv with images/", "Russakovsky et al., IJCV 2015, arXiv:1409.0575",
         ),
         DatasetEntry(
-            "imagenet_segmentation", read_imagenet_segmentation, "image", ("mask",),
+            "imagenet_segmentation", labelled.read_imagenet_segmentation, "image", ("mask",),
             "gtsegs_ijcv.mat (needs h5py)", "Guillaumin, Küttel & Ferrari, IJCV 2014", ("background", "object"),
         ),
         DatasetEntry(
@@ -44,13 +41,13 @@ DATASETS: dict[str, DatasetEntry] = {
             "VOCdevkit/VOC2012", "Everingham et al., IJCV 2010", segmented.VOC,
         ),
         DatasetEntry(
-            "pets", read_pets, "image", ("label", "mask"),
+            "pets", segmented.read_pets, "image", ("label", "mask"),
             "images/ with annotations/, or with trimaps/ and labels.csv", "Parkhi et al., CVPR 2012",
         ),
         DatasetEntry(
-            "coco", read_coco, "image", ("mask", "boxes"),
+            "coco", segmented.read_coco, "image", ("mask", "boxes"),
             "annotations/instances_<split>.json, or labels/<split>/*.txt; and the pictures",
-            "Lin et al., ECCV 2014, arXiv:1405.0312", COCO,
+            "Lin et al., ECCV 2014, arXiv:1405.0312", segmented.COCO,
         ),
         DatasetEntry(
             "cifar10", labelled.read_cifar10, "image", _LABEL,
@@ -87,12 +84,12 @@ DATASETS: dict[str, DatasetEntry] = {
             "<split>.jsonl and docs/", "DeYoung et al., ACL 2020, arXiv:1911.03429", texts.SENTIMENTS,
         ),
         DatasetEntry(
-            "squad", read_squad, "question", ("answers",),
+            "squad", texts.read_squad, "question", ("answers",),
             "a SQuAD JSON file or folder, .parquet, or a datasets object",
             "Rajpurkar et al., EMNLP 2016, arXiv:1606.05250",
         ),
         DatasetEntry(
-            "squad2", read_squad2, "question", ("answers",),
+            "squad2", texts.read_squad2, "question", ("answers",),
             "a SQuAD JSON file or folder, .parquet, or a datasets object",
             "Rajpurkar, Jia & Liang, ACL 2018, arXiv:1806.03822",
         ),

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -99,58 +98,55 @@ def lookup(seed: int, *, sentences: int) -> ContextExample:
     return ContextExample(f"lookup-{seed}", said, f"{names[asked]}:", (asked,), f"{things[asked]}.")
 
 
-def _generated(name: str, make: Make, count: int, seed: int) -> Dataset[ContextExample]:
-    """So many contexts, each from its own number, counted from the seed on."""
+MANY = 100_000
+"""Contexts in a set, and sentences in a context, at most."""
+
+
+def _generated(name: str, make: Make, count: int, seed: int, **ranges: tuple[int, int, int]) -> Dataset[ContextExample]:
+    """So many contexts, each from its own number, counted from the seed on.
+
+    Args:
+        ranges: other options with their least and their largest value.
+    """
+    for option, (value, least, most) in {"count": (count, 1, MANY), **ranges}.items():
+        if not least <= value <= most:
+            raise OptionError(f"{name}: {option}={value}, but it is a whole number from {least} to {most}.")
     if seed < 0:
         raise OptionError(f"{name}: seed={seed}, but a seed is at least 0.")
     return Dataset(name, "vitrail", range(seed, seed + count), lambda number: make(number).key, make)
-
-
-def _check_range(name: str, option: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise OptionError(f"{name}: {option}={value}, but it is a whole number from {least} to {most}.")
-
-
-MANY = 100_000
-"""Contexts in a set, and sentences in a context, at most."""
 
 
 def read_needle(
     source: str | Path = "", *, count: int = 100, sentences: int = 16, needles: int = 1, seed: int = 0
 ) -> Dataset[ContextExample]:
     """Numbers of cities among other sentences."""
-    _check_range("needle", "count", count, 1, MANY)
-    _check_range("needle", "needles", needles, 1, len(PLACES))
-    _check_range("needle", "sentences", sentences, needles, MANY)
-    return _generated("needle", partial(needle, sentences=sentences, needles=needles), count, seed)
+    make = partial(needle, sentences=sentences, needles=needles)
+    ranges = {"needles": (needles, 1, len(PLACES)), "sentences": (sentences, needles, MANY)}
+    return _generated("needle", make, count, seed, **ranges)
 
 
 def read_variables(
     source: str | Path = "", *, count: int = 100, sentences: int = 16, steps: int = 2, seed: int = 0
 ) -> Dataset[ContextExample]:
     """Two chains of variables among other sentences."""
-    _check_range("variables", "count", count, 1, MANY)
-    _check_range("variables", "steps", steps, 1, len(VARIABLES) // 2)
-    _check_range("variables", "sentences", sentences, 2 * steps, MANY)
-    return _generated("variables", partial(variables, sentences=sentences, steps=steps), count, seed)
+    make = partial(variables, sentences=sentences, steps=steps)
+    ranges = {"steps": (steps, 1, len(VARIABLES) // 2), "sentences": (sentences, 2 * steps, MANY)}
+    return _generated("variables", make, count, seed, **ranges)
 
 
 def read_people(
     source: str | Path = "", *, count: int = 100, sentences: int = 15, seed: int = 0
 ) -> Dataset[ContextExample]:
     """Three sentences about each of some people."""
-    _check_range("people", "count", count, 1, MANY)
-    _check_range("people", "sentences", sentences, 3, 3 * len(NAMES))
-    return _generated("people", partial(people, sentences=sentences), count, seed)
+    most = 3 * len(NAMES)
+    return _generated("people", partial(people, sentences=sentences), count, seed, sentences=(sentences, 3, most))
 
 
 def read_lookup(
     source: str | Path = "", *, count: int = 50, sentences: int = 8, seed: int = 0
 ) -> Dataset[ContextExample]:
     """Sentences of the embedded model `lookup`, which was trained on at most ten."""
-    _check_range("lookup", "count", count, 1, MANY)
-    _check_range("lookup", "sentences", sentences, 1, 10)
-    return _generated("lookup", partial(lookup, sentences=sentences), count, seed)
+    return _generated("lookup", partial(lookup, sentences=sentences), count, seed, sentences=(sentences, 1, 10))
 
 
 def read_contexts(source: str | Path) -> Dataset[ContextExample]:
@@ -177,17 +173,14 @@ def _parsed(number: int, line: str) -> ContextExample:
         raise InputError(f"{key}: a context is a JSON object with either sentences or context, and a question.")
     said = found["sentences"] if "sentences" in found else _cut(key, found["context"])
     question, gold, value = found.get("question"), found.get("gold", []), found.get("value", "")
-    if not isinstance(question, str) or not _texts(said) or not isinstance(value, str):
+    texts = isinstance(said, list) and bool(said) and all(isinstance(x, str) and x.strip() for x in said)
+    if not isinstance(question, str) or not texts or not isinstance(value, str):
         raise InputError(f"{key}: question and value are texts, sentences a list of texts that are not empty.")
     if not isinstance(gold, list) or not all(type(place) is int and 0 <= place < len(said) for place in gold):
         raise InputError(f"{key}: gold={gold!r}, but it lists places of the {len(said)} sentences, from 0.")
     if value and not any(value in said[place] for place in gold):
         raise InputError(f"{key}: the value {value!r} is in none of the gold sentences.")
     return ContextExample(key, tuple(said), question, tuple(gold), value)
-
-
-def _texts(given: Any) -> bool:  # noqa: ANN401
-    return isinstance(given, list) and bool(given) and all(isinstance(x, str) and x.strip() for x in given)
 
 
 def _cut(key: str, text: object) -> list[str]:

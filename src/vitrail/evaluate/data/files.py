@@ -35,9 +35,7 @@ PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 def require_file(path: Path, what: str) -> Path:
     """The path, if it is a file."""
     if not path.is_file():
-        raise InputError(
-            f"there is no {what} at {path}." if not path.exists() else f"{path} is no file, but {what} is."
-        )
+        raise InputError(f"{path} is no file, but {what} is." if path.exists() else f"there is no {what} at {path}.")
     return path
 
 
@@ -150,16 +148,14 @@ def zip_members(path: Path) -> list[Member]:
             infos = sorted((i for i in archive.infolist() if not i.is_dir()), key=lambda info: info.filename)
     except (zipfile.BadZipFile, OSError) as error:
         raise InputError(f"{path} cannot be read as a zip archive: {one_line(error)}") from error
-    return [_member(path, info) for info in infos]
-
-
-def _member(path: Path, info: zipfile.ZipInfo) -> Member:
-    methods = {zipfile.ZIP_STORED: False, zipfile.ZIP_DEFLATED: True}
-    if info.compress_type not in methods or info.flag_bits & ENCRYPTED:
-        raise InputError(f"{path}: {info.filename} is encrypted or packed in a way that is not read here; repack it.")
-    _check_unpacked(f"{path}: {info.filename}", info.file_size, info.compress_size)
-    deflated = methods[info.compress_type]
-    return Member(path, info.filename, info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
+    found, deflated = [], {zipfile.ZIP_STORED: False, zipfile.ZIP_DEFLATED: True}
+    for info in infos:
+        name, packed, size = info.filename, info.compress_size, info.file_size
+        if info.compress_type not in deflated or info.flag_bits & ENCRYPTED:
+            raise InputError(f"{path}: {name} is encrypted or packed in a way that is not read here; repack it.")
+        _check_unpacked(f"{path}: {name}", size, packed)
+        found.append(Member(path, name, info.header_offset, packed, size, info.CRC, deflated[info.compress_type]))
+    return found
 
 
 def _check_unpacked(what: str, size: int, packed: int) -> None:
@@ -189,7 +185,7 @@ class _Kind:
     """Stands in for numpy.dtype."""
 
     def __init__(self, code: str | bytes, *_rest: object) -> None:
-        self.code = code.decode("latin1") if isinstance(code, bytes) else code
+        self.code = as_text(code)
 
     def __setstate__(self, state: object) -> None:
         """Byte order and the like, which bytes do not have."""
@@ -241,11 +237,12 @@ def read_pickled_table(data: bytes, where: object) -> dict[str, Any]:
         raise InputError(f"{where} is refused as a pickle: {one_line(error)}") from error
     if not isinstance(table, dict):
         raise InputError(f"{where} holds a {type(table).__name__}, not a table.")
-    return {_text(key): value.value if isinstance(value, _Array) else value for key, value in table.items()}
+    return {as_text(key): value.value if isinstance(value, _Array) else value for key, value in table.items()}
 
 
-def _text(key: object) -> str:
-    return key.decode("latin1") if isinstance(key, bytes) else str(key)
+def as_text(name: object) -> str:
+    """A name in a pickled table, which Python 2 wrote as bytes."""
+    return name.decode("latin1") if isinstance(name, bytes) else str(name)
 
 
 def parquet_rows(paths: list[Path]) -> tuple[tuple[str, ...], int, Callable[[int, str], Mapping[str, Any]]]:
@@ -356,7 +353,8 @@ def open_rows(source: Source, *, split: str, headless: tuple[str, ...] = ()) -> 
     if not files[0].is_file():
         raise InputError(f"there is no data set at {files[0]}.")
     if files[0].suffix == ".parquet":
-        return TableRows(_stem(files[0]), str(path), *parquet_rows(files))
+        stem = files[0].stem
+        return TableRows(stem.split("-")[0] if "-of-" in stem else stem, str(path), *parquet_rows(files))
     if files[0].suffix not in SUFFIXES:
         raise InputError(f"{files[0]} is not read here: needs a {', '.join(SUFFIXES)} file or a folder of them.")
     return _from_text(files[0], headless)
@@ -382,10 +380,6 @@ def _names(split: str) -> tuple[str, ...]:
     return (split, split.replace("dev", "validation"))
 
 
-def _stem(path: Path) -> str:
-    return path.stem.split("-")[0] if "-of-" in path.stem else path.stem
-
-
 def _from_text(path: Path, headless: tuple[str, ...]) -> TableRows:
     quoted = path.suffix == ".csv"
     starts = find_records(path, quoted=quoted)
@@ -400,13 +394,7 @@ def _from_text(path: Path, headless: tuple[str, ...]) -> TableRows:
 
 
 def _text_row(
-    path: Path,
-    starts: array,
-    columns: tuple[str, ...],
-    number: int,
-    key: str,
-    *,
-    quoted: bool,
+    path: Path, starts: array, columns: tuple[str, ...], number: int, key: str, *, quoted: bool
 ) -> Mapping[str, str]:
     fields = read_record(path, starts, number, quoted=quoted, key=key)
     if len(fields) != len(columns):
@@ -423,10 +411,8 @@ def _from_object(source: Any, split: str) -> TableRows:  # noqa: ANN401
         source = found[0]
     if not (hasattr(source, "column_names") and hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         raise InputError(f"a data set is a path or a datasets.Dataset, not a {type(source).__name__}.")
-    name = str(getattr(source, "split", None) or split)
-    return TableRows(
-        name, f"the given {type(source).__name__}", tuple(source.column_names), len(source), partial(_item, source)
-    )
+    name, where = str(getattr(source, "split", None) or split), f"the given {type(source).__name__}"
+    return TableRows(name, where, tuple(source.column_names), len(source), partial(_item, source))
 
 
 def _item(source: Any, number: int, key: str) -> Mapping[str, Any]:  # noqa: ANN401

@@ -22,6 +22,7 @@ from vitrail.evaluate.data.examples import Box, Dataset, ImageExample, Mask, req
 from vitrail.evaluate.data.files import (
     PICTURES,
     Member,
+    as_text,
     first_of,
     one_line,
     open_rows,
@@ -195,15 +196,8 @@ def read_imagenet_segmentation(source: str | Path) -> Dataset[ImageExample]:
         raise InputError(f"{path} is not the HDF5 file of ImageNet-Segmentation: {one_line(error)}") from error
     if count != masks:
         raise InputError(f"{path} has {count} pictures, but {masks} masks.")
-    names = {0: "background", 1: "object"}
-    return Dataset(
-        "imagenet_segmentation",
-        str(path),
-        range(count),
-        _segmented_key,
-        partial(_segmented_example, path),
-        mask_classes=names,
-    )
+    read, names = partial(_segmented_example, path), {0: "background", 1: "object"}
+    return Dataset("imagenet_segmentation", str(path), range(count), _segmented_key, read, mask_classes=names)
 
 
 def _segmented_key(number: int) -> str:
@@ -211,11 +205,8 @@ def _segmented_key(number: int) -> str:
 
 
 def _segmented_example(path: Path, number: int) -> ImageExample:
-    return ImageExample(
-        _segmented_key(number),
-        partial(_segmented_image, path, number),
-        open_mask=partial(_segmented_mask, path, number),
-    )
+    image, mask = partial(_segmented_image, path, number), partial(_segmented_mask, path, number)
+    return ImageExample(_segmented_key(number), image, open_mask=mask)
 
 
 def _segmented_image(path: Path, number: int) -> "Image":
@@ -228,12 +219,10 @@ def _segmented_image(path: Path, number: int) -> "Image":
 
 
 def _segmented_mask(path: Path, number: int) -> Mask:
-    values, size = _stored(path, number, MASKS), _stored(path, number, IMAGES).shape[-2:]
+    key, values, size = _segmented_key(number), _stored(path, number, MASKS), _stored(path, number, IMAGES).shape[-2:]
     if values.shape != size:
-        raise InputError(
-            f"{_segmented_key(number)}: {path} has a mask of shape {list(values.shape)} for a picture of {list(size)}."
-        )
-    return translate(_segmented_key(number), values.T, {0: 0, 1: 1})
+        raise InputError(f"{key}: {path} has a mask of shape {list(values.shape)} for a picture of {list(size)}.")
+    return translate(key, values.T, {0: 0, 1: 1})
 
 
 def _stored(path: Path, number: int, where: str) -> np.ndarray:
@@ -390,16 +379,12 @@ def _find_cifar(name: str, path: Path, split: str) -> tuple[CifarVersion, Mappin
     wanted = {file for v in versions for file in (*v.splits[split], v.meta, *v.names.values()) if file}
     held = tar_files(path, wanted) if path.is_file() else {}
     for version in versions:
-        files = held or _folder_files(path, version.folder, wanted)
+        place = path / version.folder if (path / version.folder).is_dir() else path
+        files = held or {name: (place / name).read_bytes() for name in sorted(wanted) if (place / name).is_file()}
         if all(file in files for file in version.splits[split]):
             return version, files
     needs = " or ".join(", ".join(version.splits[split]) for version in versions)
     raise InputError(f"{path} does not hold the {split} split of {name}: needs {needs}.")
-
-
-def _folder_files(path: Path, folder: str, wanted: set[str]) -> dict[str, bytes]:
-    place = path / folder if (path / folder).is_dir() else path
-    return {name: (place / name).read_bytes() for name in sorted(wanted) if (place / name).is_file()}
 
 
 CifarArrays = tuple[UInt8[np.ndarray, "n c"], Int[np.ndarray, " n"]]
@@ -432,7 +417,7 @@ def _class_names(files: Mapping[str, bytes], version: CifarVersion, kind: str, p
     if version.meta not in files:
         return []
     names = read_pickled_table(files[version.meta], f"{path}/{version.meta}").get(version.names[kind], [])
-    return [name.decode("latin1") if isinstance(name, bytes) else str(name) for name in names]
+    return list(map(as_text, names))
 
 
 def _cifar_key(split: str, number: int) -> str:
@@ -440,7 +425,5 @@ def _cifar_key(split: str, number: int) -> str:
 
 
 def _cifar_example(split: str, pixels: np.ndarray, labels: np.ndarray, number: int) -> ImageExample:
-    picture = pixels[number].reshape(3, SIDE, SIDE).transpose(1, 2, 0)
-    return ImageExample(
-        _cifar_key(split, number), partial(from_array, np.ascontiguousarray(picture)), int(labels[number])
-    )
+    picture = np.ascontiguousarray(pixels[number].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
+    return ImageExample(_cifar_key(split, number), partial(from_array, picture), int(labels[number]))

@@ -34,8 +34,17 @@ class PictureFile:
     source: Source
 
     def __call__(self) -> "Image":
-        """The picture as RGB."""
-        return open_picture(self.key, self.source)
+        """The picture as RGB.
+
+        A turn that EXIF asks for is not made: masks, boxes and published numbers belong to the pixels as stored.
+        """
+        image = _decode(self.key, self.source, load=True)
+        from vitrail.models.loading.images import to_rgb
+
+        try:
+            return to_rgb(image)
+        except InputError as error:
+            raise InputError(f"{self.key}: {self.source}: {error}") from error
 
     def stored(self) -> bytes:
         """The bytes of the file, which are quicker to read than the picture is to decode."""
@@ -45,28 +54,14 @@ class PictureFile:
             raise InputError(f"{self.key}: {self.source} cannot be read: {one_line(error)}") from error
 
 
-def open_picture(key: str, source: Source) -> "Image":
-    """The picture as RGB.
-
-    A turn that EXIF asks for is not made: masks, boxes and published numbers belong to the pixels as stored.
-    """
-    image = _decode(key, source, load=True)
-    from vitrail.models.loading.images import to_rgb
-
-    try:
-        return to_rgb(image)
-    except InputError as error:
-        raise InputError(f"{key}: {source}: {error}") from error
-
-
-def open_values(key: str, source: Source, picture: Source) -> np.ndarray:
-    """The numbers of a mask stored as a picture: palette entries or grey levels, one per pixel of its picture."""
+def open_mask(key: str, source: Source, picture: Source, meanings: Mapping[int, int]) -> Mask:
+    """A mask stored as a picture: palette entries or grey levels, one per pixel of its picture, by their meanings."""
     image = _decode(key, source, load=True)
     if image.mode not in ONE_CHANNEL:
         raise InputError(f"{key}: {source} is no mask: it has mode {image.mode}, not one channel of numbers.")
     if image.size != (size := size_of(key, picture)):
         raise InputError(f"{key}: the mask {source} has size {image.size}, its picture {picture} has {size}.")
-    return np.asarray(image).astype(np.int64)
+    return translate(key, np.asarray(image).astype(np.int64), meanings)
 
 
 def size_of(key: str, source: Source) -> tuple[int, int]:

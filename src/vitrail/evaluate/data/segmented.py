@@ -28,7 +28,7 @@ from vitrail.evaluate.data.files import (
     require_folder,
     require_inside,
 )
-from vitrail.evaluate.data.pictures import PictureFile, Shape, open_values, paint, size_of, translate
+from vitrail.evaluate.data.pictures import PictureFile, Shape, open_mask, paint, size_of
 
 VOC = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -53,20 +53,15 @@ def read_voc(source: str | Path, *, split: str = "val", year: str = "2012") -> D
     require_inside(keys, lists / f"{split}.txt")
     for folder in ("JPEGImages", "SegmentationClass"):
         require_folder(root / folder, "part of VOC")
-    names = dict(enumerate(VOC))
-    return Dataset(
-        "voc", str(root), range(len(keys)), keys.__getitem__, partial(_voc_example, root, keys), mask_classes=names
-    )
+    read, names = partial(_voc_example, root, keys), dict(enumerate(VOC))
+    return Dataset("voc", str(root), range(len(keys)), keys.__getitem__, read, mask_classes=names)
 
 
 def _voc_example(root: Path, keys: list[str], number: int) -> ImageExample:
     key = keys[number]
     picture = root / "JPEGImages" / f"{key}.jpg"
-    return ImageExample(key, PictureFile(key, picture), open_mask=partial(_voc_mask, root, picture, key))
-
-
-def _voc_mask(root: Path, picture: Path, key: str) -> Mask:
-    return translate(key, open_values(key, root / "SegmentationClass" / f"{key}.png", picture), VOC_MEANINGS)
+    mask = partial(open_mask, key, root / "SegmentationClass" / f"{key}.png", picture, VOC_MEANINGS)
+    return ImageExample(key, PictureFile(key, picture), open_mask=mask)
 
 
 TRIMAP = {1: 1, 2: 0, 3: IGNORE}
@@ -95,15 +90,8 @@ def read_pets(source: str | Path, *, split: str | None = None) -> Dataset[ImageE
     keys = [key for key, _, _ in named]
     require_unique(keys, root)
     require_inside(keys, root)
-    return Dataset(
-        "pets",
-        str(root),
-        range(len(keys)),
-        keys.__getitem__,
-        partial(_pet_example, images, trimaps, named),
-        {label: name for _, label, name in named},
-        {0: "background", 1: "pet"},
-    )
+    read, classes = partial(_pet_example, images, trimaps, named), {label: name for _, label, name in named}
+    return Dataset("pets", str(root), range(len(keys)), keys.__getitem__, read, classes, {0: "background", 1: "pet"})
 
 
 def _from_table(path: Path) -> Named:
@@ -128,12 +116,8 @@ def _from_list(path: Path) -> Named:
 def _pet_example(images: Path, trimaps: Path, named: Named, number: int) -> ImageExample:
     key, label, _ = named[number]
     picture = images / f"{key}.jpg"
-    mask = partial(_pet_mask, key, trimaps / f"{key}.png", picture)
+    mask = partial(open_mask, key, trimaps / f"{key}.png", picture, TRIMAP)
     return ImageExample(key, PictureFile(key, picture), label, open_mask=mask)
-
-
-def _pet_mask(key: str, trimap: Path, picture: Path) -> Mask:
-    return translate(key, open_values(key, trimap, picture), TRIMAP)
 
 
 COCO = (
@@ -187,13 +171,12 @@ def _example_from_lines(labels: Path, files: list[Path], numbers: dict[str, int]
     width, height = size_of(key, picture)
     lines = read_lines(path) if path.exists() else []
     objects = [_object(key, path, line, np.array([width, height])) for line in lines]
-    shapes = tuple(Shape(numbers[name], (corners,)) for name, corners in objects if name in numbers)
-    return ImageExample(
-        key,
-        PictureFile(key, picture),
-        boxes=tuple(_box_around(shape) for shape in shapes),
-        open_mask=partial(paint, shapes, (height, width)),
+    known = [(numbers[name], corners) for name, corners in objects if name in numbers]
+    boxes = tuple(
+        Box(*corners.min(axis=0).tolist(), *corners.max(axis=0).tolist(), label=label) for label, corners in known
     )
+    mask = partial(paint, tuple(Shape(label, (corners,)) for label, corners in known), (height, width))
+    return ImageExample(key, PictureFile(key, picture), boxes=boxes, open_mask=mask)
 
 
 def _object(key: str, path: Path, line: str, size: np.ndarray) -> tuple[str, np.ndarray]:
@@ -208,11 +191,6 @@ def _object(key: str, path: Path, line: str, size: np.ndarray) -> tuple[str, np.
     except ValueError as error:
         raise InputError(f"{key}: {path} has a corner that is not a number.") from error
     return COCO[int(label) + 1], corners * size
-
-
-def _box_around(shape: Shape) -> Box:
-    (x0, y0), (x1, y1) = shape.polygons[0].min(axis=0).tolist(), shape.polygons[0].max(axis=0).tolist()
-    return Box(x0, y0, x1, y1, shape.label)
 
 
 Notes = Mapping[str, Any]
@@ -244,9 +222,8 @@ def _annotations(folder: Path, split: str | None) -> Path:
     found = sorted(folder.glob(f"instances_{split or '*'}.json"))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
-        raise InputError(
-            f"{folder} must hold one file instances_{split or '*'}.json, but there is {names}; set split=."
-        )
+        wanted = f"one file instances_{split or '*'}.json"
+        raise InputError(f"{folder} must hold {wanted}, but there is {names}; set split=.")
     return found[0]
 
 
@@ -291,11 +268,10 @@ def _example_from_notes(
     key, picture = Path(row["file_name"]).stem, folder / row["file_name"]
     try:
         size = (int(row["height"]), int(row["width"]))
-        known = [(note, numbers[note["category_id"]]) for note in notes.get(row["id"], ())]
-        shapes = tuple(_shape(note, label, size) for note, label in known if label is not None)
-        boxes = tuple(
-            _box_of(note["bbox"], label) for note, label in known if label is not None and not note.get("iscrowd")
-        )
+        labelled = [(note, numbers[note["category_id"]]) for note in notes.get(row["id"], ())]
+        known = [(note, label) for note, label in labelled if label is not None]
+        shapes = tuple(_shape(note, label, size) for note, label in known)
+        boxes = tuple(_box_of(note["bbox"], label) for note, label in known if not note.get("iscrowd"))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{key}: {path} has an object that cannot be read: {error!r}.") from error
     mask = partial(_mask, key, picture, shapes, size)

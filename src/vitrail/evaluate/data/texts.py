@@ -19,6 +19,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,6 @@ from vitrail.evaluate.data.files import (
 UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
 
 
-def _as_it_is(text: str) -> str:
-    return text
-
-
 @dataclass(frozen=True)
 class Layout:
     """Which columns hold what, under the names they go by, and how labels are written.
@@ -57,43 +54,26 @@ class Layout:
     codes: Mapping[str, int | None]
     classes: tuple[str, ...]
     second: tuple[str, ...] = ()
-    polish: Callable[[str], str] = _as_it_is
+    polish: Callable[[str], str] = str
 
 
 def labelled_texts(name: str, rows: TableRows, layout: Layout) -> Dataset[TextExample]:
     """The rows as examples; only a test file may lack the label column, as GLUE's do."""
-    text = rows.column(layout.text)
-    second = rows.column(layout.second) if layout.second else None
+    columns = [rows.column(names) for names in (layout.text, layout.second) if names]
     secret = rows.name.startswith("test") and not set(layout.label) & set(rows.columns)
     label = None if secret else rows.column(layout.label)
-    return Dataset(
-        name,
-        rows.source,
-        range(rows.size),
-        rows.key,
-        partial(_example, rows, layout, text, second, label),
-        dict(enumerate(layout.classes)),
-    )
+    read, classes = partial(_example, rows, layout, columns, label), dict(enumerate(layout.classes))
+    return Dataset(name, rows.source, range(rows.size), rows.key, read, classes)
 
 
-def _example(
-    rows: TableRows, layout: Layout, text: str, second: str | None, label: str | None, number: int
-) -> TextExample:
+def _example(rows: TableRows, layout: Layout, columns: list[str], label: str | None, number: int) -> TextExample:
     key = rows.key(number)
     row = rows.read(number, key)
-    return TextExample(
-        key,
-        layout.polish(_text(rows, row, text, key)),
-        None if second is None else layout.polish(_text(rows, row, second, key)),
-        None if label is None else class_number(row[label], layout.codes, f"{key}: {rows.source}"),
-    )
-
-
-def _text(rows: TableRows, row: Mapping[str, Any], column: str, key: str) -> str:
-    value = row[column]
-    if not isinstance(value, str):
-        raise InputError(f"{key}: {rows.source} has {value!r} in column {column}, not a text.")
-    return value
+    for column in columns:
+        if not isinstance(row[column], str):
+            raise InputError(f"{key}: {rows.source} has {row[column]!r} in column {column}, not a text.")
+    found = None if label is None else class_number(row[label], layout.codes, f"{key}: {rows.source}")
+    return TextExample(key, *(layout.polish(row[column]) for column in columns), label=found)
 
 
 def class_number(written: object, codes: Mapping[str, int | None], where: str) -> int | None:
@@ -147,13 +127,7 @@ def read_mnli(source: Source, *, split: str = "dev_matched") -> Dataset[TextExam
 
 
 POLARITY = Layout(text=("content", "text"), label=("label",), codes={"0": 0, "1": 1}, classes=SENTIMENTS)
-
-
-def _break_lines(text: str) -> str:
-    return text.replace("\\n", "\n")
-
-
-PUBLISHED_POLARITY = replace(POLARITY, codes={"1": 0, "2": 1}, polish=_break_lines)
+PUBLISHED_POLARITY = replace(POLARITY, codes={"1": 0, "2": 1}, polish=methodcaller("replace", "\\n", "\n"))
 
 
 def read_amazon(source: Source, *, split: str = "test") -> Dataset[TextExample]:
@@ -263,8 +237,7 @@ def read_squad(source: Source, *, split: str = "dev") -> Dataset[QuestionExample
     Args:
         split: names the file in a folder, or the split of a `datasets` object.
     """
-    records, where = _records(source, split)
-    return _dataset("squad", records, where, needs_answer=True)
+    return _dataset("squad", *_records(source, split), needs_answer=True)
 
 
 def read_squad2(source: Source, *, split: str = "dev", answerable: bool = False) -> Dataset[QuestionExample]:
