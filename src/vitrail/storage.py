@@ -98,7 +98,11 @@ INPUT_KINDS = ("image", "text")
 def check_fields(fields: Fields) -> None:
     """Raise ValueError with the first contradiction between the fields of an attribution."""
     _check_words(fields)
-    _check_scores(fields.scores)
+    scores = fields.scores
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
+        raise ValueError("its scores are no real numbers [samples, patches or tokens]")
+    if 0 in scores.shape:
+        raise ValueError(f"its scores have shape {list(scores.shape)}: there are none")
     for name in SHAPES:
         _check_shape(fields, name)
     _check_grid(fields)
@@ -118,13 +122,6 @@ def _check_words(fields: Fields) -> None:
     for name in ("options", "provenance"):
         if not isinstance(getattr(fields, name), Mapping):
             raise ValueError(f"its {name} are no table of names and values")
-
-
-def _check_scores(scores: Any) -> None:  # noqa: ANN401
-    if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
-        raise ValueError("its scores are no real numbers [samples, patches or tokens]")
-    if 0 in scores.shape:
-        raise ValueError(f"its scores have shape {list(scores.shape)}: there are none")
 
 
 REAL: Callable[[Tensor], bool] = Tensor.is_floating_point
@@ -327,7 +324,11 @@ def _header(attribution: Attribution) -> Header:
 def _attribution(header: Header, arrays: Arrays) -> Attribution:
     if header.get("format") != FORMAT:
         raise ValueError(UNMARKED)
-    _check_version(header["version"])
+    version = header["version"]
+    if not _is_whole(version) or version < 1:
+        raise ValueError(f"it is of version {version!r}, but versions are whole numbers from 1 on")
+    if version > VERSION:
+        raise ValueError(f"it is of version {version}, and this vitrail reads up to {VERSION}: upgrade it")
     streams = {}
     for name, part in header.get("streams", {}).items():  # version 1 has none
         start = f"{STREAM}{name}/"
@@ -348,13 +349,6 @@ def _attribution(header: Header, arrays: Arrays) -> Attribution:
         SimpleNamespace(**{**dict.fromkeys(TENSORS), **known, "target": SimpleNamespace(**{**usual, **target})})
     )
     return Attribution(**known, target=Target(**target), streams=streams)
-
-
-def _check_version(version: Any) -> None:  # noqa: ANN401
-    if not _is_whole(version) or version < 1:
-        raise ValueError(f"it is of version {version!r}, but versions are whole numbers from 1 on")
-    if version > VERSION:
-        raise ValueError(f"it is of version {version}, and this vitrail reads up to {VERSION}: upgrade it")
 
 
 def _cast(name: str, values: Tensor, dtype: Any) -> Tensor:  # noqa: ANN401

@@ -10,9 +10,10 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import Attribution, targets
-from vitrail.apps.cli.options import check_model, read_text
+from vitrail.apps.cli.options import check_model, check_presets, read_text
 from vitrail.apps.cli.session import ExplainedTarget
 from vitrail.errors import InputError, ModelError
+from vitrail.methods import METHODS
 from vitrail.models.loading.images import LONGEST_RATIO, within_ratio
 
 
@@ -87,3 +88,8 @@ def test_the_ends_of_a_strip_are_cut_off_before_it_is_resized():
     assert within_ratio(Image.new("RGB", (20_000, 2))).size == (2 * LONGEST_RATIO, 2)
     assert within_ratio(Image.new("RGB", (2, 20_000))).size == (2, 2 * LONGEST_RATIO)
     assert within_ratio(Image.new("RGB", (30, 20))).size == (30, 20)
+
+
+@pytest.mark.parametrize("preset", sorted({"recommended", *(p for entry in METHODS.values() for p in entry.presets)}))
+def test_every_preset_of_a_method_may_be_named_where_no_method_is(preset):
+    check_presets((), preset)

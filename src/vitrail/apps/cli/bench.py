@@ -125,95 +125,67 @@ RESULTS = Path("results.db")
 what_option = partial(typer.Option, rich_help_panel="What to measure")
 run_option = partial(typer.Option, rich_help_panel="How to run")
 
-Models = Annotated[
-    list[str] | None,
-    what_option("--model", "-m", help="As for explain. May be repeated.", autocompletion=options.MODEL_NAMES),
-]
-Data = Annotated[
-    list[str] | None,
-    what_option(
-        "--data",
-        "-d",
-        metavar="NAME=PATH",
-        help="A data set, or a folder of pictures, or a .txt file. May be repeated.",
-    ),
-]
 Methods = Annotated[
     list[str] | None,
-    what_option(
-        "--method",
-        help='A name, "name(option=value)", or all. May be repeated.',
-        autocompletion=options.METHOD_NAMES,
-    ),
+    what_option(help='A name, "name(option=value)", or all. May be repeated.', autocompletion=options.METHOD_NAMES),
 ]
-Protocols = Annotated[
-    list[str] | None,
-    what_option(
-        "--protocol",
-        help=f"{', '.join(PROTOCOLS)}. May be repeated. Default: vitrail.",
-        autocompletion=options.completes(PROTOCOLS),
-    ),
-]
-Metrics = Annotated[
-    list[str] | None, what_option("--metric", help=f"In place of the protocol's: {', '.join(MEASURE_PLACES)}.")
-]
-Ablation = Annotated[str | None, what_option(help="Add the variants of vtranm (Table 4) or gradtoken.")]
-Class = Annotated[
-    str | None, what_option("--target", help="Explain the predicted class, or the label of the data set.")
-]
-PlanFile = Annotated[Path | None, what_option("--plan", help="A YAML file instead of these options.")]
-Quick = Annotated[bool, what_option("--quick", help="The embedded models on inputs in the package.")]
-Limit = Annotated[int | None, what_option(help="Largest number of examples of every data set.", min=1)]
-Subset = Annotated[int | None, what_option(help="Examples for methods that run the model again.", min=1)]
 Size = Annotated[int, run_option("--batch", help="Examples recorded together.", min=1)]
-Forward = Annotated[int, run_option("--forward-batch", help="Perturbed inputs run together.", min=1)]
-Precision = Annotated[str, run_option(help="Precision of the perturbed passes: float32, bfloat16, float16.")]
 Seed = Annotated[int, run_option(help="Seed of noise, sampling and bootstrap.")]
-EngineName = Annotated[str, run_option("--engine", help="local, or ray for a cluster.")]
-RayAddress = Annotated[
-    str | None, run_option("--ray-address", help="Address of a running cluster. Default: a new one on this machine.")
-]
-RayWorkers = Annotated[
-    int | None,
-    run_option("--ray-workers", help="Number of workers. Default: one for each CPU core, or for each GPU.", min=1),
-]
-RayShare = Annotated[float, run_option("--ray-gpu-share", help="Share of a GPU for each worker.")]
-Results = Annotated[
-    Path, options.result_option("--output", "-o", help="The results file; an existing one is continued.")
-]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="What bench run wrote.")]
-Inputs = Annotated[
-    str, typer.Argument(metavar="DATA", help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False)
-]
-Some = Annotated[int, typer.Option("--limit", help="Use only this many inputs, evenly spaced.", min=2)]
-Kept = Annotated[Path | None, typer.Option("--output", "-o", help="Keep the results in this file.")]
 
 
 @reported
 def run(  # noqa: PLR0913  (one parameter for each option of the command line)
-    model: Models = None,
+    model: Annotated[
+        list[str] | None,
+        what_option("--model", "-m", help="As for explain. May be repeated.", autocompletion=options.MODEL_NAMES),
+    ] = None,
     arch: options.Arch = None,
-    data: Data = None,
+    data: Annotated[
+        list[str] | None,
+        what_option(
+            "--data",
+            "-d",
+            metavar="NAME=PATH",
+            help="A data set, or a folder of pictures, or a .txt file. May be repeated.",
+        ),
+    ] = None,
     method: Methods = None,
-    protocol: Protocols = None,
-    metric: Metrics = None,
-    ablation: Ablation = None,
-    target: Class = None,
+    protocol: Annotated[
+        list[str] | None,
+        what_option(
+            help=f"{', '.join(PROTOCOLS)}. May be repeated. Default: vitrail.",
+            autocompletion=options.completes(PROTOCOLS),
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, what_option(help=f"In place of the protocol's: {', '.join(MEASURE_PLACES)}.")
+    ] = None,
+    ablation: Annotated[str | None, what_option(help="Add the variants of vtranm (Table 4) or gradtoken.")] = None,
+    target: Annotated[
+        str | None, what_option(help="Explain the predicted class, or the label of the data set.")
+    ] = None,
     preset: options.Preset = "recommended",
-    limit: Limit = None,
-    subset: Subset = None,
-    plan: PlanFile = None,
-    quick: Quick = False,  # noqa: FBT002
+    limit: Annotated[int | None, what_option(help="Largest number of examples of every data set.", min=1)] = None,
+    subset: Annotated[int | None, what_option(help="Examples for methods that run the model again.", min=1)] = None,
+    plan: Annotated[Path | None, what_option(help="A YAML file instead of these options.")] = None,
+    quick: Annotated[bool, what_option("--quick", help="The embedded models on inputs in the package.")] = False,  # noqa: FBT002
     batch: Size = 16,
-    forward_batch: Forward = 64,
+    forward_batch: Annotated[int, run_option(help="Perturbed inputs run together.", min=1)] = 64,
     device: options.Device = "cpu",
-    dtype: Precision = "float32",
+    dtype: Annotated[
+        str, run_option(help="Precision of the perturbed passes: float32, bfloat16, float16.")
+    ] = "float32",
     seed: Seed = 0,
-    engine: EngineName = "local",
-    ray_address: RayAddress = None,
-    ray_workers: RayWorkers = None,
-    ray_gpu_share: RayShare = 1.0,
-    output: Results = RESULTS,
+    engine: Annotated[str, run_option(help="local, or ray for a cluster.")] = "local",
+    ray_address: Annotated[
+        str | None, run_option(help="Address of a running cluster. Default: a new one on this machine.")
+    ] = None,
+    ray_workers: Annotated[
+        int | None, run_option(help="Number of workers. Default: one for each CPU core, or for each GPU.", min=1)
+    ] = None,
+    ray_gpu_share: Annotated[float, run_option(help="Share of a GPU for each worker.")] = 1.0,
+    output: Annotated[Path, options.output_option(help="The results file; an existing one is continued.")] = RESULTS,
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Run a plan, and keep the results."""
@@ -395,14 +367,17 @@ def _command(protocol: str, limit: int, show: "Callable[[list[bench.Table]], Non
     @reported
     def command(  # noqa: PLR0913  (one parameter for each option of the command line)
         model: options.ModelArgument,
-        data: Inputs,
+        data: Annotated[
+            str,
+            typer.Argument(metavar="DATA", help="A folder of pictures, a .txt file, or NAME=PATH.", show_default=False),
+        ],
         arch: options.Arch = None,
         method: Methods = None,
-        limit: Some = limit,
+        limit: Annotated[int, typer.Option(help="Use only this many inputs, evenly spaced.", min=2)] = limit,
         device: options.Device = "cpu",
         batch: Size = 16,
         seed: Seed = 0,
-        output: Kept = None,
+        output: Annotated[Path | None, typer.Option("--output", "-o", help="Keep the results in this file.")] = None,
         debug: options.Debug = False,  # noqa: FBT002
     ) -> None:
         check_seed(seed)

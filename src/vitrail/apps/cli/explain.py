@@ -135,18 +135,21 @@ def run(request: Asked) -> None:
         check_file(output)
         check_not_replaced([output], files)
 
-    from vitrail.apps.cli.session import check_specs, explain_sample, open_model, sample_of
+    from vitrail.apps.cli import session
     from vitrail.apps.cli.show import present
 
-    check_specs(request.specs or (), request.preset)
-    loaded = open_model(request.model, request.arch, request.device)
+    session.check_specs(request.specs or (), request.preset)
+    loaded = session.open_model(request.model, request.arch, request.device)
     if loaded.task in ("writing", "boxes"):
         _explain_parts(request, loaded)
         return
-    plan = _plan(request, loaded)
+    specs = request.specs if request.specs is not None else session.readable_set(request.preset, loaded.kind)
+    session.check_specs(specs, request.preset, loaded.kind)
+    targets = session.find_targets(loaded, request.targets, request.versus)
+    plan = session.Work(specs, targets, request.preset, lenient=request.specs is None)
     if folder is None or output is None:
-        sample = sample_of(source, loaded)
-        present(loaded, sample, explain_sample(loaded, sample, plan), output)
+        sample = session.sample_of(source, loaded)
+        present(loaded, sample, session.explain_sample(loaded, sample, plan), output)
         return
     if loaded.kind != "image":
         raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")
@@ -175,15 +178,6 @@ def _check_places(folder: Path, place: Path, files: list[str | None]) -> None:
     with suppress(InputError):  # a folder without images is reported later
         images = images_in(folder)
         check_not_replaced([place / name for name in _names(images).values()], [*images, *files])
-
-
-def _plan(request: Asked, loaded: "Loaded") -> "Work":
-    from vitrail.apps.cli.session import Work, check_specs, find_targets, readable_set
-
-    specs = request.specs if request.specs is not None else readable_set(request.preset, loaded.kind)
-    check_specs(specs, request.preset, loaded.kind)
-    targets = find_targets(loaded, request.targets, request.versus)
-    return Work(specs, targets, request.preset, lenient=request.specs is None)
 
 
 def _explain_folder(folder: Path, place: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
@@ -222,7 +216,7 @@ explain = _command([(DEFAULT_METHOD, {})])
 compare = _command(None)
 
 
-FORMATS = {"pictures": "one picture for each image", "parquet": "a data set of scores, which a later run resumes"}
+FORMATS = ("pictures", "parquet")
 BATCH = {"cuda": 64}
 FEW = 8
 """Images that are explained together, by type of device, and elsewhere."""
@@ -340,18 +334,16 @@ def answer(  # noqa: PLR0913  (one parameter for each option of the command line
         list[Path] | None, typer.Option("--context", "-c", help="Text files, one document each.")
     ] = None,
     given: Annotated[str | None, typer.Option("--answer", help="Explain this answer; nothing is generated.")] = None,
-    method: Annotated[list[str] | None, typer.Option("--method", help="A method; several give intervals.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="A method; several give intervals.")] = None,
     unit: Annotated[str, typer.Option(help="token, word, sentence or answer.")] = "sentence",
     scalar: Annotated[str, typer.Option(help="log_probability, or log_odds.")] = "log_probability",
-    tokens: Annotated[int, typer.Option("--tokens", help="How many tokens are generated at most.")] = 64,
-    cite: Annotated[int, typer.Option("--cite", help="How many passages are shown for each part.")] = 3,
+    tokens: Annotated[int, typer.Option(help="How many tokens are generated at most.")] = 64,
+    cite: Annotated[int, typer.Option(help="How many passages are shown for each part.")] = 3,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", "--out", help="A file to write: .html for a page, else JSON.")
     ] = None,
-    hops: Annotated[
-        int | None, typer.Option("--hops", help="Hops through what was generated before the answer.")
-    ] = None,
-    reasoning: Annotated[str | None, typer.Option("--reasoning", help="Text that ends the reasoning.")] = None,
+    hops: Annotated[int | None, typer.Option(help="Hops through what was generated before the answer.")] = None,
+    reasoning: Annotated[str | None, typer.Option(help="Text that ends the reasoning.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--plain", help="Use the chat template if there is one.")] = True,  # noqa: FBT002
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:

@@ -47,39 +47,28 @@ is surest of and that shows another class.
 """
 stitch_option = partial(typer.Option, rich_help_panel="How to stitch")
 FIGURES = (".png", ".pdf")
-IMAGE = Annotated[str, typer.Argument(metavar="IMAGE", help="The picture to explain.")]
-GUIDES = Annotated[
-    list[Path] | None, stitch_option("--guide", help="A picture of another class; repeat it to average.")
-]
-LAYOUT = Annotated[str, stitch_option(help="beside, stacked or mosaic.")]
-SIDE = Annotated[str | None, stitch_option(help="Where the original stands: left, right; top, bottom; top_left, ...")]
-SIZE = Annotated[
-    str,
-    stitch_option(
-        help="resize: all fits into the model's size. native: the resolution stays, where positions can be "
-        "interpolated."
-    ),
-]
 METHOD = "complete_gradient"
-GUIDED_TARGET = Annotated[
-    str,
-    aim_option(
-        "--target", "-t", help="A class by name or index; none: the predicted.", autocompletion=options.complete_class
-    ),
-]
 
 
 @reported
 def guide(  # noqa: PLR0913  (one parameter for each option of the command line)
-    image: IMAGE,
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="The picture to explain.")],
     model: options.Model,
     arch: options.Arch = None,
-    guide: GUIDES = None,
-    layout: LAYOUT = "beside",
-    side: SIDE = None,
-    size: SIZE = "resize",
+    guide: Annotated[list[Path] | None, stitch_option(help="A picture of another class; repeat it to average.")] = None,
+    layout: Annotated[str, stitch_option(help="beside, stacked or mosaic.")] = "beside",
+    side: Annotated[
+        str | None, stitch_option(help="Where the original stands: left, right; top, bottom; top_left, ...")
+    ] = None,
+    size: Annotated[
+        str,
+        stitch_option(
+            help="resize: all fits into the model's size. native: the resolution stays, where positions can be "
+            "interpolated."
+        ),
+    ] = "resize",
     method: options.Method = METHOD,
-    target: GUIDED_TARGET = "none",
+    target: Annotated[str, options.target_option(help="A class by name or index; none: the predicted.")] = "none",
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
@@ -164,16 +153,6 @@ model thinks of. Red is evidence for the first, blue for the second.
   vitrail detail snail.png -m vit_tiny_patch16_224 --top 4 -o matrix.png
   vitrail detail "A dull film with a great cast." -m sentiment
 """
-TARGET = Annotated[str | None, aim_option("--target", "-t", help="The class in red, by name or index.")]
-VERSUS = Annotated[str | None, aim_option(help="The class in blue.")]
-FORM = Annotated[
-    str,
-    aim_option(
-        help="relative_difference (the paper's Eq. 8), difference, ratio, or auto: the first where it is safe, else "
-        "the second."
-    ),
-]
-TOP = Annotated[int | None, result_option(help="A sheet of the most likely classes, each against each.")]
 
 
 @reported
@@ -181,14 +160,20 @@ def detail(  # noqa: PLR0913  (one parameter for each option of the command line
     model: options.Model,
     given: options.Given = None,
     arch: options.Arch = None,
-    target: TARGET = None,
-    versus: VERSUS = None,
-    form: FORM = "auto",
+    target: Annotated[str | None, aim_option("--target", "-t", help="The class in red, by name or index.")] = None,
+    versus: Annotated[str | None, aim_option(help="The class in blue.")] = None,
+    form: Annotated[
+        str,
+        aim_option(
+            help="relative_difference (the paper's Eq. 8), difference, ratio, or auto: the first where it is safe, "
+            "else the second."
+        ),
+    ] = "auto",
     method: options.Signed = METHOD,
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
-    top: TOP = None,
+    top: Annotated[int | None, result_option(help="A sheet of the most likely classes, each against each.")] = None,
     output: options.Output = None,
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
@@ -285,24 +270,20 @@ pairs of classes by how far apart it sees the two.
   vitrail audit val/ -m weights.safetensors --arch vit_tiny_patch16_224
       --limit 20 -o audit.html
 """
-FOLDER = Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.")]
-MOST = Annotated[int, result_option(help="Number of pictures on the page.", min=0)]
-LIMIT = Annotated[int | None, options.input_option(help="Largest number of pictures of a class.", min=1)]
-BATCH = Annotated[int, aim_option(help="Pictures explained together.", min=1)]
 
 
 @reported
 def audit(  # noqa: PLR0913  (one parameter for each option of the command line)
-    folder: FOLDER,
+    folder: Annotated[Path, typer.Argument(help="Holds a folder of pictures for each class.")],
     model: options.Model,
     arch: options.Arch = None,
     method: options.Signed = METHOD,
     preset: options.Preset = "recommended",
-    limit: LIMIT = None,
-    batch: BATCH = 16,
+    limit: Annotated[int | None, options.input_option(help="Largest number of pictures of a class.", min=1)] = None,
+    batch: Annotated[int, aim_option(help="Pictures explained together.", min=1)] = 16,
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
-    most: MOST = 60,
+    most: Annotated[int, result_option(help="Number of pictures on the page.", min=0)] = 60,
     output: options.Page = Path("audit.html"),
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:

@@ -1,5 +1,6 @@
 """Options that several commands share, their completion, and checks of what a user wrote.
 
+An option of one command is declared in that command. The functions `*_option` put an option into a part of the help.
 Nothing here imports torch, so a wrong name is answered at once, before anything is loaded.
 """
 
@@ -179,7 +180,12 @@ def check_not_replaced(outputs: Iterable[Path | None], inputs: Iterable[Path | s
         inputs: the files that are read. A folder stands for the files right inside it.
     """
     written = [path for path in outputs if path is not None and path != STDOUT]
-    _check_distinct(written)
+    names: set[str] = set()
+    for path in written:
+        name = os.path.realpath(path).casefold()  # not resolve, which fails on links that lead to themselves
+        if name in names:
+            raise OutputError(f"{path} is named for two results: give each a file of its own.")
+        names.add(name)
     there = [path for path in written if path.exists()]
     if not there:
         return
@@ -188,15 +194,6 @@ def check_not_replaced(outputs: Iterable[Path | None], inputs: Iterable[Path | s
         if (same := read.get(_place(path))) is not None:
             what = "the input itself" if same == path else f"the same file as the input {same}"
             raise OutputError(f"{path} is {what}: the result would replace it. Choose another name with -o.")
-
-
-def _check_distinct(paths: Sequence[Path]) -> None:
-    seen: set[str] = set()
-    for path in paths:
-        name = os.path.realpath(path).casefold()  # not resolve, which fails on links that lead to themselves
-        if name in seen:
-            raise OutputError(f"{path} is named for two results: give each a file of its own.")
-        seen.add(name)
 
 
 def _files(given: Path | str) -> Iterator[Path]:
@@ -258,6 +255,9 @@ MODEL_NAMES = completes(EMBEDDED)
 input_option = partial(typer.Option, rich_help_panel="What to explain")
 aim_option = partial(typer.Option, rich_help_panel="Model and methods")
 result_option = partial(typer.Option, rich_help_panel="Result")
+model_option = partial(aim_option, "--model", "-m", autocompletion=MODEL_NAMES)
+target_option = partial(aim_option, "--target", "-t", autocompletion=complete_class)
+output_option = partial(result_option, "--output", "-o")
 
 Given = Annotated[
     str | None,
@@ -273,42 +273,29 @@ Question = Annotated[
 Context = Annotated[str | None, input_option(help="The text that contains the answer; INPUT works too.")]
 Squash = Annotated[bool, input_option("--squash", help="Resize images without cropping their borders.")]
 _MODEL = "a timm name, a Hugging Face id or folder, or a .safetensors file"
-Model = Annotated[
-    str,
-    aim_option(
-        "--model",
-        "-m",
-        help=f"photo, sentiment or lookup (inside the package), {_MODEL} with --arch.",
-        autocompletion=MODEL_NAMES,
-    ),
-]
+Model = Annotated[str, model_option(help=f"photo, sentiment or lookup (inside the package), {_MODEL} with --arch.")]
 ModelArgument = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help=f"photo, sentiment, lookup, {_MODEL}.", autocompletion=MODEL_NAMES),
+    str, typer.Argument(metavar="MODEL", help=f"photo, sentiment, lookup, {_MODEL}.", autocompletion=MODEL_NAMES)
 ]
 Arch = Annotated[
     str | None,
     aim_option(
         help="The timm architecture of a .safetensors file, such as vit_tiny_patch16_224. The number of classes is "
-        "read from the weights.",
+        "read from the weights."
     ),
 ]
 Methods = Annotated[
     list[str] | None,
     aim_option(
-        "--method",
         help='A name, or a name with options: "gradtoken(scheme=none, depth=2)". May be repeated.',
         autocompletion=METHOD_NAMES,
     ),
 ]
 Targets = Annotated[
     list[str] | None,
-    aim_option(
-        "--target",
-        "-t",
+    target_option(
         help="A class by name or index; for a language model the next token; none for what is predicted. May be "
-        "repeated: every target is a row of the sheet.",
-        autocompletion=complete_class,
+        "repeated: every target is a row of the sheet."
     ),
 ]
 Versus = Annotated[
@@ -324,12 +311,10 @@ Preset = Annotated[
 Device = Annotated[str, aim_option(help="cpu, cuda, cuda:1, mps.", autocompletion=completes(["cpu", "cuda", "mps"]))]
 Output = Annotated[
     Path | None,
-    result_option(
-        "--output",
-        "-o",
+    output_option(
         help="A .png, .pdf or .html picture, or the numbers as .json or .npz (one file for each method and target, "
         "whose names become part of the file's), or - for JSON on stdout. For a folder of images, a folder. "
-        "Default: the terminal.",
+        "Default: the terminal."
     ),
 ]
 Format = Annotated[
@@ -339,8 +324,8 @@ Format = Annotated[
         help="For a folder of images: pictures, or parquet, a data set of all scores that a later run resumes.",
     ),
 ]
-Engine = Annotated[str, result_option("--engine", help="For a data set: local, or ray for several workers.")]
-Page = Annotated[Path, result_option("--output", "-o", help="The page, a .html file.")]
+Engine = Annotated[str, result_option(help="For a data set: local, or ray for several workers.")]
+Page = Annotated[Path, output_option(help="The page, a .html file.")]
 Method = Annotated[str, aim_option(help="A method, with options if you like.", autocompletion=METHOD_NAMES)]
 Signed = Annotated[
     str,

@@ -33,47 +33,39 @@ those you name with [bold]--allow[/].
 """
 access_option = partial(typer.Option, rich_help_panel="Who may do what")
 limit_option = partial(typer.Option, min=1, rich_help_panel="What is accepted")
-Host = Annotated[str, access_option(help="The address to answer on; 0.0.0.0 lets others in.")]
-Port = Annotated[int | None, access_option(min=1, max=65535, help="Default: the first free one from 7860 on.")]
-Allow = Annotated[
-    list[str] | None,
-    access_option(help="A timm name, Hugging Face id or folder that visitors may open. May be repeated."),
-]
-AnyModel = Annotated[
-    bool,
-    access_option(
-        "--any-model", help="Let visitors open any model, also from folders of this machine and from the hub."
-    ),
-]
-Pickled = Annotated[
-    bool,
-    access_option(
-        "--pickled-weights",
-        help="Also open Hugging Face models without safetensors; torch reads their weights without running code.",
-    ),
-]
-AllowHost = Annotated[
-    list[str] | None,
-    access_option(help="A host name of this server, such as that of a proxy in front of it. May be repeated."),
-]
-Upload = Annotated[int, limit_option(help="Largest upload, in megabytes.")]
-Pixels = Annotated[int, limit_option(help="Largest picture, in million pixels.")]
-Letters = Annotated[int, limit_option(help="Longest text, in characters.")]
-Browser = Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")]
 
 
 @reported
 def app(  # noqa: PLR0913  (one parameter for each option of the command line)
-    host: Host = HOST,
-    port: Port = None,
-    allow: Allow = None,
-    any_model: AnyModel = False,  # noqa: FBT002
-    pickled_weights: Pickled = False,  # noqa: FBT002
-    allow_host: AllowHost = None,
-    max_upload: Upload = 10,
-    max_pixels: Pixels = 40,
-    max_letters: Letters = 1000,
-    browser: Browser = False,  # noqa: FBT002
+    host: Annotated[str, access_option(help="The address to answer on; 0.0.0.0 lets others in.")] = HOST,
+    port: Annotated[
+        int | None, access_option(min=1, max=65535, help="Default: the first free one from 7860 on.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        access_option(help="A timm name, Hugging Face id or folder that visitors may open. May be repeated."),
+    ] = None,
+    any_model: Annotated[  # noqa: FBT002
+        bool,
+        access_option(
+            "--any-model", help="Let visitors open any model, also from folders of this machine and from the hub."
+        ),
+    ] = False,
+    pickled_weights: Annotated[  # noqa: FBT002
+        bool,
+        access_option(
+            "--pickled-weights",
+            help="Also open Hugging Face models without safetensors; torch reads their weights without running code.",
+        ),
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        access_option(help="A host name of this server, such as that of a proxy in front of it. May be repeated."),
+    ] = None,
+    max_upload: Annotated[int, limit_option(help="Largest upload, in megabytes.")] = 10,
+    max_pixels: Annotated[int, limit_option(help="Largest picture, in million pixels.")] = 40,
+    max_letters: Annotated[int, limit_option(help="Longest text, in characters.")] = 1000,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,  # noqa: FBT002
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Serve the page until it is ended."""
@@ -100,11 +92,13 @@ It needs no network. The page, the two sheets and the photographs go into
 a folder; try the other commands on vitrail-demo/photos.
 """
 COLOURS = "  (red speaks for the class, blue against it)"
-FOLDER = Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")]
 
 
 @reported
-def demo(output: FOLDER = Path("vitrail-demo"), debug: options.Debug = False) -> None:  # noqa: FBT002
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write to.")] = Path("vitrail-demo"),
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
     """Run the demo, show what the models said, and name the files."""
     with busy("importing torch"):
         from vitrail.apps.demo import QUESTION, SHOWN, numbered, run
@@ -139,27 +133,14 @@ folder of pictures, a .txt file with a sentence on each line, a folder of
   vitrail report results.db -o bench.html
 """
 SQLITE = b"SQLite format 3\x00"
-SOURCE = Annotated[Path, typer.Argument(metavar="INPUTS", help="A folder, a .txt file, or results of the bench.")]
-MODEL = Annotated[
-    str | None,
-    options.aim_option(
-        "--model",
-        "-m",
-        help="As for vitrail explain; a bench result needs none.",
-        autocompletion=options.MODEL_NAMES,
-    ),
-]
-CURVES = Annotated[
-    bool,
-    options.result_option("--curves", help="Remove the highest-scored parts step by step, and draw the probability."),
-]
-LIMIT = Annotated[int | None, options.input_option(help="Use only this many inputs, evenly spaced.", min=1)]
 
 
 @reported
 def report(  # noqa: PLR0913  (one parameter for each option of the command line)
-    source: SOURCE,
-    model: MODEL = None,
+    source: Annotated[Path, typer.Argument(metavar="INPUTS", help="A folder, a .txt file, or results of the bench.")],
+    model: Annotated[
+        str | None, options.model_option(help="As for vitrail explain; a bench result needs none.")
+    ] = None,
     arch: options.Arch = None,
     method: options.Methods = None,
     target: options.Targets = None,
@@ -167,8 +148,13 @@ def report(  # noqa: PLR0913  (one parameter for each option of the command line
     preset: options.Preset = "recommended",
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
-    limit: LIMIT = None,
-    curves: CURVES = False,  # noqa: FBT002
+    limit: Annotated[int | None, options.input_option(help="Use only this many inputs, evenly spaced.", min=1)] = None,
+    curves: Annotated[  # noqa: FBT002
+        bool,
+        options.result_option(
+            "--curves", help="Remove the highest-scored parts step by step, and draw the probability."
+        ),
+    ] = False,
     output: options.Page = Path("report.html"),
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
@@ -218,14 +204,16 @@ def _begins_with(path: Path, start: bytes) -> bool:
 
 
 METHODS_HELP = "List the methods, or the options and presets of one."
-NAME = Annotated[
-    str | None, typer.Argument(help="A method, for its options and presets.", autocompletion=options.METHOD_NAMES)
-]
 COLUMNS = ("paper", "explains", "class-specific", "signed", "passes", "presets")
 
 
 @reported
-def methods(name: NAME = None, debug: options.Debug = False) -> None:  # noqa: FBT002
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="A method, for its options and presets.", autocompletion=options.METHOD_NAMES)
+    ] = None,
+    debug: options.Debug = False,  # noqa: FBT002
+) -> None:
     """Print all methods, or everything about one."""
     if name is None:
         _show_all()
@@ -342,14 +330,8 @@ def show_report(report: "Examination") -> None:
     show_line(f"{'passed' if report.passed else 'FAILED'}: {layers}, tolerance {report.rows[0].tolerance:g}")
 
 
-def _cells(row: "LayerCheck") -> list[str]:
-    return [
-        str(row.index),
-        str(row.heads),
-        str(row.key_value_heads),
-        "unknown" if row.head_width is None else str(row.head_width),
-        f"{row.queries} x {row.keys}",
-        row.seam,
-        "not seen" if row.error is None else f"{row.error:.1e}",
-        "ok" if row.passed else "WRONG",
-    ]
+def _cells(row: "LayerCheck") -> tuple[object, ...]:
+    width = "unknown" if row.head_width is None else row.head_width
+    error = "not seen" if row.error is None else f"{row.error:.1e}"
+    size, verdict = f"{row.queries} x {row.keys}", "ok" if row.passed else "WRONG"
+    return row.index, row.heads, row.key_value_heads, width, size, row.seam, error, verdict

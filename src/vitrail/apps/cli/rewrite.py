@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.models.loading import Loaded
-    from vitrail.tools.pixels import Budget
     from vitrail.tools.rewrite import Rewriting, Way
     from vitrail.tools.robustness import Robustness
     from vitrail.tools.transfer import Transfer
@@ -40,39 +39,6 @@ second class the model thinks of.
   vitrail rewrite photos/ -m photo -o audit.json
   vitrail rewrite photos/ -m photo --l2 0.5 --l2 1 --l2 2 -o audit.csv
 """
-TARGET = Annotated[
-    str | None,
-    aim_option(
-        "--target", "-t", help="The class to rewrite to, by name or index.", autocompletion=options.complete_class
-    ),
-]
-SOURCE = Annotated[
-    str | None,
-    aim_option("--source", help="The class that is lowered in all steps; default: at each step the most probable one."),
-]
-ETA = Annotated[float | None, aim_option(help="The step size; default: the first step is a tenth of a level.")]
-COUNT = Annotated[
-    int | None, aim_option("--steps", help="Largest number of steps; the default is 400, for a folder 25.")
-]
-LIKELY = Annotated[float, aim_option(help="Stop at this probability of the target.")]
-L2 = Annotated[
-    list[str] | None,
-    aim_option("--l2", help="The largest Euclidean norm of the change, values from 0 to 1. Repeat it for a folder."),
-]
-LINF = Annotated[
-    list[str] | None,
-    aim_option("--linf", help="The largest change of any value, such as 2/255. Repeat it for a folder."),
-]
-SHEET = Annotated[Path | None, result_option(help="Original, new picture, amplified difference, trace: .png, .pdf.")]
-DIFFERENCE = Annotated[Path | None, result_option(help="The amplified difference alone, .png.")]
-OUTPUT = Annotated[
-    Path | None,
-    result_option(
-        "--output",
-        "-o",
-        help="The new picture, .png, or its numbers, .json; for a folder the table, .json or .csv.",
-    ),
-]
 TABLES = (".json", ".csv")
 PROBABILITY = 0.9
 
@@ -82,18 +48,37 @@ def rewrite(  # noqa: PLR0913  (one parameter for each option of the command lin
     model: options.Model,
     given: options.Given = None,
     arch: options.Arch = None,
-    target: TARGET = None,
-    source: SOURCE = None,
-    eta: ETA = None,
-    steps: COUNT = None,
-    probability: LIKELY = PROBABILITY,
-    l2: L2 = None,
-    linf: LINF = None,
+    target: Annotated[str | None, options.target_option(help="The class to rewrite to, by name or index.")] = None,
+    source: Annotated[
+        str | None,
+        aim_option(help="The class that is lowered in all steps; default: at each step the most probable one."),
+    ] = None,
+    eta: Annotated[
+        float | None, aim_option(help="The step size; default: the first step is a tenth of a level.")
+    ] = None,
+    steps: Annotated[
+        int | None, aim_option(help="Largest number of steps; the default is 400, for a folder 25.")
+    ] = None,
+    probability: Annotated[float, aim_option(help="Stop at this probability of the target.")] = PROBABILITY,
+    l2: Annotated[
+        list[str] | None,
+        aim_option(help="The largest Euclidean norm of the change, values from 0 to 1. Repeat it for a folder."),
+    ] = None,
+    linf: Annotated[
+        list[str] | None, aim_option(help="The largest change of any value, such as 2/255. Repeat it for a folder.")
+    ] = None,
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
-    output: OUTPUT = None,
-    sheet: SHEET = None,
-    difference: DIFFERENCE = None,
+    output: Annotated[
+        Path | None,
+        options.output_option(
+            help="The new picture, .png, or its numbers, .json; for a folder the table, .json or .csv."
+        ),
+    ] = None,
+    sheet: Annotated[
+        Path | None, result_option(help="Original, new picture, amplified difference, trace: .png, .pdf.")
+    ] = None,
+    difference: Annotated[Path | None, result_option(help="The amplified difference alone, .png.")] = None,
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Rewrite a picture, or audit a folder."""
@@ -232,15 +217,11 @@ def show_audit(found: "Robustness") -> None:
     sure = f"with p ≥ {found.settings['probability']:g}"
     rows = []
     for row in found.rows:
+        budget = [] if row.budget.l2 is None else [f"L2 {row.budget.l2:g}"]
+        budget += [] if row.budget.linf is None else [f"Linf {row.budget.linf * 255:g}/255"]
         likeness = ("-", "-") if math.isnan(row.psnr) else (f"{row.psnr:.1f} dB", f"{row.ssim:.4f}")
-        rows.append((_said(row.budget), f"{row.fooled:.0%}", f"{row.sure:.0%}", *likeness))
+        rows.append((", ".join(budget) or "none", f"{row.fooled:.0%}", f"{row.sure:.0%}", *likeness))
     show_table(("budget", "fooled", sure, "PSNR", "SSIM"), rows, f"{len(found.pictures)} pictures")
-
-
-def _said(budget: "Budget") -> str:
-    sizes = [] if budget.l2 is None else [f"L2 {budget.l2:g}"]
-    sizes += [] if budget.linf is None else [f"Linf {budget.linf * 255:g}/255"]
-    return ", ".join(sizes) or "none"
 
 
 TRANSFER = """Let the attention maps follow the gradient of a class, and watch.
@@ -259,36 +240,7 @@ its own scale.
       --direction toward --renormalise --steps 30 -o film.gif
   vitrail transfer "A dull film with a great cast." -m sentiment -o film.gif
 """
-FOLLOWED = Annotated[
-    str | None,
-    aim_option(
-        "--target",
-        "-t",
-        help="A class by name or index; none for what is predicted.",
-        autocompletion=options.complete_class,
-    ),
-]
-LEARNING_RATE = Annotated[float, aim_option(help="The learning rate of the maps.")]
-UPDATES = Annotated[int, aim_option(help="How many updates.")]
-DIRECTION = Annotated[str, aim_option(help="away (lowers the target, as in the paper) or toward.")]
-GRADIENT = Annotated[
-    str, aim_option(help="What the explanations differentiate: the full graph, or maps as leaf tensors.")
-]
-RENORMALISE = Annotated[
-    bool,
-    aim_option(
-        "--renormalise", help="After each update, set negative attention to zero and divide rows by their sums."
-    ),
-]
 ENDINGS = (".png", ".pdf", ".svg", ".gif", ".json")
-FILE = Annotated[
-    list[Path] | None,
-    result_option(
-        "--output",
-        "-o",
-        help="A strip of steps as .png, .pdf or .svg, all steps as .gif, the numbers as .json. May be repeated.",
-    ),
-]
 
 
 @reported
@@ -296,16 +248,30 @@ def transfer(  # noqa: PLR0913  (one parameter for each option of the command li
     model: options.Model,
     given: options.Given = None,
     arch: options.Arch = None,
-    target: FOLLOWED = None,
-    eta: LEARNING_RATE = 4e-4,
-    steps: UPDATES = 10,
-    direction: DIRECTION = "away",
-    gradient: GRADIENT = "full",
-    renormalise: RENORMALISE = False,  # noqa: FBT002
+    target: Annotated[
+        str | None, options.target_option(help="A class by name or index; none for what is predicted.")
+    ] = None,
+    eta: Annotated[float, aim_option(help="The learning rate of the maps.")] = 4e-4,
+    steps: Annotated[int, aim_option(help="How many updates.")] = 10,
+    direction: Annotated[str, aim_option(help="away (lowers the target, as in the paper) or toward.")] = "away",
+    gradient: Annotated[
+        str, aim_option(help="What the explanations differentiate: the full graph, or maps as leaf tensors.")
+    ] = "full",
+    renormalise: Annotated[  # noqa: FBT002
+        bool,
+        aim_option(
+            "--renormalise", help="After each update, set negative attention to zero and divide rows by their sums."
+        ),
+    ] = False,
     pair: options.Pair = None,
     device: options.Device = "cpu",
     squash: options.Squash = False,  # noqa: FBT002
-    output: FILE = None,
+    output: Annotated[
+        list[Path] | None,
+        options.output_option(
+            help="A strip of steps as .png, .pdf or .svg, all steps as .gif, the numbers as .json. May be repeated."
+        ),
+    ] = None,
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Follow the gradient with the attention maps."""

@@ -5,16 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from vitrail import targets
 from vitrail.api import compare
 from vitrail.apps.cli.options import Source, read_text
 from vitrail.apps.cli.screen import busy, note
 from vitrail.attribution import Attribution
-from vitrail.capture.outputs import read_output
 from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError
 from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec
 from vitrail.models.loading import Loaded, Sample, find_class, find_device, find_token, load, silent
@@ -43,7 +38,9 @@ def sample_of(source: Source, loaded: Loaded) -> Sample:
 
 def _image(source: Source, loaded: Loaded) -> Sample:
     _refuse(loaded, pair=source.pair, question=source.question, context=source.context)
-    given = _given(source, "an image")
+    given = source.given
+    if given is None:
+        raise InputError("there is nothing to explain: name an image.")
     if re.match(r"[a-z]+://", given):
         raise InputError(f"{given} is an address: download the picture, and give the name of its file.")
     return loaded.image(open_image(Path(given)), squash=source.squash)
@@ -52,8 +49,9 @@ def _image(source: Source, loaded: Loaded) -> Sample:
 def _sequence(source: Source, loaded: Loaded) -> Sample:
     pair = source.pair if loaded.task == "causal" else None
     _refuse(loaded, pair=pair, question=source.question, context=source.context)
-    text = read_text(_given(source, "a text, a .txt file or - for stdin"))
-    return loaded.text(text, None if source.pair is None else read_text(source.pair))
+    if source.given is None:
+        raise InputError("there is nothing to explain: name a text, a .txt file or - for stdin.")
+    return loaded.text(read_text(source.given), None if source.pair is None else read_text(source.pair))
 
 
 def _question(source: Source, loaded: Loaded) -> Sample:
@@ -67,46 +65,10 @@ def _question(source: Source, loaded: Loaded) -> Sample:
 READERS = {"image": _image, "sequence": _sequence, "causal": _sequence, "question": _question}
 
 
-def _given(source: Source, what: str) -> str:
-    if source.given is None:
-        raise InputError(f"there is nothing to explain: name {what}.")
-    return source.given
-
-
 def _refuse(loaded: Loaded, **given: str | None) -> None:
     for name, value in given.items():
         if value is not None:
             raise InputError(f"--{name} does not apply to {loaded.name}, which is a model for one {loaded.kind}.")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model said of one input: a probability for each class or next token, or the answer to a question."""
-
-    probabilities: Float[Tensor, " v"]
-    answer: str | None = None
-
-    def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """The classes of the highest probability with it, first to last."""
-        best = self.probabilities.topk(min(count, self.probabilities.shape[0]))
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-
-
-def predict(loaded: Loaded, sample: Sample) -> Prediction:
-    """Run the model once."""
-    given = sample.inputs
-    with torch.no_grad():
-        if isinstance(given, Tensor):
-            output = read_output(loaded.model(given))
-        else:
-            output = read_output(loaded.model(**{n: x for n, x in given.items() if n != "special_tokens_mask"}))
-    logits = output.logits[0].float()
-    if not output.span:
-        return Prediction((logits[-1] if logits.ndim == 2 else logits).softmax(dim=0))
-    start, end = (int(i) for i in logits.argmax(dim=0))
-    words = loaded.tokenizer.decode(given["input_ids"][0, start : end + 1])  # pyright: ignore
-    none = "none: the end it predicts lies before the start"
-    return Prediction(logits[:, 0].softmax(dim=0), words if start <= end else none)
 
 
 def find_targets(loaded: Loaded, wanted: Sequence[str], versus: str | None) -> list[Target | None]:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import typer
+from torch import Tensor
 
 from vitrail import targets
 from vitrail.api import compare
 from vitrail.apps.cli.options import STDOUT, Source, distinct, read_text
 from vitrail.apps.cli.screen import busy, note, out, show_line, show_table
-from vitrail.apps.cli.session import ExplainedTarget, Work, predict
+from vitrail.apps.cli.session import ExplainedTarget, Work
 from vitrail.attribution import Attribution
+from vitrail.capture.outputs import read_output
 from vitrail.errors import InputError, OutputError, TargetError
 from vitrail.models.loading import Loaded, Sample, find_class
 from vitrail.models.loading.huggingface import answer_ids, answer_text, answer_words
@@ -45,13 +47,23 @@ UNSURE = 0.7
 
 def show_answer(loaded: Loaded, sample: Sample) -> None:
     """What the model said: its first five classes or next tokens, or the answer to a question."""
-    said = predict(loaded, sample)
-    if said.answer is not None:
-        show_line(("answer ", "bold"), said.answer)
+    given = sample.inputs
+    with torch.no_grad():
+        if isinstance(given, Tensor):
+            output = read_output(loaded.model(given))
+        else:
+            output = read_output(loaded.model(**{n: x for n, x in given.items() if n != "special_tokens_mask"}))
+    logits = output.logits[0].float()
+    if output.span:
+        start, end = (int(i) for i in logits.argmax(dim=0))
+        words = loaded.tokenizer.decode(given["input_ids"][0, start : end + 1])  # pyright: ignore
+        show_line(("answer ", "bold"), words if start <= end else "none: the end it predicts lies before the start")
         return
-    rows = [(loaded.class_name(index), index, f"{value:.3f}") for index, value in said.likeliest(CLASSES)]
+    best = (logits[-1] if logits.ndim == 2 else logits).softmax(dim=0).topk(min(CLASSES, logits.shape[-1]))
+    found = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    rows = [(loaded.class_name(index), index, f"{value:.3f}") for index, value in found]
     show_table(("class", "index", "probability"), rows, "next token" if loaded.task == "causal" else "prediction")
-    if loaded.demonstration and loaded.class_names and said.likeliest(1)[0][1] < UNSURE:
+    if loaded.demonstration and loaded.class_names and found[0][1] < UNSURE:
         names = ", ".join(loaded.class_names)
         note(
             f"note: {loaded.name} is unsure. This demonstration model knows {loaded.classes} classes ({names}). For "
@@ -133,18 +145,16 @@ def write(path: Path, rows: Rows, sample: Sample, writers: Mapping[str, Writer] 
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def draw(rows: Rows, sample: Sample) -> "Figure":
+def _figure(path: Path, rows: Rows, sample: Sample) -> list[Path]:
     """The one picture, or the sheet of all."""
     if len(rows) == 1 and len(rows[0].attributions) == 1:
         (only,) = rows[0].attributions
         separator = " · " if sample.picture is None else "\n"
-        return plot_attribution(only, sample.picture, title=f"{only.label}{separator}{rows[0].heading}")
-    titles = [row.heading for row in rows]
-    return comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
-
-
-def _figure(path: Path, rows: Rows, sample: Sample) -> list[Path]:
-    return [save_figure(draw(rows, sample), path)]
+        drawn = plot_attribution(only, sample.picture, title=f"{only.label}{separator}{rows[0].heading}")
+    else:
+        titles = [row.heading for row in rows]
+        drawn = comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
+    return [save_figure(drawn, path)]
 
 
 def _page(path: Path, rows: Rows, sample: Sample, *, links: bool = False) -> list[Path]:

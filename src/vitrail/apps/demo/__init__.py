@@ -1,8 +1,9 @@
 """Explanations of the embedded models: two pictures, three sentences and an answer, without a download."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -78,11 +79,10 @@ def run(folder: Path) -> Made:
     except OSError as error:
         raise OutputError(f"{folder} cannot be made: {error.strerror}. Choose another folder with -o.") from error
     images, pictures = _pictures()
-    sentences, answer = _sentences(), _looked_up()
-    sheets = {
-        "pictures.png": rendered(_sheet(pictures, images)),
-        "sentences.png": rendered(_sheet(sentences, None)),
-    }
+    sentiment, lookup = zoo.load_plain("sentiment"), zoo.load("lookup")
+    sentences = [_explained(sentiment, sentiment.preprocess([text]), ON_SENTENCES) for text in SENTENCES]
+    answer = generate(lookup.model, lookup.preprocess.tokenizer, QUESTION)  # pyright: ignore[reportFunctionMemberAccess]
+    sheets = {"pictures.png": rendered(_sheet(pictures, images)), "sentences.png": rendered(_sheet(sentences, None))}
     page = _page(sheets, pictures, sentences, answer).encode()
     photos = {f"photos/{name}": zoo.example(Path(name).stem).read_bytes() for name in PICTURES}
     files = {**sheets, **photos, "index.html": page}
@@ -98,31 +98,17 @@ def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
         with Image.open(zoo.example(Path(name).stem)) as picture:
             inputs = photo.preprocess(picture)
         images.append(inputs[0] / 2 + 0.5)
-        found.append(Explained(_answer(photo, inputs), list(compare(photo.model, inputs, ON_PICTURES))))
+        found.append(_explained(photo, inputs, ON_PICTURES))
     return images, found
 
 
-def _sentences() -> list[Explained]:
-    sentiment = zoo.load_plain("sentiment")
-    found = []
-    for sentence in SENTENCES:
-        inputs = sentiment.preprocess([sentence])
-        found.append(Explained(_answer(sentiment, inputs), list(compare(sentiment.model, inputs, ON_SENTENCES))))
-    return found
-
-
-def _looked_up() -> Generation:
-    """An answer of the lookup model, and the sentence that it rests on."""
-    lookup = zoo.load("lookup")
-    return generate(lookup.model, lookup.preprocess.tokenizer, QUESTION)  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _answer(loaded: zoo.Embedded, inputs: object) -> str:
-    """The predicted class and its probability."""
+def _explained(loaded: zoo.Embedded, inputs: Any, methods: Sequence[Any]) -> Explained:  # noqa: ANN401
+    """The predicted class with its probability, and every method's attribution."""
     with torch.no_grad():
-        logits = (loaded.model(inputs) if isinstance(inputs, torch.Tensor) else loaded.model(**inputs)).logits  # pyright: ignore[reportCallIssue]
+        logits = (loaded.model(inputs) if isinstance(inputs, torch.Tensor) else loaded.model(**inputs)).logits
     probability, index = logits[0].softmax(dim=0).max(dim=0)
-    return f"{loaded.class_names[int(index)]}, {float(probability):.1%}"
+    title = f"{loaded.class_names[int(index)]}, {float(probability):.1%}"
+    return Explained(title, list(compare(loaded.model, inputs, methods)))
 
 
 def numbered(attribution: Attribution) -> str:

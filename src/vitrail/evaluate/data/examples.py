@@ -1,5 +1,6 @@
 """An example is one picture, text, question or context with its annotations; a `Dataset` reads examples one by one.
 
+The `key` of an example is the same in every run, and unique in its data set.
 `DatasetEntry` is a line of the table of data sets: its reader, its kind and the options of the reader.
 """
 
@@ -39,7 +40,6 @@ class ImageExample:
     """One picture; nothing is decoded before `image` or `mask` is asked for, and nothing decoded is kept.
 
     Args:
-        key: the same for the same example in every run, and unique in its set.
         label: the class number, None where the set has none.
         open_image: gives the picture as RGB; raises an InputError with the key where the file is damaged.
         open_mask: gives the mask, where the set has masks.
@@ -81,7 +81,6 @@ class TextExample:
     """One text, or a pair of texts.
 
     Args:
-        key: the same for the same example in every run, and unique in its set.
         second: the second text of a pair.
         label: the class number, None where it is not published.
         rationale: the words of `text` that people named as the reason for the label.
@@ -145,7 +144,6 @@ class ContextExample:
     """Sentences and a question about them that a language model answers in its own words.
 
     Args:
-        key: the same for the same example in every run, and unique in its set.
         gold: the places of the sentences that hold the answer; empty where they are not known.
         value: the words in them that the answer repeats.
     """

@@ -169,15 +169,11 @@ def _example_from_table(
     file, label = rows[number]["file"], labels[number]
     key = Path(file).stem
     try:
-        boxes = tuple(_box(text, label) for text in rows[number].get(BOXES, "").split(";") if text.strip())
-    except ValueError as error:
+        texts = [text.split() for text in rows[number].get(BOXES, "").split(";") if text.strip()]
+        boxes = tuple(Box(*map(float, numbers), label=label) for numbers in texts)
+    except (TypeError, ValueError) as error:
         raise InputError(f"{key}: {table} has boxes that are not four numbers x0 y0 x1 y1 each.") from error
     return ImageExample(key, PictureFile(key, images / file), label, boxes)
-
-
-def _box(text: str, label: int) -> Box:
-    x0, y0, x1, y1 = map(float, text.split())
-    return Box(x0, y0, x1, y1, label)
 
 
 IMAGES, MASKS = "/value/img", "/value/gt"

@@ -274,9 +274,8 @@ def _json_file(path: Path, split: str) -> Path | None:
         return None if path.suffix == ".parquet" else path
     found = sorted(path.glob(f"{split}*.json"))
     if len(found) > 1:
-        raise InputError(
-            f"{path} has {len(found)} files {split}*.json; name one of {', '.join(f.name for f in found)}."
-        )
+        names = ", ".join(file.name for file in found)
+        raise InputError(f"{path} has {len(found)} files {split}*.json; name one of {names}.")
     return found[0] if found else None
 
 
