@@ -121,13 +121,13 @@ def test_a_state_that_another_method_reads_stays() -> None:
     inputs = read_inputs(MODELS["hf_vit"].inputs())
     both = [read_request(name, "recommended", inputs, as_target(1)) for name in ("tokentm", "attcat")]
     wanted = wanted_by([one.plan for one in both])
-    assert "leaving" not in wanted.early.passing
-    assert wanted.early.passing == {"entering", "ffn_entering", "ffn_added", "output_weight"}
+    assert "leaving" not in wanted.passing
+    assert wanted.passing == {"entering", "ffn_entering", "ffn_added", "output_weight"}
     third = read_request(("attcat", {"states": "input"}), "recommended", inputs, as_target(1))
-    assert "entering" not in wanted_by([both[0].plan, third.plan]).early.passing
+    assert "entering" not in wanted_by([both[0].plan, third.plan]).passing
     only = replace(third.plan, needs=frozenset({"entering_grad"}))
-    assert "entering" not in wanted_by([both[0].plan, only]).early.passing
-    assert len(wanted.early.reads) == 1
+    assert "entering" not in wanted_by([both[0].plan, only]).passing
+    assert len(wanted.early) == 1
 
 
 class Quiet(TorchFunctionMode):

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from vitrail.capture.layers import read_together
 from vitrail.capture.pass_options import Wanted
 from vitrail.errors import MethodError, TargetError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, DEFAULT_ON_STREAMS, LAST_RESORT, METHODS, PREFERRED, Method
@@ -139,8 +138,14 @@ def wanted_by(plans: Sequence[Walk | RerunMethod]) -> Wanted:
     last_only = [
         isinstance(one, Walk) and one.last_only for one in plans if any(need.endswith("_grad") for need in one.needs)
     ]
-    early = read_together([(plan.needs, plan.early if isinstance(plan, Walk) else None) for plan in plans])
-    return replace(Wanted.of(needs, last_only=bool(last_only) and all(last_only)), early=early)
+    early = [plan.early if isinstance(plan, Walk) else None for plan in plans]
+    # A gradient is taken at the state itself, which has to be there then.
+    late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
+        *(plan.needs if read is None else plan.needs - read.needs for plan, read in zip(plans, early, strict=True))
+    )
+    reads = tuple(read for read in early if read is not None)
+    wanted = Wanted.of(needs, last_only=bool(last_only) and all(last_only))
+    return replace(wanted, early=reads, passing=needs - late if reads else frozenset())
 
 
 def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:

@@ -69,7 +69,7 @@ def forward(
     with torch.inference_mode(mode=False), torch.set_grad_enabled(plan.cut), uncompiled(), own, ExitStack() as stack:
         inputs = inputs.usable() if dtype is None else inputs.usable().cast(dtype)
         capture, inputs, output = _forward(model, inputs, plan, stack)
-        if capture.early.reads:
+        if capture.early:
             check_read(capture)
         if not capture.complete:
             raise capture.incomplete(model)

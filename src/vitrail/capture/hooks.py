@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.additions import Added, Adding, hooks_for, measured, watched_in
-from vitrail.capture.layers import EarlyReads, read_early
+from vitrail.capture.layers import read_early
 from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
@@ -42,7 +42,7 @@ class Capture:
     def __init__(self, plan: PassPlan) -> None:
         self.plan, self.body, self.cut, self.lean = plan, plan.body, plan.cut, plan.lean
         self.keep = keep = plan.wanted.states | plan.wanted.gradients
-        self.early = plan.wanted.early if plan.lean else EarlyReads()
+        self.early = plan.wanted.early if plan.lean else ()
         self.pass_options, body, lean = plan.options, plan.body, plan.lean
         self.level = plan.options.level or "embedding_output"  # where the gradient ends
         self.recomputed: Recomputed | None = None  # the blocks that keep no graph; None where all keep theirs
@@ -350,7 +350,7 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         torch.set_grad_enabled(True)
         leaf = stream.detach().requires_grad_()
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = leaf, out
-        if capture.early.reads:
+        if capture.early:
             read_early(capture, index)
         return with_stream_of(out, leaf.clone())  # a copy, because models may write into what a block gave
     if capture.recomputed is not None:
@@ -360,7 +360,7 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
             return with_stream_of(out, capture.dropped(index, fresh, last=index == capture.recomputed.count - 1))
     if last or capture.keeps["leaving"]:
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = stream, out
-    if capture.early.reads:
+    if capture.early:
         read_early(capture, index)
     return None
 

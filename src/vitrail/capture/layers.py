@@ -1,11 +1,12 @@
 """From the capture of a block to the tensors of a `Layer`, after the pass or as soon as the block has run.
 
-A method that reads states of a block can take what it needs when the block has run (`EarlyReads`), so that the states
+A method that reads states of a block can take what it needs when the block has run (`Early`), so that the states
 need not be kept until the walk.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,14 +107,6 @@ def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
     return found[channels.start : channels.stop] if isinstance(channels, range) else found[list(channels)]
 
 
-def with_added(states: Mapping[str, Tensor], added: Added) -> Mapping[str, Tensor]:
-    """The states, what the feed-forward part gave as it is added to the stream."""
-    if "ffn_added" not in states:
-        return states
-    rest = {name: x for name, x in states.items() if name != "ffn_added"}
-    return rest if added.ffn_added is None else {**rest, "ffn_added": added.ffn_added}
-
-
 def batch_first(block: Block | None, x: Tensor) -> Tensor:
     """A state of the stream as `[b, t, d]`."""
     return x if block is None or block.batch_first else x.transpose(0, 1)
@@ -137,6 +130,30 @@ def _tokens_apart(x: Tensor, shape: torch.Size) -> Tensor:
             "are packed side by side without their padding cannot be separated."
         )
     return x.view(*shape[:2], x.shape[1])
+
+
+def tensors_of(
+    capture: "Capture", index: int, batch: int | None = None, gradients: Mapping[str, Tensor] = MappingProxyType({})
+) -> dict[str, Any]:
+    """What was captured of an attention layer, as fields of a `Layer`: operands, weights and states.
+
+    Args:
+        batch: the number of samples; None for that of the states, of which there are some then.
+        gradients: those of the stream around the block.
+    """
+    body, captured = capture.body, capture.layers[index]
+    (call,) = captured.calls
+    # None for the pooling after the blocks, and where none are known.
+    block = body.blocks[index] if index < len(body.blocks) else None
+    states = {name: x for name, x in captured.states.items() if name in capture.keep}
+    added = captured.added if captured.adding is None else capture.added(captured)
+    if added is not None and states.pop("ffn_added", None) is not None and added.ffn_added is not None:
+        states["ffn_added"] = added.ffn_added  # as it is added to the stream
+    bare = added is None and not call.no_query and body.loose is None  # of its weights nothing is asked or missing
+    stream = stream_around(block, states, gradients) if states or gradients else Stream()
+    batch = batch or next(len(x) for x in vars(stream).values() if x is not None)
+    weights = {} if bare else weights_of(block, added, call, states=states, loose=body.loose)
+    return {**operands_of(call, batch), **weights, "stream": stream}
 
 
 def with_hidden_prefix(layer: Layer, hidden: int) -> Layer:
@@ -177,51 +194,30 @@ class Early:
         return found
 
 
-@dataclass(frozen=True)
-class EarlyReads:
-    """What the methods of one pass read early, and the states that none of them reads after that."""
-
-    reads: tuple[Early, ...] = ()
-    passing: frozenset[str] = frozenset()
-
-
-def read_together(methods: Sequence[tuple[frozenset[str], Early | None]]) -> EarlyReads:
-    """What these methods read early together.
-
-    Args:
-        methods: of each, all that it needs, and what of that it reads early.
-    """
-    needs = frozenset[str]().union(*(own for own, _ in methods))
-    # A gradient is taken at the state itself, which has to be there then.
-    late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
-        *(own if early is None else own - early.needs for own, early in methods)
-    )
-    return EarlyReads(tuple(early for _, early in methods if early is not None), needs - late)
-
-
 def read_early(capture: "Capture", index: int) -> None:
     """Read of a block that has just run what methods read early, and free the states that are not read later."""
     captured = capture.blocks[index]
     if len(captured.calls) != 1:
         return
-    device = next(iter(captured.states.values())).device.type
-    with torch.no_grad(), without_functions(), own_dtypes(device):  # not intercepted
-        layer = _passing_layer(capture, index)
-        captured.early.update({early: _read(early, layer) for early in capture.early.reads})
-    passing = capture.early.passing
+    device, (queries, keys) = next(iter(captured.states.values())).device, call_shape(captured.calls[0])
+    if queries != keys:
+        raise SeamError(unequal(index, queries, keys))
+    with torch.no_grad(), without_functions(), own_dtypes(device.type):  # not intercepted
+        held = tensors_of(capture, index)
+        some = next(x for x in vars(held["stream"]).values() if x is not None)
+        every = torch.ones(some.shape[:2], dtype=torch.bool, device=device)
+        layer = Layer(index=index, depth=len(capture.blocks), valid=every, readout=every.float(), **held)
+        for early in capture.early:
+            try:
+                captured.early[early] = early.read(layer)
+            except VitrailError as error:  # raised where it is asked for, as a pass with NaN in it is made again
+                captured.early[early] = error
+    passing = capture.plan.wanted.passing
     if "output_weight" in passing and captured.adding is not None:
         captured.adding.clear()  # hooks hold it until the pass ends
         captured.adding = None
     for name in passing - {"entering", "leaving"} if index == len(capture.blocks) - 1 else passing:
         captured.states.pop(name, None)
-
-
-def _read(early: Early, layer: Layer) -> Any:  # noqa: ANN401
-    """What is read, or why it cannot be: raised when it is asked for, as a pass with NaN in it is made again."""
-    try:
-        return early.read(layer)
-    except VitrailError as error:
-        return error
 
 
 def check_read(capture: "Capture") -> None:
@@ -230,20 +226,3 @@ def check_read(capture: "Capture") -> None:
         for found in captured.early.values():
             if isinstance(found, VitrailError):
                 raise found
-
-
-def _passing_layer(capture: "Capture", index: int) -> Layer:
-    """A layer as the forward pass leaves it: no gradients, and nothing yet of which tokens are real or read."""
-    block, captured = capture.body.blocks[index], capture.blocks[index]
-    call, added = captured.calls[0], capture.added(captured)
-    queries, keys = call_shape(call)
-    if queries != keys:
-        raise SeamError(unequal(index, queries, keys))
-    states = {name: x for name, x in captured.states.items() if name in capture.keep}
-    states = states if added is None else with_added(states, added)
-    stream = stream_around(block, states, {})
-    some = next(x for x in vars(stream).values() if x is not None)
-    every = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
-    operands, weights = operands_of(call, some.shape[0]), weights_of(block, added, call, states=states)
-    depth = len(capture.blocks)
-    return Layer(index=index, depth=depth, valid=every, readout=every.float(), stream=stream, **operands, **weights)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.layers import EarlyReads
+from vitrail.capture.layers import Early
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import OptionError, suggest
 from vitrail.models.anatomy import Body
@@ -81,17 +81,21 @@ class ComputeSettings:
             raise OptionError(f"chunk_rows={rows!r}, but it is the whole number of rows of a block, at least one.")
 
 
-NO_READS = EarlyReads()
-
-
 @dataclass(frozen=True)
 class Wanted:
-    """What a group of methods reads: states, gradients, whether gradients of the last layer suffice, and what early."""
+    """What a group of methods reads of a pass.
+
+    Args:
+        last_only: whether gradients of the last layer suffice.
+        early: what is read of a block as soon as it has run.
+        passing: states that nothing reads after that.
+    """
 
     states: frozenset[str] = frozenset()
     gradients: frozenset[str] = frozenset()
     last_only: bool = False
-    early: EarlyReads = NO_READS
+    early: tuple[Early, ...] = ()
+    passing: frozenset[str] = frozenset()
 
     @staticmethod
     def of(needs: frozenset[str], *, last_only: bool = False) -> "Wanted":

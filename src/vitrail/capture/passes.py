@@ -10,14 +10,14 @@ from torch import Tensor
 from vitrail.capture.continuations import continued
 from vitrail.capture.discovery import is_causal
 from vitrail.capture.hooks import Capture
-from vitrail.capture.layers import stream_around, unequal, weights_of, with_added, with_hidden_prefix
+from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recompute import light
-from vitrail.capture.recording import Layer, Stream, own_dtypes, widen
+from vitrail.capture.recording import Layer, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map, operands_of
+from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs
@@ -412,8 +412,6 @@ class Pass:
         hidden = self.valid.shape[1] - keys if pooling else 0  # tokens that a pooling query does not read
         if (not pooling and queries != keys) or hidden not in (0, self.prefix):
             raise SeamError(unequal(index, queries, keys))
-        # None for the pooling after the blocks, and where none are known.
-        block = body.blocks[index] if index < len(body.blocks) else None
         # The readout in the precision that the call was computed in, at least in float32.
         computed = call.query if call.weights is None else call.weights
         dtype = torch.promote_types(torch.float32 if computed is None else computed.dtype, torch.float32)
@@ -421,11 +419,7 @@ class Pass:
         rows = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else read.rows
         if rows.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
-        states = {name: x for name, x in captured.states.items() if name in self.capture.keep}
         moved = {name: x for name, x in gradients.items() if name in asked and name not in AT_ATTENTION}
-        added = captured.added if captured.adding is None else self.capture.added(captured)
-        states = states if added is None else with_added(states, added)
-        bare = added is None and not call.no_query and body.loose is None  # of its weights nothing is asked or missing
         gradient, of_query = gradients.get("output_grad"), gradients.get("query_grad")
         by_hand = call.weights if gradient is not None else None
         layer = Layer(
@@ -443,10 +437,8 @@ class Pass:
             query_grad=None if of_query is None else gradient_as_heads(of_query, call.query, batch),
             output_grad=as_heads(gradient, batch) if call.weights is None else None,
             weights_grad=None if gradient is None or by_hand is None else gradient_of_map(gradient, by_hand, batch),
-            **operands_of(call, batch),
             grad_scale=scale,
-            **({} if bare else weights_of(block, added, call, states=states, loose=body.loose)),
-            stream=stream_around(block, states, moved) if states or moved else Stream(),
+            **tensors_of(self.capture, index, batch, moved),
             early=captured.early,
             backend=self.settings.backend,
             chunk_rows=self.settings.chunk_rows,
