@@ -37,7 +37,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, provenance, sampled_weights
-from vitrail.capture.shadow import once, shadow
+from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
     CutGraphError,
@@ -121,7 +121,7 @@ def attribution_of(
         kind=inputs.kind,
         signed=request.signed,
         preset=request.preset,
-        options={n: x if (shape := getattr(x, "shape", None)) is None else _array(shape) for n, x in given},
+        options={name: ARRAY.format(" x ".join(map(str, x.shape))) if hasattr(x, "shape") else x for name, x in given},
         grid=grid,
         size=inputs.size,
         tokens=inputs.tokens if run.origin.labels is None else (run.origin.labels,) * inputs.batch,
@@ -162,11 +162,8 @@ def _made_by(
     return {name: x for name, x in said.items() if x is not None}
 
 
-def _array(shape: Sequence[int]) -> str:
-    """An array among the options, as a result keeps it."""
-    return f"array of {' x '.join(map(str, shape))}"
-
-
+ARRAY = "array of {}"
+"""An array among the options, as a result keeps it."""
 OF_TOKENS = ("scores", "own", "layers", "heads")
 """What a result holds for each token; attributions hold it for the patches or words of the input."""
 
@@ -472,7 +469,7 @@ def _rerun(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
-    double = torch.float64 in once(model, "dtypes", lambda: {p.dtype for p in model.parameters()})
+    double = torch.float64 in dtypes_of(model)
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, requests[0].wanted, settings, procedure.pass_options, rows=rows) as run:

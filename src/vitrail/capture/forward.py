@@ -23,7 +23,7 @@ from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOpti
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
-from vitrail.capture.shadow import callers_device, in_precision, keep_saved, once, shadow
+from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, keep_saved, once, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (
     AnatomyError,
@@ -61,7 +61,8 @@ def forward(
         lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
         rows: the only rows whose logits are read; None for all.
     """
-    pass_options = _in_range(pass_options, model) if pass_options.wide_range else pass_options
+    if pass_options.wide_range and pass_options.dtype is None and torch.float16 in dtypes_of(model):
+        pass_options = replace(pass_options, dtype=torch.float32)
     plan = plan_pass(model, inputs, body, wanted, settings, pass_options, lean=lean, rows=rows)
     dtype = pass_options.dtype
     own = nullcontext() if dtype is None else own_precision(inputs, dtype)
@@ -81,13 +82,6 @@ def forward(
         run = Pass(inputs, capture, output, settings, plan.structure)
         yield run
         run.settle()
-
-
-def _in_range(pass_options: PassOptions, model: nn.Module) -> PassOptions:
-    """How the pass is run, in single precision where float16 would not hold what goes back."""
-    dtypes = once(model, "dtypes", lambda: {p.dtype for p in model.parameters()})
-    narrow = pass_options.dtype is None and torch.float16 in dtypes
-    return replace(pass_options, dtype=torch.float32) if narrow else pass_options
 
 
 def plan_pass(

@@ -250,7 +250,15 @@ def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Captur
         named = [(name, module) for name, module in model.named_modules() if _may_attend(module)]
         handles += [handle for name, module in named for handle in _name_hooks(capture, name, module)]
     for index in range(len(capture.blocks)) if only is None else (only,):
-        handles += _block_hooks(model, capture, index)
+        block, captured = capture.body.blocks[index], capture.blocks[index]
+        handles.append(block.module.register_forward_pre_hook(partial(_enter, capture, index), with_kwargs=True))
+        if "output_weight" in capture.keep:
+            captured.adding = Adding(block)
+            place = "watched", block.module, block.output, block.ffn_output
+            watched = once(model, place, partial(watched_in, block))
+            handles += hooks_for(captured.adding, watched, partial(capture.filing, captured))
+        handles.append(block.module.register_forward_hook(partial(_leave, capture, index)))
+        handles += _state_hooks(capture, index) if capture.keep & INSIDE else []
     if only is not None:
         return
     if capture.body.pool is not None:
@@ -295,18 +303,6 @@ def _place_hooks(capture: Capture, module: nn.Module, captured: BlockCapture) ->
         ),
         module.register_forward_hook(lambda module, args, out: setattr(capture, "here", capture.loose)),
     ]
-
-
-def _block_hooks(model: nn.Module, capture: Capture, index: int) -> list[RemovableHandle]:
-    block, captured = capture.body.blocks[index], capture.blocks[index]
-    module = block.module
-    handles = [module.register_forward_pre_hook(partial(_enter, capture, index), with_kwargs=True)]
-    if "output_weight" in capture.keep:
-        captured.adding = Adding(block)
-        watched = once(model, ("watched", module, block.output, block.ffn_output), lambda: watched_in(block))
-        handles += hooks_for(captured.adding, watched, lambda: capture.filing(captured))
-    handles.append(module.register_forward_hook(partial(_leave, capture, index)))
-    return handles + (_state_hooks(capture, index) if capture.keep & INSIDE else [])
 
 
 def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
@@ -445,13 +441,8 @@ def _word_embeddings(capture: Capture, model: nn.Module) -> list[RemovableHandle
     return [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
-def _picture(capture: Capture, model: nn.Module) -> list[RemovableHandle]:
-    """The gradient ends at the picture, which `forward` has made a root already."""
-    return []
-
-
 LEVEL_HOOKS: dict[str, Callable[[Capture, nn.Module], list[RemovableHandle]]] = {
     "embedding_output": _all_embeddings,
     "inputs_embeds": _word_embeddings,
-    "pixels": _picture,
+    "pixels": lambda capture, model: [],  # `forward` has made the picture a root already
 }

@@ -161,22 +161,14 @@ def _finite(logits: Tensor, *, span: bool, broken: bool) -> Output:
 
 def check_answers(logits: Tensor) -> None:
     """Raise if the logits of a sample are NaN or infinite, at every position where there are several."""
-    wrong = _broken(logits.detach())
+    wrong = (logits.isnan() | (logits == torch.inf)).any(dim=-1)
     wrong = wrong.all(dim=1) if logits.ndim == 3 else wrong
     if bool(wrong.any()):
-        raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
-
-
-def _broken(logits: Tensor) -> Tensor:
-    """Which rows of logits hold what is no answer: NaN, or an overflow."""
-    return (logits.isnan() | (logits == torch.inf)).any(dim=-1)
-
-
-def _broken_words(samples: list[int]) -> str:
-    return (
-        f"the model's logits contain NaN or infinity in samples {samples}, so nothing can be explained. Check the "
-        "weights and their precision, and whether a row of the attention mask hides everything."
-    )
+        raise InputError(
+            f"the model's logits contain NaN or infinity in samples {wrong.nonzero()[:, 0].tolist()}, so nothing can "
+            "be explained. Check the weights and their precision, and whether a row of the attention mask hides "
+            "everything."
+        )
 
 
 def _checked(part: Scalar, here: Tensor) -> Scalar:
@@ -185,9 +177,7 @@ def _checked(part: Scalar, here: Tensor) -> Scalar:
     Args:
         here: the logits of each sample that the target reads.
     """
-    wrong = _broken(here.detach())
-    if bool(wrong.any()):
-        raise InputError(_broken_words(wrong.nonzero()[:, 0].tolist()))
+    check_answers(here)
     excluded = ~part.scalar.detach().isfinite()
     if bool(excluded.any()):
         raise TargetError(

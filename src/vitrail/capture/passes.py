@@ -91,7 +91,10 @@ class Pass:
         self.from_input = nowhere.index_fill_(0, self.index, value=True)
         said, seen = capture.body.anatomy.prefix, self.origin.prefix
         if inputs.kind == "image" and said > 0 and seen is not None and said != seen:
-            raise self._other_prefix(said, seen)
+            raise AnatomyError(
+                f"the {capture.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but {seen} "
+                f"of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
+            )
         # How many tokens stand before the content, of a picture as measured; and which are patches, or words after it.
         self.prefix = said if inputs.kind != "image" or seen is None else seen
         after = torch.arange(len(self.from_input), device=self.valid.device) >= self.prefix
@@ -152,13 +155,6 @@ class Pass:
                 raise SeamError(unequal(0, tokens, found.shape[1]))
             return every
         return found if found.shape[1] != len(index) else every.index_copy_(1, index, found)
-
-    def _other_prefix(self, said: int, seen: int) -> AnatomyError:
-        """An anatomy whose prefix is not what was measured."""
-        return AnatomyError(
-            f"the {self.capture.body.anatomy.name} anatomy says that {said} tokens stand before the patches, but "
-            f"{seen} of the {self.origin.tokens} tokens come from no patch. Leave prefix out, and it is measured."
-        )
 
     def patches(self, x: Tensor) -> Tensor:
         """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
@@ -353,16 +349,13 @@ class Pass:
             self.doubts.append(Doubt(wrong, say))
             return claimed
         inside = (measured * claimed).sum(dim=1) > 0
-        self.doubts.append(Doubt(~(inside | empty), lambda samples: self._elsewhere(named)))
-        return torch.where(empty[:, None], claimed, measured)
-
-    def _elsewhere(self, named: str) -> SeamError:
-        """An answer that is not given at the tokens of the blocks."""
-        return SeamError(
+        elsewhere = SeamError(
             f"the answer is asked for at {named}, but the gradient does not arrive at that token of the last of the "
             f"{len(self.capture.blocks)} blocks found: the model answers in another sequence of tokens than the one "
             "these blocks work on."
         )
+        self.doubts.append(Doubt(~(inside | empty), lambda samples: elsewhere))
+        return torch.where(empty[:, None], claimed, measured)
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:
         """The rows that the target or the anatomy names, and what names them; None if only the gradient can tell."""

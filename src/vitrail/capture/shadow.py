@@ -337,6 +337,11 @@ def once(root: nn.Module, name: Hashable, find: Callable[[], T]) -> T:
     return known[name]
 
 
+def dtypes_of(root: nn.Module) -> set[torch.dtype]:
+    """The precisions that the parameters of a shadow are in."""
+    return once(root, "dtypes", lambda: {p.dtype for p in root.parameters()})
+
+
 FIRST = 64
 """How many numbers of a tensor are looked at first."""
 Place = tuple[int, str, str]
@@ -491,20 +496,18 @@ def in_precision(own: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    tables = [table for module in every_module(own) for table in (module._parameters, module._buffers, vars(module))]
+    tables: list[Any] = [
+        table for module in every_module(own) for table in (module._parameters, module._buffers, vars(module))
+    ]
     kept = [(table, {name: x for name, x in table.items() if isinstance(x, Tensor)}) for table in tables]
     copies: dict[int, Tensor] = {}
     try:
         for table, tensors in kept:
-            _replace(table, {name: _converted(x, dtype, copies) for name, x in tensors.items()})
+            table.update({name: _converted(x, dtype, copies) for name, x in tensors.items()})
         yield
     finally:
         for table, tensors in kept:
-            _replace(table, tensors)
-
-
-def _replace(held: Any, tensors: Any) -> None:  # noqa: ANN401  (a module's own table, whatever torch calls its type)
-    held.update(tensors)
+            table.update(tensors)
 
 
 def _converted(x: Tensor, dtype: torch.dtype, copies: dict[int, Tensor]) -> Tensor:
