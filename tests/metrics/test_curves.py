@@ -181,6 +181,17 @@ def test_deletion_falls_and_insertion_rises_fastest_for_the_planted_map():
         assert means[0] > means[1] > means[2]
 
 
+@pytest.mark.parametrize("convention", [{"steps": 4}, {"step": 20}])
+@pytest.mark.parametrize("curve", [metrics.deletion, metrics.insertion], ids=["deletion", "insertion"])
+def test_probabilities_are_taken_as_they_are_by_both_conventions(curve, convention):
+    images, maps, labels = torch.rand(2, 3, 8, 8), torch.rand(2, 4, 4), torch.tensor([0, 2])
+    weight = torch.randn(192, 3)
+    logits = lambda images: images.flatten(1) @ weight  # noqa: E731
+    plain = curve(logits, images, maps, labels, **convention)
+    likely = curve(lambda images: logits(images).softmax(dim=1), images, maps, labels, **convention)
+    torch.testing.assert_close(likely.probability, plain.probability)
+
+
 def test_insertion_ends_with_the_image_and_deletion_with_the_fill():
     images, maps, labels = pictures()
     clean = looks_at_one_patch(images).softmax(dim=1)[:, 1]

@@ -237,8 +237,7 @@ def deletion(  # noqa: PLR0913  (one option for each convention the papers diffe
     With one of them it follows RISE: both ends belong to the curve, and its area is `.auc`.
 
     Args:
-        score: images -> logits `[n, classes]`; with `baseline` or `step` also probabilities, which are taken as they
-            are.
+        score: images -> logits `[n, classes]`, or probabilities, which are taken as they are.
         images: `[b, c, h, w]`, in 0..1 where a `fill` is used.
         maps: `[b, y, x]` of any size.
         labels: `[b]`, the class whose probability is watched.
@@ -294,7 +293,7 @@ def _stepwise(  # noqa: PLR0913  (see deletion)
         if size < 1:
             raise InputError(f"step is a number of pixels, at least 1, not {size}.")
         counts = [*range(0, total, size), total]
-        others, score = _baseline_of(0.0 if baseline is None else baseline, pictures), logits_of(score)
+        others = _baseline_of(0.0 if baseline is None else baseline, pictures)
     else:
         if steps < 1:
             raise InputError(f"steps must be at least 1, not {steps}.")
@@ -302,7 +301,7 @@ def _stepwise(  # noqa: PLR0913  (see deletion)
         others = filled(pictures, fill)
     first, second = (others, pictures) if inserted else (pictures, others)
     masks = by_rank(resize(given, (height, width)), counts)
-    found = watch(score, first, second, masks, classes, levels=len(counts), batch=batch)
+    found = watch(logits_of(score), first, second, masks, classes, levels=len(counts), batch=batch)
     return Curve(tuple(count / total for count in counts), *found)
 
 
