@@ -82,8 +82,20 @@ class Target:
 
     def of(self, logits: Float[Tensor, "b c"]) -> "Target":
         """The same target with one class for each sample, predicted classes filled in."""
-        first = _each(self.first, logits)
-        second = None if self.name in SINGLE else _each(self.second, logits)
+        (batch, count), found = logits.shape, []
+        for classes in (self.first,) if self.name in SINGLE else (self.first, self.second):
+            each = (classes,) * batch if isinstance(classes, int) else classes
+            each = tuple(logits.argmax(dim=1).tolist()) if each is None else each
+            if len(each) != batch:
+                raise TargetError(
+                    f"{len(each)} targets were given for a batch of {batch}. Give one int, or one for each."
+                )
+            if wrong := [c for c in each if not -count <= c < count]:
+                raise TargetError(
+                    f"target {wrong[0]} is out of range: the model has {count} classes, 0 to {count - 1}."
+                )
+            found.append(tuple(c % count for c in each))
+        first, second = (*found, None)[:2]
         if second is not None:
             _check_apart(self.name, first, second)
         return replace(self, first=first, second=second)
@@ -101,7 +113,7 @@ class Target:
     def __str__(self) -> str:
         """For example `logit of 243`, `difference of 3 and 5`, or `log-probability of tokens 5 to 8`."""
         if self.name == "continuation":
-            return f"{self.scalar.replace('_', '-')} of tokens {_show(self.start)} to {_show_last(self.stop)}"
+            return f"{self.scalar.replace('_', '-')} of tokens {_show(self.start)} to {_show(self.stop, before=1)}"
         classes = " and ".join(_show(c) for c in (self.first, self.second) if c is not None)
         where = "" if self.position is None else f" at position {self.position}"
         return f"{self.name.replace('_', ' ')}{f' of {classes}' if classes else ''}{where}"
@@ -240,17 +252,11 @@ def continuation(start: Any, stop: Any = None, *, scalar: str = "log_probability
     """
     if scalar not in SPAN_SCALARS:
         raise TargetError(f"scalar={scalar!r} is not a choice. {suggest(scalar, SPAN_SCALARS)}")
-    return Target("continuation", start=_columns("start", start), stop=_columns("stop", stop), scalar=scalar)
-
-
-def _columns(name: str, given: Any) -> Classes:  # noqa: ANN401
-    """One column for all samples, or one for each."""
-    if given is None and name == "start":
+    if start is None:
         raise TargetError("a continuation needs a start: the column of its first token.")
-    try:
-        return _classes(given)
-    except TargetError as error:
-        raise TargetError(f"{name} is a whole number or one for each sample, but {given!r} was given.") from error
+    kind = "is a whole number or one for each sample, but"
+    first = _classes(start, f"start {kind} {start!r} was given.")
+    return Target("continuation", start=first, stop=_classes(stop, f"stop {kind} {stop!r} was given."), scalar=scalar)
 
 
 def only(classes: Classes) -> int:
@@ -260,15 +266,21 @@ def only(classes: Classes) -> int:
     return index
 
 
-def _classes(c: Any) -> Classes:  # noqa: ANN401
-    if c is None or type(c) is int:
-        return c
+def _classes(c: Any, wrong: str | None = None) -> Classes:  # noqa: ANN401
+    """Whole numbers in one form.
+
+    Args:
+        wrong: what to say where they are none.
+    """
+    if c is None:
+        return None
     given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy
     try:
         return tuple(_whole(x) for x in given) if isinstance(given, Sequence) else _whole(given)
     except TypeError as error:
         raise TargetError(
-            f"a class index is a whole number, or one for each sample, but {c!r} was given. Class names are "
+            wrong
+            or f"a class index is a whole number, or one for each sample, but {c!r} was given. Class names are "
             "known to the command line only."
         ) from error
 
@@ -289,30 +301,12 @@ def _place(position: Any) -> int | None:  # noqa: ANN401
         raise TargetError(f"position is the whole number of a token, but {position!r} was given.") from error
 
 
-def _each(classes: Classes, logits: Tensor) -> tuple[int, ...]:
-    batch, count = logits.shape
+def _show(classes: Classes, *, before: int = 0) -> str:
+    """The classes, or the columns so many before; one where they are the same for all samples."""
     if classes is None:
-        return tuple(logits.argmax(dim=1).tolist())
-    each = (classes,) * batch if isinstance(classes, int) else classes
-    if len(each) != batch:
-        raise TargetError(f"{len(each)} targets were given for a batch of {batch}. Give one int, or one for each.")
-    wrong = [c for c in each if not -count <= c < count]
-    if wrong:
-        raise TargetError(f"target {wrong[0]} is out of range: the model has {count} classes, 0 to {count - 1}.")
-    return tuple(c % count for c in each)
-
-
-def _show(classes: Classes) -> str:
-    if isinstance(classes, tuple):
-        return str(classes[0]) if len(set(classes)) == 1 else "/".join(map(str, classes))
-    return str(classes)
-
-
-def _show_last(stop: Classes) -> str:
-    """The last column before `stop`, where that is known."""
-    if stop is None:
         return "the end"
-    return _show(tuple(x - 1 for x in stop) if isinstance(stop, tuple) else stop - 1)
+    each = [str(x - before) for x in (classes if isinstance(classes, tuple) else (classes,))]
+    return each[0] if len(set(each)) == 1 else "/".join(each)
 
 
 AnyTarget = Index | Target | Callable[[Tensor], Tensor] | None
@@ -325,7 +319,7 @@ def as_target(target: object) -> Target | Callable[[Tensor], Tensor]:
         return target
     if callable(target) and not isinstance(target, Tensor):
         return cast(Callable[[Tensor], Tensor], target)
-    return Target("logit", _classes(target))
+    return Target("logit", target if target is None or type(target) is int else _classes(target))
 
 
 def with_scalar(

@@ -18,7 +18,7 @@ from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import hooks
 from vitrail.errors import InputError, TargetError
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import dtype_of
+from vitrail.models.readouts import normalised
 from vitrail.targets import SPAN_SCALARS, AnyTarget, Classes, Target
 
 NO_HEAD = (
@@ -144,13 +144,7 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
             f"the {said}: the model excludes one of its tokens, or its logits are not finite there. Check the weights "
             "and their precision."
         )
-    predicting = columns.roll(-1, dims=1).to(dtype_of(columns))
-    return Scalar(
-        scalar,
-        replace(target, start=first, stop=last),
-        read,
-        rows=predicting / predicting.sum(dim=1, keepdim=True),
-    )
+    return Scalar(scalar, replace(target, start=first, stop=last), read, rows=normalised(columns.roll(-1, dims=1)))
 
 
 def _columns(first: tuple[int, ...], last: tuple[int, ...], like: Tensor) -> Bool[Tensor, "b t"]:

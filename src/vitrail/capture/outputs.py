@@ -12,7 +12,7 @@ from vitrail.capture.shadow import callers_device
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.anatomy import POOLED, from_library
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import last, last_position, mean_all, position
+from vitrail.models.readouts import READOUTS, last_position, position
 from vitrail.targets import NEXT_TOKEN, Similarity, Target, answer_span
 
 
@@ -300,7 +300,9 @@ def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
             "are to be pooled is not known. Explain a model that pools them itself, such as a SentenceTransformer, or "
             "take a method that runs the whole input."
         )
-    weights = {"mean": mean_all, "first": _first_real, "last": last}[pooling](valid, valid).to(encodings)
+    weights = {"mean": READOUTS["mean_all"], "first": _first_real, "last": READOUTS["last"]}[pooling](valid, valid).to(
+        encodings
+    )
     real = encodings.masked_fill(~valid[..., None], 0.0) if pooling == "mean" else encodings
     return torch.einsum("bt,btd->bd", weights, real)
 

@@ -21,7 +21,7 @@ from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, 
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs
-from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contradiction, mean_all, position
+from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contradiction, normalised, position
 from vitrail.targets import AnyTarget, Target, as_target
 
 UNMOVED = (
@@ -409,7 +409,7 @@ class Pass:
         computed = call.query if call.weights is None else call.weights
         dtype = torch.promote_types(torch.float32 if computed is None else computed.dtype, torch.float32)
         # Below a pooling query every token is read.
-        rows = mean_all(self.valid, self.valid) if body.pool is not None and not pooling else read.rows
+        rows = normalised(self.valid) if body.pool is not None and not pooling else read.rows
         if rows.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         moved = {name: x for name, x in gradients.items() if name in asked and name not in AT_ATTENTION}

@@ -8,9 +8,9 @@ where a class token and patches share the answer (DINOv2); how pictures and text
 need no entry: everything is found in a pass, except which tokens are special (`MARKED`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -131,40 +131,29 @@ def find(root: object, path: str | None) -> object | None:
     return None
 
 
-def _module(block: nn.Module, path: str | None) -> nn.Module | None:
-    found = find(block, path)
-    return found if isinstance(found, nn.Module) else None
+Kind = TypeVar("Kind", nn.Module, Tensor)
 
 
-def _tensor(block: nn.Module, path: str | None) -> Tensor | None:
-    found = find(block, path)
-    return found if isinstance(found, Tensor) else None
-
-
-def _biased(block: nn.Module, path: str | None) -> nn.Module | None:
-    """The module that has a bias of this name, whether there is one or not."""
-    parents = (spelling.removesuffix(".bias") for spelling in (path or "").split("|") if spelling.endswith(".bias"))
-    return next((found for parent in parents if (found := _module(block, parent)) is not None), None)
-
-
-def _batch_first(block: nn.Module) -> bool:
-    attention = [m for m in every_module(block) if isinstance(m, nn.MultiheadAttention)]
-    return all(m.batch_first for m in attention)
+def _part(root: nn.Module, path: str | None, kind: type[Kind]) -> Kind | None:
+    """What is found at a path, where it is of this kind."""
+    found = find(root, path)
+    return found if isinstance(found, kind) else None
 
 
 def _block(module: nn.Module, anatomy: Anatomy) -> Block:
+    """The parts of a block. `value` is the module that has a bias of the name given, whether there is one or not."""
+    names = ("output", "attention_norm", "ffn_norm", "ffn_input", "ffn_output")
+    modules: dict[str, Any] = {name: _part(module, getattr(anatomy, name), nn.Module) for name in names}
+    biases = [spelling for spelling in (anatomy.value_bias or "").split("|") if spelling.endswith(".bias")]
+    values = (_part(module, bias.removesuffix(".bias"), nn.Module) for bias in biases)
     return Block(
         module=module,
-        output=_module(module, anatomy.output),
-        value=_biased(module, anatomy.value_bias),
-        value_bias=_tensor(module, anatomy.value_bias),
-        attention_norm=_module(module, anatomy.attention_norm),
-        attention_scale=_tensor(module, anatomy.attention_scale),
-        ffn_norm=_module(module, anatomy.ffn_norm),
-        ffn_input=_module(module, anatomy.ffn_input),
-        ffn_output=_module(module, anatomy.ffn_output),
-        ffn_scale=_tensor(module, anatomy.ffn_scale),
-        batch_first=_batch_first(module),
+        **modules,
+        value=next((value for value in values if value is not None), None),
+        value_bias=_part(module, anatomy.value_bias, Tensor),
+        attention_scale=_part(module, anatomy.attention_scale, Tensor),
+        ffn_scale=_part(module, anatomy.ffn_scale, Tensor),
+        batch_first=all(m.batch_first for m in every_module(module) if isinstance(m, nn.MultiheadAttention)),
         attending=_attending(module, anatomy.output),
     )
 
@@ -197,10 +186,10 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
     return Body(
         anatomy,
         tuple(_block(block, anatomy) for block in blocks),
-        pool=_module(model, anatomy.pool),
+        pool=_part(model, anatomy.pool, nn.Module),
         owner=owner,
-        head=_module(model, anatomy.head),
-        temperature=_tensor(owner, anatomy.temperature),
+        head=_part(model, anatomy.head, nn.Module),
+        temperature=_part(owner, anatomy.temperature, Tensor),
     )
 
 
@@ -211,10 +200,6 @@ def from_library(module: nn.Module, package: str) -> bool:
 
 ZOO = "vitrail.models.zoo"
 """The package of the embedded models, which have the parts of their Hugging Face namesakes."""
-
-
-Finder = Callable[[nn.Module], Anatomy | None]
-"""Looks at a model and gives its anatomy, or None if it is of another family."""
 
 
 _VISION = Anatomy(
@@ -230,12 +215,7 @@ _VISION = Anatomy(
     readout="cls",
 )
 _DINO = replace(
-    _VISION,
-    attention_norm="norm1",
-    ffn_norm="norm2",
-    ffn_input="mlp",
-    ffn_output="mlp",
-    readout="cls_mean",
+    _VISION, attention_norm="norm1", ffn_norm="norm2", ffn_input="mlp", ffn_output="mlp", readout="cls_mean"
 )
 _CLIP = Anatomy(
     blocks="vision_model.encoder.layers",
@@ -267,14 +247,13 @@ FAMILIES: dict[str, Anatomy] = {
 
 MARKED = frozenset({"bert", "roberta", "xlm-roberta", "electra", "mpnet", "distilbert", "modernbert"})
 """Families whose texts begin with a mark and no word, also where a head reads other tokens than the first."""
-OWN_HEADS = ("ForImageClassification",)
-"""Endings of class names whose readout is the family's own."""
-HEADS: dict[str, str] = {
+HEADS: dict[str, str | None] = {
     "ForImageClassificationWithTeacher": "first_two",
     "CLIPModel": "cls",
     "CLIPForImageClassification": "mean",
+    "ForImageClassification": None,
 }
-"""Endings of class names with a readout of theirs."""
+"""Endings of class names with a readout of theirs; None is the family's own."""
 
 
 def huggingface_anatomy(model: nn.Module) -> Anatomy | None:
@@ -319,15 +298,10 @@ def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]
 
 
 def _readout(head: nn.Module, family: Anatomy) -> str | int:
-    name, config = type(head).__name__, head.config
-    for ending, readout in HEADS.items():
-        if name.endswith(ending):
-            return readout
-    if not name.endswith(OWN_HEADS):
-        return "auto"
-    if getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False):
-        return "mean"
-    return family.readout
+    config = head.config
+    pooled = getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False)
+    own = "mean" if pooled else family.readout
+    return next((found or own for end, found in HEADS.items() if type(head).__name__.endswith(end)), "auto")
 
 
 TIMM = Anatomy(
@@ -379,23 +353,19 @@ def timm_anatomy(model: nn.Module) -> Anatomy | None:
         # A norm between the heads and the projection makes the projection no map of single heads.
         plain = all(isinstance(find(block, "attn.norm"), nn.Identity | None) for block in blocks.children())
         pool = str(getattr(module, "global_pool", ""))
+        distilled = type(module).__name__ == "VisionTransformerDistilled"
+        readout = "first_two" if distilled else TIMM_POOLS.get(pool, "auto")
         return replace(
             TIMM,
             root=path,
             output=TIMM.output if plain else None,
             prefix=int(getattr(module, "num_prefix_tokens", 0)),
-            readout=_timm_readout(module, pool),
+            readout=readout if from_library(module, "timm") else "auto",
             head=path,
             pool=".".join(filter(None, [path, "attn_pool"])) if pool == "map" else None,
             name=f"timm {type(module).__name__}",
         )
     return None
-
-
-def _timm_readout(module: nn.Module, pool: str) -> str:
-    if not from_library(module, "timm"):
-        return "auto"
-    return "first_two" if type(module).__name__ == "VisionTransformerDistilled" else TIMM_POOLS.get(pool, "auto")
 
 
 def torchvision_anatomy(model: nn.Module) -> Anatomy | None:
@@ -434,19 +404,8 @@ class TextTower(nn.Module):
         return self.clip(**given, pixel_values=self.pictures).logits_per_text
 
 
-def text_anatomy(model: nn.Module) -> Anatomy | None:
-    """The anatomy of a text tower."""
-    return TEXT if isinstance(model, TextTower) else None
-
-
-FINDERS: tuple[Finder, ...] = (
-    text_anatomy,
-    huggingface_anatomy,
-    timm_anatomy,
-    torchvision_anatomy,
-)
-
-
 def known_anatomy(model: nn.Module) -> Anatomy | None:
     """The anatomy of a model of a known family; None for all others."""
-    return next((found for finder in FINDERS if (found := finder(model)) is not None), None)
+    if isinstance(model, TextTower):
+        return TEXT
+    return huggingface_anatomy(model) or timm_anatomy(model) or torchvision_anatomy(model)

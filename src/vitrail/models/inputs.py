@@ -1,6 +1,6 @@
 """What a model is called with, checked once; and the grid of patches of a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,27 +60,25 @@ class Inputs:
             tokens=None if self.tokens is None else tuple(self.tokens[row] for row in rows.tolist()),
         )
 
-    def cast(self, dtype: torch.dtype) -> "Inputs":
-        """The same call with all real numbers in this precision."""
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same call with every tensor of its arguments changed."""
 
         def own(x: Any) -> Any:  # noqa: ANN401
-            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+            return change(x) if isinstance(x, Tensor) else x
 
         return replace(self, args=tuple(map(own, self.args)), kwargs={n: own(x) for n, x in self.kwargs.items()})
 
+    def cast(self, dtype: torch.dtype) -> "Inputs":
+        """The same call with all real numbers in this precision."""
+        return self._each(lambda x: x.to(dtype) if x.is_floating_point() else x)
+
     def usable(self) -> "Inputs":
         """The same call with tensors autograd may save: those made under `torch.inference_mode` are copied."""
-        given = (*self.args, *self.kwargs.values(), self.attention_mask)
-        if not any(isinstance(x, Tensor) and x.is_inference() for x in given):
+        mask = self.attention_mask
+        if not any(isinstance(x, Tensor) and x.is_inference() for x in (*self.args, *self.kwargs.values(), mask)):
             return self
-
-        def own(x: Any) -> Any:  # noqa: ANN401
-            return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
-
-        kwargs = {name: own(x) for name, x in self.kwargs.items()}
-        return replace(
-            self, args=tuple(own(x) for x in self.args), kwargs=kwargs, attention_mask=own(self.attention_mask)
-        )
+        copied = mask.clone() if mask is not None and mask.is_inference() else mask
+        return replace(self._each(lambda x: x.clone() if x.is_inference() else x), attention_mask=copied)
 
 
 def led_by_text(inputs: Inputs) -> Inputs:
@@ -111,7 +109,7 @@ def read_inputs(inputs: object) -> Inputs:
             f"inputs must be a tensor or a mapping of tensors, not {type(inputs).__name__}. Images: a preprocessed "
             "tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'."
         )
-    kind = _kind("a tensor", inputs)
+    kind, signal = _kind("a tensor", inputs)
     _check_values("inputs", inputs)
     return Inputs(
         args=(inputs,),
@@ -120,28 +118,26 @@ def read_inputs(inputs: object) -> Inputs:
         batch=inputs.shape[0],
         size=(inputs.shape[2], inputs.shape[3]) if kind == "image" else None,
         ids=inputs if inputs.ndim == 2 and not inputs.is_floating_point() else None,
-        signal=kind == "text" and _is_signal("", inputs),
+        signal=signal,
     )
 
 
-def _kind(name: str, x: Tensor) -> str:
-    """Whether a tensor is a batch of images or of texts, by its shape."""
-    if x.is_floating_point() and x.ndim == 4:
-        return "image"
-    embeddings = x.ndim == 3 and x.is_floating_point() and name != "pixel_values"
-    if (x.ndim == 2 and not x.is_floating_point()) or embeddings or _is_signal(name, x):
-        return "text"
+def _kind(name: str, x: Tensor) -> tuple[str, bool]:
+    """Whether a tensor is a batch of images or of texts, by its shape, and whether it is a signal.
+
+    Signals are audio or a table `[b, n]`, a spectrum by its name, and video `[b, frames, 3, h, w]`.
+    """
+    real, picture = x.is_floating_point(), name == "pixel_values"
+    if real and x.ndim == 4:
+        return "image", False
+    signal = real and ((x.ndim == 2 and not picture) or x.ndim == 5 or (x.ndim == 3 and name in SPECTRA))
+    if signal or (real and x.ndim == 3 and not picture) or (x.ndim == 2 and not real):
+        return "text", signal
     raise InputError(
         f"{name} has shape {tuple(x.shape)} and dtype {x.dtype}, but what is explained is a batch of images "
         f"[b, 3, h, w] in real numbers, of token ids [b, t], of embeddings [b, t, d], of audio or tables [b, n], or "
         f"of video [b, frames, 3, h, w]. {_looks_like(name, x)}"
     )
-
-
-def _is_signal(name: str, x: Tensor) -> bool:
-    """Whether a tensor is audio or a table `[b, n]`, a spectrum by its name, or video `[b, frames, 3, h, w]`."""
-    numbers = x.ndim == 2 and name != "pixel_values"
-    return x.is_floating_point() and (numbers or x.ndim == 5 or (x.ndim == 3 and name in SPECTRA))
 
 
 SPECTRA = frozenset({"input_values", "input_features"})
@@ -151,7 +147,9 @@ SPECTRA = frozenset({"input_values", "input_features"})
 def _looks_like(name: str, x: Tensor) -> str:
     """What a tensor that cannot be explained probably is, and what to do with it."""
     if x.is_floating_point():
-        return REAL_SHAPES.get(x.ndim, "") if name != "pixel_values" or x.ndim > 3 else ONE_PICTURE
+        if name == "pixel_values" and x.ndim < 4:
+            return "This looks like one picture: is the batch axis missing? Add it with x[None]."
+        return ONE_SIGNAL if x.ndim == 1 else ""
     return CHOICES if name == "input_ids" and x.ndim == 3 else WHOLE_SHAPES.get(x.ndim, "")
 
 
@@ -159,10 +157,7 @@ CHOICES = (
     "This looks like texts with several choices each, [b, choices, t]. A model of multiple choice scores every choice "
     "by itself: explain one, by a module that takes ids [b, t] and gives model(input_ids=ids[:, None]).logits."
 )
-ONE_PICTURE = "This looks like one picture: is the batch axis missing? Add it with x[None]."
-REAL_SHAPES = {
-    1: "This looks like one example of audio or of a table: is the batch axis missing? Add it with x[None].",
-}
+ONE_SIGNAL = "This looks like one example of audio or of a table: is the batch axis missing? Add it with x[None]."
 WHOLE_SHAPES = {
     1: "This looks like the token ids of one text: is the batch axis missing? Add it with x[None].",
     3: "This looks like one picture in whole numbers: give it a batch axis and the model's own preprocessing.",
@@ -187,7 +182,7 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     if main == "pixel_values" and "input_ids" in tensors and tensors[main].ndim != 4 and not rows:
         main = "input_ids"
     x = tensors[main]
-    kind, signal = "image" if rows and main == "pixel_values" else _kind(main, x), _is_signal(main, x)
+    kind, signal = ("image", False) if rows and main == "pixel_values" else _kind(main, x)
     shared = TEXTS & tensors.keys() if kind == "image" and "input_ids" in tensors else frozenset()
     mask = tensors.get("attention_mask")
     for name, one in tensors.items():
@@ -260,8 +255,11 @@ PLAIN_MASKS = ("attention_mask", "special_tokens_mask", "pixel_mask")
 
 def _check_content(inputs: Mapping[str, Any], mask: Tensor | None) -> None:
     """Refuse a text of which the tokenizer left nothing but its own marks."""
-    special = _special_tokens(inputs)
-    if special is None:
+    special = inputs.get("special_tokens_mask")
+    if not isinstance(special, Tensor):
+        encodings = getattr(inputs, "encodings", None) if getattr(inputs, "is_fast", False) else None
+        special = torch.tensor([one.special_tokens_mask for one in encodings]) if encodings else None
+    if special is None or special.ndim != 2:
         return
     content = special == 0
     if mask is not None and mask.shape == content.shape:
@@ -274,15 +272,6 @@ def _check_content(inputs: Mapping[str, Any], mask: Tensor | None) -> None:
         )
 
 
-def _special_tokens(inputs: Mapping[str, Any]) -> Tensor | None:
-    """Which tokens are the tokenizer's own marks, where it says so."""
-    given = inputs.get("special_tokens_mask")
-    if isinstance(given, Tensor):
-        return given if given.ndim == 2 else None
-    encodings = getattr(inputs, "encodings", None) if getattr(inputs, "is_fast", False) else None
-    return torch.tensor([one.special_tokens_mask for one in encodings]) if encodings else None
-
-
 def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, ...], ...] | None:
     """The tokens as a fast tokenizer wrote them, or the ids as text; None where there are neither."""
     if getattr(inputs, "is_fast", False):
@@ -292,58 +281,49 @@ def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, .
     return tuple(tuple(map(str, row)) for row in ids.tolist())  # one copy from a GPU, not one for each token
 
 
-def _check_pairs(model: nn.Module, inputs: Inputs) -> None:
-    """Refuse pictures without texts, or texts without pictures, where the model compares the two."""
-    if hasattr(model, "logit_scale") and (inputs.kind != "image" or "input_ids" not in inputs.kwargs):
+def check_fits(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse inputs of another kind than the model reads, longer ones than it has positions for, unknown tokens."""
+    config, reads = getattr(model, "config", None), getattr(model, "main_input_name", "")
+    compares = getattr(config, "model_type", "") == "clip" and hasattr(model, "logit_scale")
+    if compares and (inputs.kind != "image" or "input_ids" not in inputs.kwargs):
         raise InputError(
             f"{type(model).__name__} compares pictures with texts, so a class is a text: give it pixel_values, "
             "input_ids and attention_mask by name, as its processor does. To explain the texts: "
             "vitrail.TextTower(model, pixel_values)."
         )
-
-
-def check_fits(model: nn.Module, inputs: Inputs) -> None:
-    """Refuse inputs of another kind than the model reads, longer ones than it has positions for, unknown tokens."""
-    if getattr(getattr(model, "config", None), "model_type", "") == "clip":
-        _check_pairs(model, inputs)
-    reads = getattr(model, "main_input_name", "")
     if inputs.signal and inputs.main is None and inputs.shown.ndim == 2 and reads in ("input_ids", "pixel_values"):
         raise InputError(
             f"{type(model).__name__} reads {reads}, but the input has shape {tuple(inputs.shown.shape)} in real "
             "numbers, as audio and tables have. If it is the embeddings [t, d] of one text or one channel of a "
             "picture: is the batch axis missing? Add it with x[None]."
         )
-    if inputs.shown.ndim == 5:
-        _check_video(model, inputs, reads)
-    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.ndim in (2, 3)]
-    if inputs.kind != "text" or inputs.signal or not tensors:
-        return
-    _check_vocabulary(model, inputs.ids)
-    length, limit = tensors[0].shape[1], position_limit(model)
-    if limit is not None and length > limit:
-        raise InputError(
-            f"the text has {length} tokens, but {type(model).__name__} has {limit} positions. "
-            "Shorten it, or tokenize with truncation=True if cutting the end is acceptable."
-        )
-
-
-def _check_video(model: nn.Module, inputs: Inputs, reads: str) -> None:
-    """Raise for video where the model's configuration names a picture size and no frames."""
-    config = getattr(model, "config", None)
+    # The configuration of a model of pictures names their size, and no frames.
     pictures = reads == "pixel_values" and hasattr(config, "image_size") and not hasattr(config, "num_frames")
-    if pictures and inputs.main is None:
+    if inputs.main is None and inputs.shown.ndim == 5 and pictures:
         raise InputError(
             f"{type(model).__name__} reads pictures [b, 3, h, w], but the input has shape {tuple(inputs.shown.shape)}, "
             "as video has. Is there one axis too many? Take it away with x[0], or explain the frames as a batch."
         )
+    if inputs.kind == "text" and not inputs.signal:
+        _check_text(model, inputs, getattr(config, "vocab_size", None))
 
 
-def _check_vocabulary(model: nn.Module, ids: Tensor | None) -> None:
-    known = getattr(getattr(model, "config", None), "vocab_size", None)
+def _check_text(model: nn.Module, inputs: Inputs, known: object) -> None:
+    """Refuse tokens that the model does not know, and more of them than it has positions for."""
+    ids, given = inputs.ids, (*inputs.args, *inputs.kwargs.values())
+    lengths = [x.shape[1] for x in given if isinstance(x, Tensor) and x.ndim in (2, 3)]
+    if not lengths:
+        return
     unknown = (ids < 0) | (ids >= known) if ids is not None and isinstance(known, int) else None
     if ids is not None and unknown is not None and bool(unknown.any()):  # one question, and the same for all texts
         raise InputError(
             f"token {int(ids[unknown].max())} is not among the {known} the model knows. Is this its own tokenizer?"
+        )
+    limit = position_limit(model)
+    if limit is not None and lengths[0] > limit:
+        raise InputError(
+            f"the text has {lengths[0]} tokens, but {type(model).__name__} has {limit} positions. "
+            "Shorten it, or tokenize with truncation=True if cutting the end is acceptable."
         )
 
 

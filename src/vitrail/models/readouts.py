@@ -12,33 +12,23 @@ Valid = Bool[Tensor, "b t"]
 Weights = Float[Tensor, "b t"]
 
 
-def dtype_of(valid: Valid) -> torch.dtype:
-    """The dtype of weights: float64 where the device has it."""
-    return torch.float32 if valid.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-
-
-def _normalised(chosen: Valid) -> Weights:
-    weights = chosen.to(dtype_of(chosen))
+def normalised(chosen: Valid) -> Weights:
+    """Equal weights for the chosen tokens, in float64 where the device has it."""
+    weights = chosen.to(torch.float32 if chosen.device.type == "mps" else torch.float64)  # Apple's GPUs have no float64
     return weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def position(valid: Valid, index: Tensor | int) -> Weights:
     """All weight on one position, the same for all samples or one for each."""
     rows = torch.as_tensor(index, device=valid.device).expand(valid.shape[0])
-    weights = torch.zeros(valid.shape, dtype=dtype_of(valid), device=valid.device)
-    return weights.scatter_(1, rows[:, None] % valid.shape[1], 1.0)
+    return normalised(torch.zeros_like(valid).scatter_(1, rows[:, None] % valid.shape[1], value=True))
 
 
-def cls(valid: Valid, content: Valid) -> Weights:
-    """The first token, which is where models read it, padding or not."""
-    weights = torch.zeros(valid.shape, dtype=dtype_of(valid), device=valid.device)
-    weights[:, 0] = 1.0
-    return weights
-
-
-def last(valid: Valid, content: Valid) -> Weights:
-    """The last real token, whichever side the padding is on."""
-    return position(valid, last_position(valid))
+def first(valid: Valid, count: int) -> Weights:
+    """The first tokens, which is where models read them, padding or not."""
+    chosen = torch.zeros_like(valid)
+    chosen[:, :count] = True
+    return normalised(chosen)
 
 
 def last_position(valid: Valid) -> Tensor:
@@ -46,36 +36,15 @@ def last_position(valid: Valid) -> Tensor:
     return valid.shape[1] - 1 - valid.to(torch.int64).flip(1).argmax(dim=1)
 
 
-def mean(valid: Valid, content: Valid) -> Weights:
-    """The mean of all real patches or words, without prefix tokens."""
-    return _normalised(valid & content)
-
-
-def mean_all(valid: Valid, content: Valid) -> Weights:
-    """The mean of all real tokens."""
-    return _normalised(valid)
-
-
-def cls_mean(valid: Valid, content: Valid) -> Weights:
-    """The class token beside the mean of the patches, as in DINOv2's classifier."""
-    return (cls(valid, content) + mean(valid, content)) / 2
-
-
-def first_two(valid: Valid, content: Valid) -> Weights:
-    """Equal weights for the class token and the distillation token, as in a distilled DeiT."""
-    chosen = torch.zeros_like(valid)
-    chosen[:, :2] = True
-    return _normalised(chosen)
-
-
 READOUTS: dict[str, Callable[[Valid, Valid], Weights]] = {
-    "cls": cls,
-    "last": last,
-    "mean": mean,
-    "mean_all": mean_all,
-    "cls_mean": cls_mean,
-    "first_two": first_two,
+    "cls": lambda valid, content: first(valid, 1),
+    "last": lambda valid, content: position(valid, last_position(valid)),  # whichever side the padding is on
+    "mean": lambda valid, content: normalised(valid & content),
+    "mean_all": lambda valid, content: normalised(valid),
+    "cls_mean": lambda valid, content: (first(valid, 1) + normalised(valid & content)) / 2,  # as in DINOv2's classifier
+    "first_two": lambda valid, content: first(valid, 2),  # class and distillation token, as in a distilled DeiT
 }
+"""From which tokens are real, and which are patches or words, to weights."""
 
 MEASURED = ("pool", "position", "auto")
 """Readouts that only the run itself can tell: a pooling query, a position named by the target, a gradient."""
@@ -83,11 +52,9 @@ MEASURED = ("pool", "position", "auto")
 
 def by_gradient(gradient: Float[Tensor, "b t d"], valid: Valid) -> tuple[Weights, Weights]:
     """The real tokens whose gradient is not zero, with equal weights and weighted by its norm."""
-    dtype = dtype_of(valid)
-    norms = gradient.to(dtype).norm(dim=2) * valid
-    alike = (valid & (gradient != 0).any(dim=2)).to(dtype)
-    tiny = torch.finfo(dtype).tiny
-    return alike / alike.sum(dim=1, keepdim=True).clamp(min=1), norms / norms.sum(dim=1, keepdim=True).clamp(min=tiny)
+    alike = normalised(valid & (gradient != 0).any(dim=2))
+    norms = gradient.to(alike.dtype).norm(dim=2) * valid
+    return alike, norms / norms.sum(dim=1, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
 
 
 def contradicted(claimed: Weights, measured: Weights, *, coarse: bool) -> Bool[Tensor, " b"]:

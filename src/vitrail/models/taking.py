@@ -68,41 +68,39 @@ def prepared(model: object, inputs: object) -> Prepared:
     names = next((found for found in named if isinstance(found, (tuple, Mapping))), None)
     multi = getattr(config, "problem_type", "") == "multi_label_classification"
     if isinstance(inputs, (Tensor, Mapping)):
-        if isinstance(inputs, Tensor) and inputs.ndim == 3:
-            _check_batch_axis(holder, inputs)
+        module = holder if isinstance(holder, nn.Module) else getattr(holder, "model", holder)
+        pictures = getattr(module, "main_input_name", "") == "pixel_values" or hasattr(module, "patch_embed")
+        if pictures and isinstance(inputs, Tensor) and inputs.ndim == 3:  # elsewhere three axes are embeddings
+            raise InputError(
+                f"this model takes pictures [b, 3, h, w], but the tensor has shape {tuple(inputs.shape)}: is the batch "
+                "axis missing? Add it with x[None]."
+            )
         return Prepared(inputs, class_names=names, multi_label=multi)
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     if not several:
         raise InputError("the list of inputs is empty: there is nothing to explain.")
     show = next((show for holds, show in HOLDERS.items() if holds(holder)), None)
     if show is None:
-        raise InputError(f"{_what_input(inputs)} {PREPARE}")
+        kind, short = type(inputs).__name__, isinstance(inputs, (str, Path)) and len(str(inputs)) < 60
+        raise InputError(
+            f"inputs must be a tensor or a mapping of tensors, not {kind} ({repr(inputs) if short else f'a {kind}'}). "
+            "Images: a preprocessed tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'. Or "
+            "load the model with its preprocessing, vitrail.models.loading.load(name), and pass the path, picture or "
+            "text itself."
+        )
     made, pictures = show(holder, several)
     return Prepared(made, tuple(pictures) if pictures else None, names, multi)
-
-
-def _check_batch_axis(holder: object, inputs: Tensor) -> None:
-    """Refuse one picture [3, h, w] for a model of pictures; elsewhere three axes are embeddings of a text."""
-    module = getattr(holder, "model", holder) if not isinstance(holder, nn.Module) else holder
-    pictures = getattr(module, "main_input_name", "") == "pixel_values" or hasattr(module, "patch_embed")
-    if pictures:
-        raise InputError(
-            f"this model takes pictures [b, 3, h, w], but the tensor has shape {tuple(inputs.shape)}: is the batch "
-            "axis missing? Add it with x[None]."
-        )
 
 
 def _show_loaded(loaded: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401
     """A batch as an object of `vitrail.models.loading` takes it."""
     if loaded.kind == "text":
-        texts = [check_text(text) for text in several]
-        return loaded.texts(texts), []
+        return loaded.texts([check_text(text) for text in several]), []
     samples = [loaded.image(as_image(one)) for one in several]
-    first = samples[0].inputs
-    if isinstance(first, Tensor):
-        return torch.cat([sample.inputs for sample in samples]), [sample.picture for sample in samples]
-    merged = {name: torch.cat([sample.inputs[name] for sample in samples]) for name in first}
-    return merged, [sample.picture for sample in samples]
+    made, pictures = [sample.inputs for sample in samples], [sample.picture for sample in samples]
+    if isinstance(made[0], Tensor):
+        return torch.cat(made), pictures
+    return {name: torch.cat([one[name] for one in made]) for name in made[0]}, pictures
 
 
 def _show_embedded(found: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401
@@ -122,15 +120,13 @@ def _show_pipeline(pipeline: Any, several: Sequence[object]) -> tuple[Any, list[
         pictures = [as_image(one) for one in several]
         return dict(pipeline.image_processor(images=pictures, return_tensors="pt").to(device)), []
     texts = [check_text(text) for text in several]
-    padding = len(texts) > 1
-    return pipeline.tokenizer(texts, return_tensors="pt", padding=padding, return_special_tokens_mask=True).to(
-        device
-    ), []
+    options = {"return_tensors": "pt", "padding": len(texts) > 1, "return_special_tokens_mask": True}
+    return pipeline.tokenizer(texts, **options).to(device), []
 
 
 HOLDERS: dict[Callable[[object], bool], Callable[[Any, Sequence[object]], tuple[Any, list[Any]]]] = {
-    lambda x: type(x).__name__ == "Loaded" and _from(x, "vitrail"): _show_loaded,
-    lambda x: type(x).__name__ == "Embedded" and _from(x, "vitrail"): _show_embedded,
+    lambda x: _is_own(x, "Loaded"): _show_loaded,
+    lambda x: _is_own(x, "Embedded"): _show_embedded,
     lambda x: "Pipeline" in _bases(x) and getattr(x, "image_processor", x) is not x: _show_pipeline,
 }
 """Objects that bring their preprocessing, and how each is shown a batch."""
@@ -171,19 +167,6 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
     )
 
 
-def _what_input(inputs: object) -> str:
-    """What was given as inputs, in words."""
-    said = f"{inputs!r}" if isinstance(inputs, (str, Path)) and len(str(inputs)) < 60 else f"a {type(inputs).__name__}"
-    return f"inputs must be a tensor or a mapping of tensors, not {type(inputs).__name__} ({said})."
-
-
-PREPARE = (
-    "Images: a preprocessed tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'. Or load "
-    "the model with its preprocessing, vitrail.models.loading.load(name), and pass the path, picture or text itself."
-)
-"""What to do where a module alone does not know its preprocessing."""
-
-
 @cache
 def _embedded(name: str) -> Any:  # noqa: ANN401
     from vitrail.models import zoo
@@ -198,12 +181,11 @@ def taken(model: object) -> nn.Module:
     """The module to explain, or an error that says what was given and what to give instead."""
     if isinstance(model, str) and model in EMBEDDED:
         return _embedded(model).model
-    if type(model).__name__ in ("Embedded", "Loaded") and _from(model, "vitrail"):
-        return taken(getattr(model, "model", None))
     if isinstance(model, nn.Module):
         sentences = any(base.__module__.startswith("sentence_transformers") for base in type(model).__mro__)
         return FromFeatures(model) if sentences and "BaseModel" in _bases(model) else model
-    if "Pipeline" in _bases(model) and isinstance(inner := getattr(model, "model", None), nn.Module):
+    inner = getattr(model, "model", None)
+    if _is_own(model, "Embedded", "Loaded") or ("Pipeline" in _bases(model) and isinstance(inner, nn.Module)):
         return taken(inner)
     raise InputError(f"a model is a torch.nn.Module, but this is {_what(model)}")
 
@@ -223,8 +205,9 @@ def _bases(x: object) -> set[str]:
     return {base.__name__ for base in type(x).__mro__}
 
 
-def _from(x: object, package: str) -> bool:
-    return any(base.__module__.split(".")[0] == package for base in type(x).__mro__)
+def _is_own(x: object, *names: str) -> bool:
+    """Whether an object is of a class of ours that has one of these names, without importing the class."""
+    return type(x).__name__ in names and any(base.__module__.split(".")[0] == "vitrail" for base in type(x).__mro__)
 
 
 def _what(model: object) -> str:
