@@ -11,29 +11,18 @@ NOISY = ("transformers", "huggingface_hub", "timm", "httpx", "torch.utils._pytre
 @contextmanager
 def silent() -> Iterator[None]:
     """Keep the libraries' own log lines and progress bars off the screen; transformers must be imported by then."""
-    with _no_progress_bars():  # first, since importing transformers sets its logger's level
-        loggers = [logging.getLogger(name) for name in NOISY]
-        levels = [logger.level for logger in loggers]
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.CRITICAL)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Without transformers' bar over the weights; nothing to do where it is not imported."""
-    bars = sys.modules.get("transformers.utils.logging")
-    if bars is None:
-        yield
-        return
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
+    bars = sys.modules.get("transformers.utils.logging")  # of the weights; where it is not imported there are none
+    hidden = bars if bars is not None and bars.is_progress_bar_enabled() else None
+    loggers = [logging.getLogger(name) for name in NOISY]
+    levels = [logger.level for logger in loggers]
     try:
+        if hidden is not None:
+            hidden.disable_progress_bar()
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         yield
     finally:
-        if shown:
-            bars.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if hidden is not None:
+            hidden.enable_progress_bar()

@@ -1,5 +1,6 @@
 """Models by name: weights, preprocessing, tokenizer and class names from one call."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ from vitrail.errors import ModelError, suggest
 from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import is_cached, load_huggingface
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
-from vitrail.models.loading.vision import close_to, is_timm_name, load_timm, load_weights, timm_names
+from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights, timm_names
 from vitrail.models.zoo import NAMES as EMBEDDED
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def load(name: str | Path, *, arch: str | None = None, pickles: bool = False) ->
         return load_embedded(name)
     if not path.exists() and is_timm_name(name):
         return load_timm(name)
-    if not path.exists() and not is_cached(name) and (near := close_to(name.lower(), [*EMBEDDED, *timm_names(name)])):
+    known = [] if path.exists() or is_cached(name) else [*EMBEDDED, *timm_names(name)]
+    for near in get_close_matches(name.lower(), known, n=1, cutoff=0.75):
         raise ModelError(f"there is no model {name!r}. Did you mean {near}? A Hugging Face id is owner/name.")
     return load_huggingface(name, pickles=pickles)
 
@@ -89,13 +91,4 @@ def _photo(image: "Image", *, squash: bool = False) -> Sample:
     return Sample(to_input(shown), shown)
 
 
-__all__ = [
-    "EMBEDDED",
-    "Loaded",
-    "Sample",
-    "find_class",
-    "find_device",
-    "find_token",
-    "load",
-    "silent",
-]
+__all__ = ["EMBEDDED", "Loaded", "Sample", "find_class", "find_device", "find_token", "load", "silent"]

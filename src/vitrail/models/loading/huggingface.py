@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, MissingExtraError, ModelError
+from vitrail.errors import InputError, MissingExtraError, ModelError, one_line
 from vitrail.models import silent
 from vitrail.models.loading.loaded import Loaded, Sample, Sound
 from vitrail.models.texts import Span, check_text, pieces_of, words
@@ -36,55 +36,12 @@ TASKS: dict[str, tuple[str, str]] = {
 }
 """Endings of class names in `config.architectures` -> the auto class that loads them, and what they do.
 
-What loads a model that writes text depends on what it is given (`writing.AUTO`).
+What loads a model that writes text depends on what it is given (`AUTO`).
 """
 
 
 def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
     """A model for images, sequences, questions, next tokens or whole texts, with its processor or tokenizer."""
-    transformers = _transformers(name)
-    with silent():
-        return _load(name, transformers, pickles=pickles)
-
-
-def _load(name: str, transformers: Any, *, pickles: bool) -> Loaded:  # noqa: ANN401
-    config = _fetch(name, lambda: transformers.AutoConfig.from_pretrained(name, trust_remote_code=False))
-    _check_depth(name, config)
-    auto, task = _task(name, config)
-    _check_shards(Path(name))
-    source = reads(config) if task == "writing" else None
-    model = _model(name, getattr(transformers, AUTO[source] if source else auto), pickles=pickles)
-    if task == "image":
-        return _image_model(name, model, transformers)
-    if task == "boxes":
-        return _detector(name, model, transformers)
-    if source is not None:
-        return writer(name, model, source, lambda kind: _part(name, transformers, kind))
-    tokenizer = _fetch(name, lambda: transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
-    classes = model.get_output_embeddings().weight.shape[0] if task == "causal" else int(config.num_labels)  # pyright: ignore
-    names = _label_names(config) if task == "sequence" else None
-    return Loaded(model, name, "text", task, classes, names, tokenizer=tokenizer)
-
-
-def _detector(name: str, model: nn.Module, transformers: Any) -> Loaded:  # noqa: ANN401
-    """A model that finds objects in images of any size."""
-    from vitrail.models.loading.images import picture_of
-
-    processor, names = _part(name, transformers, "AutoImageProcessor"), _label_names(model.config)
-
-    def preprocess(image: Any, *, squash: bool = False) -> Sample:  # noqa: ANN401
-        pixels = processor(images=image, return_tensors="pt")["pixel_values"]
-        return Sample({"pixel_values": pixels}, picture_of(pixels, processor))
-
-    return Loaded(model, name, "image", "boxes", len(names), names, preprocess=preprocess, processor=processor)
-
-
-def _part(name: str, transformers: Any, kind: str) -> Any:  # noqa: ANN401
-    """A part that comes with a model: its tokenizer, or what prepares pictures or sounds."""
-    return _fetch(name, lambda: getattr(transformers, kind).from_pretrained(name, trust_remote_code=False))
-
-
-def _transformers(name: str) -> Any:  # noqa: ANN401
     if (name.startswith((".", os.sep)) or name.endswith(os.sep)) and not Path(name).is_dir():
         raise ModelError(f"there is no model at {name}.")
     try:
@@ -94,7 +51,55 @@ def _transformers(name: str) -> Any:  # noqa: ANN401
             f"{name!r} is no timm name, and Hugging Face models need the package transformers: "
             "pip install 'vitrail[huggingface]'"
         ) from error
-    return transformers
+
+    def part(kind: str, **options: Any) -> Any:  # noqa: ANN401
+        return _fetch(
+            name, lambda: getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
+        )
+
+    with silent():
+        return _load(name, part, pickles=pickles)
+
+
+Part = Callable[..., Any]
+"""Fetches what comes with a model by the name of its class in transformers, with options of `from_pretrained`."""
+
+
+def _load(name: str, part: Part, *, pickles: bool) -> Loaded:
+    config = part("AutoConfig")
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ModelError(f"the config of {name!r} asks for {layers:,} layers; at most {MOST_LAYERS:,} are loaded.")
+    auto, task = _task(name, config)
+    _check_shards(Path(name))
+    source = reads(config) if task == "writing" else None
+    model = _model(name, part, AUTO[source] if source else auto, pickles=pickles)
+    if task == "image":
+        return _image_model(name, model, part)
+    if task == "boxes":
+        return _detector(name, model, part)
+    if source is not None:
+        return writer(name, model, source, part)
+    classes = model.get_output_embeddings().weight.shape[0] if task == "causal" else int(config.num_labels)  # pyright: ignore
+    names = _label_names(config) if task == "sequence" else None
+    return Loaded(model, name, "text", task, classes, names, tokenizer=part("AutoTokenizer"))
+
+
+MOST_LAYERS = 2_000
+"""More would take hours to build."""
+
+
+def _detector(name: str, model: nn.Module, part: Part) -> Loaded:
+    """A model that finds objects in images of any size."""
+    from vitrail.models.loading.images import picture_of
+
+    processor, names = part("AutoImageProcessor"), _label_names(model.config)
+
+    def preprocess(image: Any, *, squash: bool = False) -> Sample:  # noqa: ANN401
+        pixels = processor(images=image, return_tensors="pt")["pixel_values"]
+        return Sample({"pixel_values": pixels}, picture_of(pixels, processor))
+
+    return Loaded(model, name, "image", "boxes", len(names), names, preprocess=preprocess, processor=processor)
 
 
 def is_cached(name: str) -> bool:
@@ -112,19 +117,8 @@ def _fetch(name: str, get: Callable[[], T]) -> T:
     try:
         return get()
     except Exception as error:  # the hub's errors have no common root
-        reason = " ".join(str(error).split()) or type(error).__name__
         where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
-        raise ModelError(f"{name!r} could not be loaded from {where}: {reason}") from error
-
-
-def _check_depth(name: str, config: Any) -> None:  # noqa: ANN401
-    """Refuse a config whose model would take hours to build, before anything is built."""
-    layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise ModelError(f"the config of {name!r} asks for {layers:,} layers; at most {MOST_LAYERS:,} are loaded.")
-
-
-MOST_LAYERS = 2_000
+        raise ModelError(f"{name!r} could not be loaded from {where}: {one_line(error)}") from error
 
 
 def _check_shards(folder: Path) -> None:
@@ -152,18 +146,13 @@ def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401
     )
 
 
-def _model(name: str, auto: Any, *, pickles: bool) -> nn.Module:  # noqa: ANN401
-    safe = None if pickles else True
-    model, info = _fetch(
-        name,
-        lambda: auto.from_pretrained(
-            name,
-            trust_remote_code=False,
-            use_safetensors=safe,
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told below; transformers only says that there are some
-        ),
+def _model(name: str, part: Part, auto: str, *, pickles: bool) -> nn.Module:
+    model, info = part(
+        auto,
+        use_safetensors=None if pickles else True,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # told below; transformers only says that there are some
     )
     for tensor, held, needed in sorted(info["mismatched_keys"]):
         raise ModelError(
@@ -180,12 +169,11 @@ def _label_names(config: Any) -> tuple[str, ...]:  # noqa: ANN401
     return tuple(str(config.id2label.get(i, f"LABEL_{i}")) for i in range(int(config.num_labels)))
 
 
-def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # noqa: ANN401
+def _image_model(name: str, model: nn.Module, part: Part) -> Loaded:
     from vitrail.models.loading.images import picture_of, within_ratio
 
-    processor = _fetch(name, lambda: transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False))
-    config: Any = model.config
-    size = _size(name, config, processor)
+    processor, names = part("AutoImageProcessor"), _label_names(model.config)
+    size = _size(name, model.config, processor)
     _check_result(name, processor)
 
     def preprocess(image: Any, *, squash: bool = False) -> Sample:  # noqa: ANN401
@@ -195,7 +183,6 @@ def _image_model(name: str, model: nn.Module, transformers: Any) -> Loaded:  # n
         pixels = _processed(name, processor, within_ratio(image), given)
         return Sample({"pixel_values": pixels}, picture_of(pixels, processor))
 
-    names = _label_names(config)
     return Loaded(
         model, name, "image", "image", len(names), names, preprocess=preprocess, image_size=size, processor=processor
     )
@@ -237,8 +224,9 @@ def _processed(name: str, processor: Any, image: Any, given: dict[str, Any]) -> 
     try:
         pixels = processor(images=image, return_tensors="pt", **given)["pixel_values"]
     except Exception as error:  # processors check little, and fail in many ways
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"the image processor of {name!r} failed: {type(error).__name__}: {reason}") from error
+        raise ModelError(
+            f"the image processor of {name!r} failed: {type(error).__name__}: {one_line(error)}"
+        ) from error
     if not isinstance(pixels, torch.Tensor) or pixels.ndim != 4:
         shape = list(getattr(pixels, "shape", ()))
         raise ModelError(f"the image processor of {name!r} gives pixels of shape {shape}, not [b, channels, h, w].")
@@ -296,15 +284,10 @@ AUTO = {
 """The class of transformers that loads a model, by what it is given."""
 
 
-def writer(name: str, model: nn.Module, source: str, parts: Callable[[str], Any]) -> Loaded:
-    """A model that writes, ready to be given its source.
-
-    Args:
-        source: what it is given (`reads`).
-        parts: fetches a part that comes with the model by the name of its class in transformers.
-    """
-    tokenizer = parts("AutoTokenizer")
-    write = WRITERS[source](model, tokenizer, parts)
+def writer(name: str, model: nn.Module, source: str, part: Part) -> Loaded:
+    """A model that writes, ready to be given its source (`reads`)."""
+    tokenizer = part("AutoTokenizer")
+    write = WRITERS[source](model, tokenizer, part)
     count = int(getattr(model.get_output_embeddings(), "weight", torch.zeros(len(tokenizer))).shape[0])  # pyright: ignore
     kind = "image" if source == "picture" else "text"
     return Loaded(model, name, kind, "writing", count, tokenizer=tokenizer, write=write, source=source)
@@ -313,20 +296,19 @@ def writer(name: str, model: nn.Module, source: str, parts: Callable[[str], Any]
 def _decoded(model: Any, inputs: Any) -> Sample:  # noqa: ANN401
     """The inputs of an encoder-decoder model with what it writes for them."""
     with torch.no_grad():
-        written = model.generate(**inputs, **GENERATION)
-    inputs["decoder_input_ids"] = written
+        inputs["decoder_input_ids"] = model.generate(**inputs, **GENERATION)
     return Sample(inputs, start=1)
 
 
-def _translation(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callable[..., Sample]:  # noqa: ANN401
+def _translation(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
     def write(text: str) -> Sample:
         return _decoded(model, tokenizer(check_text(text), return_tensors="pt").to(model.device))
 
     return write
 
 
-def _transcript(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callable[..., Sample]:  # noqa: ANN401
-    extractor = parts("AutoFeatureExtractor")
+def _transcript(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
+    extractor = part("AutoFeatureExtractor")
     rate = int(extractor.sampling_rate)
 
     def write(path: Path) -> Sample:
@@ -341,8 +323,8 @@ def _transcript(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Call
     return write
 
 
-def _caption(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callable[..., Sample]:  # noqa: ANN401
-    processor = parts("AutoImageProcessor")
+def _caption(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
+    processor = part("AutoImageProcessor")
 
     def write(image: Any) -> Sample:  # noqa: ANN401
         pixels = processor(images=image, return_tensors="pt")["pixel_values"].to(model.device, model.dtype)
@@ -351,8 +333,8 @@ def _caption(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callabl
     return write
 
 
-def _answer(model: Any, tokenizer: Any, parts: Callable[[str], Any]) -> Callable[..., Sample]:  # noqa: ANN401
-    processor = parts("AutoProcessor")
+def _answer(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
+    processor = part("AutoProcessor")
 
     def write(image: Any, question: str, *, length: int = LONGEST_ANSWER) -> Sample:  # noqa: ANN401
         found = processor(images=image, text=_prompt(processor, question), return_tensors="pt")
@@ -390,12 +372,7 @@ def _shown(image: Any, pixels: Tensor | None, processor: Any) -> Any:  # noqa: A
     return image if pixels is not None and pixels.ndim == 2 else None
 
 
-WRITERS: dict[str, Callable[..., Callable[..., Sample]]] = {
-    "text": _translation,
-    "sound": _transcript,
-    "picture": _caption,
-    "question": _answer,
-}
+WRITERS = {"text": _translation, "sound": _transcript, "picture": _caption, "question": _answer}
 
 
 def read_wave(path: Path) -> tuple[Tensor, int]:

@@ -20,14 +20,7 @@ from vitrail.models.loading.loaded import Sample
 Size = tuple[int, int]
 BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, MemoryError)
 """What Pillow raises on files that are damaged or are no images."""
-INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-
-
+INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "ICO", "JPEG2000", "TGA", "AVIF")
 """What is opened. Pillow knows more, and runs an outside program for some of them (gs for PostScript)."""
 MOST_PIXELS = 100_000_000
@@ -137,7 +130,7 @@ def cover(image: Image.Image, scale: Size, filter: Image.Resampling) -> Image.Im
     Of a picture that is much longer than high, only the middle is kept before: its ends would be cut off anyway, and
     resizing them takes memory that grows with the ratio of the sides.
     """
-    image = _middle(image, scale)
+    image = within_ratio(image, scale)
     (height, width), (wide, high) = scale, image.size
     if wide * height <= high * width:
         return image.resize((width, max(height, int(width * high / wide))), filter)
@@ -147,12 +140,7 @@ def cover(image: Image.Image, scale: Size, filter: Image.Resampling) -> Image.Im
 LONGEST_RATIO = 16
 
 
-def within_ratio(image: Image.Image) -> Image.Image:
-    """The picture, or its middle where one side is more than `LONGEST_RATIO` times the other."""
-    return _middle(image, (1, 1))
-
-
-def _middle(image: Image.Image, scale: Size) -> Image.Image:
+def within_ratio(image: Image.Image, scale: Size = (1, 1)) -> Image.Image:
     """The middle of a picture whose proportions differ from the size by more than `LONGEST_RATIO`; else the picture."""
     (height, width), (wide, high) = scale, image.size
     most_wide = max(1, high * width * LONGEST_RATIO // height)
@@ -200,22 +188,14 @@ class View:
         if squash:
             seen = stretch(image, self.size, filter)
         else:
-            scale = (math.floor(self.size[0] / self.crop_pct), math.floor(self.size[1] / self.crop_pct))
-            seen = self._centre(CROP_MODES[self.crop_mode](image, scale, filter))
-        return Sample(self._normalise(seen), seen)
-
-    def _centre(self, image: Image.Image) -> Image.Image:
-        """The central part; what lies outside the picture has the mean colour."""
-        (height, width), (wide, high) = self.size, image.size
-        left, top = _margin(wide, width), _margin(high, height)
-        canvas = Image.new("RGB", (width, height), tuple(round(255 * m) for m in self.mean))
-        canvas.paste(image, (-left, -top))
-        return canvas
-
-    def _normalise(self, image: Image.Image) -> Tensor:
-        values = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
+            height, width = (math.floor(side / self.crop_pct) for side in self.size)
+            shown = CROP_MODES[self.crop_mode](image, (height, width), filter)
+            # The central part; what lies outside the picture has the mean colour.
+            seen = Image.new("RGB", (self.size[1], self.size[0]), tuple(round(255 * m) for m in self.mean))
+            seen.paste(shown, (-_margin(shown.width, self.size[1]), -_margin(shown.height, self.size[0])))
+        values = torch.from_numpy(np.array(seen)).permute(2, 0, 1).to(torch.float32) / 255
         mean, std = (torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (self.mean, self.std))
-        return ((values - mean) / std)[None]
+        return Sample(((values - mean) / std)[None], seen)
 
 
 def _margin(whole: int, part: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, OptionError, TargetError, suggest
+from vitrail.errors import InputError, OptionError, TargetError, one_line, suggest
 from vitrail.models.texts import check_text
 from vitrail.targets import Target, only
 
@@ -121,11 +121,9 @@ class Loaded:
         return self._encoded(texts, texts if self.task == "question" else None)
 
     def _encoded(self, text: str | list[str], pair: str | list[str] | None) -> Sample:
-        unequal = isinstance(text, list) and len(text) > 1
-        found = self.tokenizer(
-            text, pair, return_tensors="pt", return_special_tokens_mask=True, padding=unequal, verbose=False
-        )
-        return Sample(self._placed(found))
+        padding = isinstance(text, list) and len(text) > 1
+        options = {"return_tensors": "pt", "return_special_tokens_mask": True, "padding": padding, "verbose": False}
+        return Sample(self._placed(self.tokenizer(text, pair, **options)))
 
     def _placed(self, inputs: Any) -> Any:  # noqa: ANN401
         """The inputs on the model's device, real numbers in its dtype."""
@@ -214,6 +212,5 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).add(1).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise OptionError(f"the device {name!r} cannot be used: {reason}") from error
+        raise OptionError(f"the device {name!r} cannot be used: {one_line(error)[:200]}") from error
     return device

@@ -1,6 +1,5 @@
 """timm models: by name with published weights, or an architecture with weights from a file."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +41,6 @@ def timm_names(name: str) -> list[str]:
         return []
 
 
-def close_to(name: str, known: list[str]) -> str | None:
-    """The known name that this one probably is a misspelling of; None where it is like none."""
-    return next(iter(get_close_matches(name, known, n=1, cutoff=0.75)), None)
-
-
 def load_timm(name: str) -> Loaded:
     """A timm model with its published weights, from the cache or the hub."""
     timm = _timm()
@@ -63,6 +57,9 @@ def load_timm(name: str) -> Loaded:
 
 def load_weights(path: Path, arch: str | None) -> Loaded:
     """A timm architecture filled from a `.safetensors` file, with as many classes as the file has."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     timm = _timm()
     if not path.is_file():
         raise ModelError(f"there is no model at {path}.")
@@ -74,26 +71,17 @@ def load_weights(path: Path, arch: str | None) -> Loaded:
             f"--arch vit_tiny_patch16_224.{folder}"
         )
     if not timm.is_model(arch):
-        raise ModelError(f"timm has no architecture {arch!r}. {_near(arch, timm.list_models())}")
-    weights = _read(path)
+        known = timm.list_models()
+        near = suggest(arch, known)
+        near = near if near.startswith("Did") else f"It knows {len(known)}: timm.list_models() names them."
+        raise ModelError(f"timm has no architecture {arch!r}. {near}")
+    try:
+        weights = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
     model = timm.create_model(arch, num_classes=_count_classes(path, weights, timm.get_pretrained_cfg(arch)))
     _fill(model, weights, path, arch)
     return _loaded(model, path.stem)
-
-
-def _near(arch: str, known: list[str]) -> str:
-    found = suggest(arch, known)
-    return found if found.startswith("Did") else f"It knows {len(known)}: timm.list_models() names them."
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
 
 
 def _count_classes(path: Path, weights: dict[str, Tensor], config: Any) -> int:  # noqa: ANN401
@@ -141,14 +129,8 @@ def view_of(model: nn.Module) -> "View":
     from vitrail.models.loading.images import View
 
     config = _timm().data.resolve_model_data_config(model)
-    return View(
-        size=(config["input_size"][1], config["input_size"][2]),
-        crop_pct=config["crop_pct"],
-        crop_mode=config["crop_mode"],
-        interpolation=config["interpolation"],
-        mean=config["mean"],
-        std=config["std"],
-    )
+    same = ("crop_pct", "crop_mode", "interpolation", "mean", "std")
+    return View(tuple(config["input_size"][1:]), **{name: config[name] for name in same})
 
 
 def class_names(model: nn.Module) -> tuple[str, ...] | None:

@@ -59,8 +59,13 @@ def example(name: str = "golf_ball") -> Path:
 def load(name: str) -> Embedded:
     """The embedded model of this name as a Hugging Face model, in single precision on the CPU, in evaluation mode."""
     plain = load_plain(name)
+    read = plain.preprocess
     try:
-        return replace(plain, model=_huggingface(plain), preprocess=_with_tokenizer(plain.preprocess))
+        model = _huggingface(plain)
+        if isinstance(read, Tokenise) and isinstance(read.tokenizer, WordPieces):
+            with silent():
+                read = replace(read, tokenizer=read.tokenizer.full)
+        return replace(plain, model=model, preprocess=read)
     except ModuleNotFoundError as error:
         raise _missing(error) from error
 
@@ -102,14 +107,6 @@ def _huggingface(plain: Embedded) -> nn.Module:
         )
     model.config.name_or_path = f"vitrail.models.zoo:{plain.name}"
     return model.eval()
-
-
-def _with_tokenizer(preprocess: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same with a tokenizer of transformers, where it is one for texts."""
-    if isinstance(preprocess, Tokenise) and isinstance(preprocess.tokenizer, WordPieces):
-        with silent():
-            return replace(preprocess, tokenizer=preprocess.tokenizer.full)
-    return preprocess
 
 
 def load_photo() -> Embedded:

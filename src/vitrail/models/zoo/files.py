@@ -23,7 +23,14 @@ REPAIR = "Install vitrail again."
 
 def read_checked(path: str) -> bytes:
     """The content of a shipped file such as `photo/config.json`, if it is the one that was shipped."""
-    content, expected = _read(path), _hashes().get(path)
+    content = _read(path)
+    try:
+        table = json.loads(_read(HASHES))
+    except ValueError as error:
+        raise ModelError(f"{WEIGHTS / HASHES} is corrupt: {error}. {REPAIR}") from error
+    if not isinstance(table, dict):
+        raise ModelError(f"{WEIGHTS / HASHES} is corrupt: it holds no table of hashes. {REPAIR}")
+    expected = table.get(path)
     if expected is None:
         raise ModelError(f"{HASHES} in {WEIGHTS} names no file {path}: it is not the one that was shipped. {REPAIR}")
     found = hashlib.sha256(content).hexdigest()
@@ -38,16 +45,6 @@ def read_checked(path: str) -> bytes:
 def read_json(path: str) -> dict[str, Any]:
     """A shipped JSON file."""
     return json.loads(read_checked(path))
-
-
-def _hashes() -> dict[str, str]:
-    try:
-        table = json.loads(_read(HASHES))
-    except ValueError as error:
-        raise ModelError(f"{WEIGHTS / HASHES} is corrupt: {error}. {REPAIR}") from error
-    if not isinstance(table, dict):
-        raise ModelError(f"{WEIGHTS / HASHES} is corrupt: it holds no table of hashes. {REPAIR}")
-    return table
 
 
 def _read(path: str) -> bytes:

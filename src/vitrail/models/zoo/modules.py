@@ -49,9 +49,8 @@ class Attend(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        width = config.hidden_size
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x: Float[Tensor, "_ t d"], mask: Bool[Tensor, "_ 1 1 t"] | None = None) -> Float[Tensor, "_ t d"]:
         """The heads' outputs side by side."""
