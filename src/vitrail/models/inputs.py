@@ -60,7 +60,7 @@ class Inputs:
             tokens=None if self.tokens is None else tuple(self.tokens[row] for row in rows.tolist()),
         )
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         """The same call with every tensor of its arguments changed."""
 
         def own(x: Any) -> Any:  # noqa: ANN401
@@ -70,7 +70,7 @@ class Inputs:
 
     def cast(self, dtype: torch.dtype) -> "Inputs":
         """The same call with all real numbers in this precision."""
-        return self._each(lambda x: x.to(dtype) if x.is_floating_point() else x)
+        return self.each(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     def usable(self) -> "Inputs":
         """The same call with tensors autograd may save: those made under `torch.inference_mode` are copied."""
@@ -78,7 +78,7 @@ class Inputs:
         if not any(isinstance(x, Tensor) and x.is_inference() for x in (*self.args, *self.kwargs.values(), mask)):
             return self
         copied = mask.clone() if mask is not None and mask.is_inference() else mask
-        return replace(self._each(lambda x: x.clone() if x.is_inference() else x), attention_mask=copied)
+        return replace(self.each(lambda x: x.clone() if x.is_inference() else x), attention_mask=copied)
 
 
 def led_by_text(inputs: Inputs) -> Inputs:

@@ -3,8 +3,9 @@
 `answer` explains columns of `input_ids` that are an answer already; `generations.generate` makes one from a prompt.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import Any, TypeGuard
 
@@ -104,57 +105,49 @@ def answer(  # noqa: PLR0913  (the public signature)
         **options: the method's own options.
     """
     _check_hops(hops, reasoning)
-    own = _own_hops(method, hops, reasoning)
-    how = How(method, preset, scalar, {**options, **(own or {}), "memory": memory})
-    if unit not in UNITS:
-        raise OptionError(f"unit={unit!r} is not a choice. {suggest(unit, UNITS)}")
-    if sink not in SINKS:
-        raise OptionError(f"sink={sink!r} is not a choice. {suggest(sink, SINKS)}")
+    for name, given, choices in (("unit", unit, UNITS), ("sink", sink, SINKS)):
+        if given not in choices:
+            raise OptionError(f"{name}={given!r} is not a choice. {suggest(given, choices)}")
     read = read_inputs(inputs)
     sequences = sequences_of(read)
     _check_decoder(model, sequences, hops)
     first, last = spans(continuation(start, stop), sequences.real)
     pieces = _pieces(read, sequences, tokenizer, unit)
-    said = [_said(pieces[i], sequences.ids[i].tolist(), tokenizer, first[i], last[i]) for i in range(len(first))]
-    units = tuple(_cut(said[sample], first[sample], unit) for sample in range(len(first)))
-    found = _rows(model, inputs, units, how)
-    table, own_part = _stacked([one.scores for one in found], units), _own(found, units)
-    if own is None:
-        added = _hops(model, inputs, table if own_part is None else table - own_part, how, hops or 0, reasoning, first)
-        table = table if added is None else table + added.sum(dim=1)
-    else:
+    said = [row[a:b] for row, a, b in zip(pieces, first, last, strict=True)]
+    if tokenizer is not None:
+        said = [decoded(tokenizer, ids[a:b].tolist()) for ids, a, b in zip(sequences.ids, first, last, strict=True)]
+    units = tuple(tuple((at + a, at + b) for a, b in UNITS[unit](row)) for row, at in zip(said, first, strict=True))
+    hopping = method in METHODS and "hops" in METHODS[method].options  # such a method passes its rows on itself
+    passing = {"hops": hops, "reasoning": reasoning and tuple(reasoning)} if hopping else {}
+    options |= {name: value for name, value in passing.items() if value is not None}
+    explain = partial(explain_each, model, inputs, method or "auto", preset=preset, memory=memory, **options)
+    rows = partial(_rows, explain, scalar)
+    found = rows(units)
+    table, own = _stacked([one.scores for one in found], units), [one.own for one in found if one.own is not None]
+    own = _stacked(own, units) if len(own) == len(found) else None
+    if hopping:
         added = _hops_of_method(found, units)
-    # Of an encoder-decoder model the table is over the source, all of which is context.
-    real = source_mask(read, table) if sequences.decoder else sequences.real
-    ends = [table.shape[2]] * len(table) if sequences.decoder else first
+    else:
+        added = _hops(rows, table if own is None else table - own, hops or 0, reasoning, first)
+        table = table if added is None else table + added.sum(dim=1)
+    real, ends = sequences.real, first
+    if sequences.decoder:  # the table is over the source, all of which is context
+        real, mask = torch.ones_like(table[:, 0]).bool(), read.kwargs.get("attention_mask")
+        real = mask.bool() if isinstance(mask, Tensor) and mask.shape == real.shape else real
+        ends = [table.shape[2]] * len(table)
     table, share = without_sink(table, real, ends, sink)
+    known = tokenizer is not None or found[0].tokens is not None
     return Answer(
         table,
         units,
         share,
         found[0].method,
-        _columns_of(found[0], tokenizer, pieces, decoder=sequences.decoder),
+        found[0].tokens if sequences.decoder else tuple(map(tuple, pieces)) if known else None,
         added,
         {**found[0].options, "unit": unit, "sink": sink, "scalar": scalar} | ({"hops": hops} if hops else {}),
         dict(found[0].provenance),
-        own=None if own_part is None else without_sink(own_part, real, ends, sink)[0],
+        own=None if own is None else without_sink(own, real, ends, sink)[0],
     )
-
-
-@dataclass(frozen=True)
-class How:
-    """How each part of an answer is explained: the arguments of `explain`."""
-
-    method: str | None
-    preset: str
-    scalar: str
-    options: Mapping[str, Any]
-
-
-def _own(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"] | None:
-    """The rows' own part of the table, where the method has one."""
-    rows = [one.own for one in found if one.own is not None]
-    return _stacked(rows, units) if len(rows) == len(found) else None
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -186,14 +179,6 @@ def _check_decoder(model: object, sequences: Sequences, hops: int | None) -> Non
         )
 
 
-def _own_hops(method: str | None, hops: int | None, reasoning: Span | None) -> dict[str, Any] | None:
-    """What of these a method that has hops of its own is given; None for the others, whose rows are passed on here."""
-    if method not in METHODS or "hops" not in METHODS[method].options:
-        return None
-    given = {"hops": hops, "reasoning": None if reasoning is None else tuple(reasoning)}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _hops_of_method(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b h u n"] | None:
     """What each hop of a method of its own added; None without hops."""
     layers = [one.layers[:, 1:] for one in found if one.layers is not None]
@@ -202,31 +187,15 @@ def _hops_of_method(found: Sequence[Attribution], units: Sequence[Sequence[Span]
     return torch.stack([_stacked([one[:, hop] for one in layers], units) for hop in range(layers[0].shape[1])], dim=1)
 
 
-def source_mask(inputs: Inputs, table: Float[Tensor, "b u n"]) -> Tensor:
-    """Which columns of the source are real."""
-    mask = inputs.kwargs.get("attention_mask")
-    fits = isinstance(mask, Tensor) and mask.shape == (table.shape[0], table.shape[2])
-    return mask.bool() if fits and isinstance(mask, Tensor) else torch.ones_like(table[:, 0]).bool()
-
-
-def _columns_of(
-    one: Attribution,
-    tokenizer: Any,  # noqa: ANN401
-    pieces: Sequence[Sequence[str]],
-    *,
-    decoder: bool,
-) -> tuple[tuple[str, ...], ...] | None:
-    """The tokens of the table's columns: those of the text, or of the source of an encoder-decoder model."""
-    if decoder:
-        return one.tokens
-    return None if tokenizer is None and one.tokens is None else tuple(map(tuple, pieces))
-
-
 def _pieces(inputs: Inputs, sequences: Sequences, tokenizer: Any, unit: str) -> list[tuple[str, ...]]:  # noqa: ANN401
     """The tokens as text, by the tokenizer or by what it returned; ids where neither is known and no text is needed."""
     ids = sequences.ids.tolist()
     if tokenizer is not None:
-        check_tokenizer(tokenizer, max(map(max, ids)))
+        largest = max(map(max, ids))
+        if largest >= len(tokenizer):
+            raise InputError(
+                f"token {largest} is not among the {len(tokenizer)} of the tokenizer. Is it the model's own tokenizer?"
+            )
         return [pieces_of(tokenizer.convert_ids_to_tokens(row)) for row in ids]
     known = None if sequences.decoder else inputs.tokens
     numbers = [tuple(map(str, row)) for row in ids]
@@ -235,42 +204,14 @@ def _pieces(inputs: Inputs, sequences: Sequences, tokenizer: Any, unit: str) -> 
     return numbers if known is None else [pieces_of(row) for row in known]
 
 
-def check_tokenizer(tokenizer: Any, largest: int) -> None:  # noqa: ANN401
-    """Raise if a token of the input is not one of the tokenizer's."""
-    if largest >= len(tokenizer):
-        raise InputError(
-            f"token {largest} is not among the {len(tokenizer)} of the tokenizer. Is it the model's own tokenizer?"
-        )
-
-
-def _said(
-    pieces: Sequence[str],
-    ids: Sequence[int],
-    tokenizer: Any,  # noqa: ANN401
-    first: int,
-    last: int,
-) -> Sequence[str]:
-    """The answer as pieces of text."""
-    return pieces[first:last] if tokenizer is None else decoded(tokenizer, ids[first:last])
-
-
-def _cut(pieces: Sequence[str], first: int, unit: str) -> tuple[Span, ...]:
-    """The columns of each part of one answer."""
-    return tuple((first + a, first + b) for a, b in UNITS[unit](pieces))
-
-
 def _rows(
-    model: object,
-    inputs: Tensor | Mapping[str, Any],
-    units: Sequence[Sequence[Span]],
-    how: How,
+    explain: Callable[..., Iterable[Attribution]], scalar: str, units: Sequence[Sequence[Span]]
 ) -> list[Attribution]:
     """One attribution for each part; samples with fewer parts repeat their last one."""
     count = max(map(len, units))
     padded = [[*row, *[row[-1]] * (count - len(row))] for row in units]
     starts, stops = ([[row[index][end] for row in padded] for index in range(count)] for end in (0, 1))
-    targets = [continuation(a, b, scalar=how.scalar) for a, b in zip(starts, stops, strict=True)]
-    return list(explain_each(model, inputs, how.method or "auto", targets, how.preset, **how.options))
+    return list(explain(targets=[continuation(a, b, scalar=scalar) for a, b in zip(starts, stops, strict=True)]))
 
 
 def _stacked(rows: Sequence[Float[Tensor, "b n"]], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"]:
@@ -286,7 +227,7 @@ def without_sink(
     """The table with or without the first real token, and the share of the context's scores which that token holds."""
     places = real.int().argmax(dim=1)
     context = torch.arange(table.shape[2], device=table.device) < torch.tensor(first, device=table.device)[:, None]
-    size = table.abs() * context[:, None] if context.shape[1] == table.shape[2] else table.abs()
+    size = table.abs() * context[:, None]
     rows = torch.arange(len(table), device=table.device)
     share = size[rows, :, places] / size.sum(dim=2).clamp(min=torch.finfo(size.dtype).tiny)
     if sink == "drop":
@@ -296,10 +237,8 @@ def without_sink(
 
 
 def _hops(
-    model: object,
-    inputs: Tensor | Mapping[str, Any],
+    rows: Callable[[Sequence[Sequence[Span]]], list[Attribution]],
     table: Float[Tensor, "b u n"],
-    how: How,
     hops: int,
     reasoning: Span | None,
     first: Sequence[int],
@@ -320,13 +259,11 @@ def _hops(
             f"reasoning={reasoning} is no span of columns before the answer, which begins at {min(first)}."
         )
     tokens = tuple((place, place + 1) for place in range(start, stop))
-    rows = _rows(model, inputs, [tokens] * len(table), how)
+    found = rows([tokens] * len(table))
     # A row's own part says nothing of what it rests on, and would be most of it where the model is sure.
-    parts = [one.scores if one.own is None else one.scores - one.own for one in rows]
-    passing = _stacked(parts, [tokens] * len(table)).clamp(min=0)
-    passing = passing * (
-        torch.arange(table.shape[2], device=table.device) < torch.arange(start, stop, device=table.device)[:, None]
-    )
+    parts = [one.scores if one.own is None else one.scores - one.own for one in found]
+    columns = torch.arange(table.shape[2], device=table.device)
+    passing = torch.stack(parts, dim=1).clamp(min=0) * (columns < columns[start:stop, None])
     passing = passing / passing.sum(dim=2, keepdim=True).clamp(min=torch.finfo(passing.dtype).tiny)
     added, now = [], table
     for _ in range(hops):

@@ -7,6 +7,7 @@ pictures for each class, named like the class. The page escapes every name: a fi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -19,14 +20,16 @@ from torch import Tensor, nn
 from vitrail import targets
 from vitrail.api import explain
 from vitrail.capture.forward import predict
-from vitrail.errors import InputError, OptionError, TargetError, as_path
+from vitrail.errors import InputError, OptionError, TargetError, as_path, one_line
 from vitrail.evaluate.data.files import pictures_in, require_folder
 from vitrail.evaluate.data.labelled import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.loading import find_class
 from vitrail.plots.page import document, render
 from vitrail.plots.pictures import Picture, as_picture, signed_thumbnail, thumbnail
+from vitrail.storage import write_bytes
 from vitrail.tools.guide import DEFAULT_METHOD, RECOGNISED, Preprocess, contrast, find_preprocess
+from vitrail.tools.pixels import labels_of
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,12 @@ class Audit:
 
     def to_html(self, *, most: int = 60) -> str:
         """A page with everything in it, at most so many pictures."""
-        return to_page(self, most=most)
+        shown, doubted = self.findings[: max(most, 0)], sum(found.gap > 0 for found in self.findings)
+        values = {"audit": self, "shown": shown, "doubted": doubted, "pairs": self.pairs[:20], "sure": RECOGNISED}
+        return document("Audit of labels", render("tools/audit.html", **values))
 
     def save(self, path: str | Path, *, most: int = 60) -> Path:
         """Write the page; it needs no other file."""
-        from vitrail.storage import write_bytes
-
         return write_bytes(Path(path), self.to_html(most=most).encode())
 
 
@@ -149,7 +152,9 @@ def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None 
         except TargetError as error:
             left_out[place.name] = str(error)
             continue
-        found += [(path, label) for path in _spread(pictures_in(place), limit)]
+        paths = pictures_in(place)
+        count = len(paths) if limit is None else min(limit, len(paths))
+        found += [(paths[i * len(paths) // count], label) for i in range(count)]
     if not found:
         reason = f" {next(iter(left_out.values()))}" if left_out else ""
         raise InputError(
@@ -159,52 +164,29 @@ def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None 
     return Labelled(tuple(found), left_out)
 
 
-def _spread(paths: list[Path], limit: int | None) -> list[Path]:
-    if limit is None or limit >= len(paths):
-        return paths
-    return [paths[i * len(paths) // limit] for i in range(limit)]
-
-
 def class_of(name: str, names: Sequence[str]) -> int:
-    """The index of the class that a folder is named after."""
-    known = _synsets(names) if SYNSET.fullmatch(name) else {}
+    """The index of the class that a folder is named after; WordNet ids are known of Imagenette and ImageNet."""
+    known: Mapping[str, int] = {}
+    if SYNSET.fullmatch(name) and tuple(names) == IMAGENETTE:
+        known = IMAGENETTE_NUMBERS["imagenette"]
+    elif SYNSET.fullmatch(name) and len(names) == IMAGENET:
+        with suppress(ImportError):
+            from timm.data.imagenet_info import ImageNetInfo
+
+            known = {wnid: index for index, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
     return known[name] if name in known else find_class(name, names, len(names))
-
-
-def _synsets(names: Sequence[str]) -> Mapping[str, int]:
-    """WordNet ids of the classes, where they are those of Imagenette or ImageNet."""
-    if tuple(names) == IMAGENETTE:
-        return IMAGENETTE_NUMBERS["imagenette"]
-    if len(names) != IMAGENET:
-        return {}
-    try:
-        from timm.data.imagenet_info import ImageNetInfo
-    except ImportError:
-        return {}
-    return {wnid: index for index, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
 
 
 def names_of(model: nn.Module) -> tuple[str, ...]:
     """The names of the classes, where the model itself knows them."""
-    config: Any = getattr(model, "config", None)
-    labels = getattr(config, "id2label", None)
-    if labels:
-        return tuple(str(labels[i]) for i in range(len(labels)))
-    if getattr(model, "pretrained_cfg", None):
+    found = labels_of(model)
+    if found is None and getattr(model, "pretrained_cfg", None):
         from vitrail.models.loading.vision import class_names
 
         found = class_names(model)
-        if found is not None:
-            return found
+    if found is not None:
+        return found
     raise InputError(f"{type(model).__name__} has no names for its classes: pass class_names=.")
-
-
-def to_page(audit: "Audit", *, most: int) -> str:
-    """The whole document."""
-    shown = audit.findings[: max(most, 0)]
-    doubted = sum(found.gap > 0 for found in audit.findings)
-    values = {"audit": audit, "shown": shown, "doubted": doubted, "pairs": audit.pairs[:20], "sure": RECOGNISED}
-    return document("Audit of labels", render("tools/audit.html", **values))
 
 
 CLOSE = 0.25
@@ -274,7 +256,7 @@ def _open(pictures: Sequence[tuple[Path, int]], preprocess: Preprocess, broken: 
         try:
             found = preprocess(open_image(path))
         except InputError as error:
-            broken[f"{path.parent.name}/{path.name}"] = " ".join(str(error).split())
+            broken[f"{path.parent.name}/{path.name}"] = one_line(error)
             continue
         inputs = getattr(found, "inputs", found)
         inputs = inputs if isinstance(inputs, Tensor) else inputs["pixel_values"]

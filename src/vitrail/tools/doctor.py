@@ -6,8 +6,7 @@ run without hooks.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.api.streams import has_streams
-from vitrail.capture.discovery import BlockSite, CallSite, Discovery, discover
+from vitrail.capture.discovery import BlockSite, CallSite, discover
 from vitrail.capture.forward import find_body, record
 from vitrail.capture.measure import Structure, no_origin, structure_of
 from vitrail.capture.origin import Origin
@@ -23,7 +22,7 @@ from vitrail.capture.outputs import read_output
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.shadow import autograd, hooks, shadow
 from vitrail.errors import SeamError, VitrailError
-from vitrail.models.anatomy import Anatomy, Body, known_anatomy
+from vitrail.models.anatomy import Anatomy, known_anatomy
 from vitrail.models.inputs import Inputs, read_inputs
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -140,30 +139,19 @@ def _error(layer: Layer) -> float | None:
 
 
 def _plain_logits(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The logits of a run without hooks, in evaluation mode."""
-    with autograd(gradients=True), _differentiable(model):
-        args = tuple(_requiring_grad(x) for x in inputs.args)
-        kwargs = {name: _requiring_grad(x) for name, x in inputs.kwargs.items()}
-        return read_output(model(*args, **kwargs)).logits.detach()
+    """The logits of a run without hooks that record, in evaluation mode.
 
-
-def _requiring_grad(x: Any) -> Any:  # noqa: ANN401
-    is_float = isinstance(x, Tensor) and x.is_floating_point()
-    return x.detach().clone().requires_grad_() if is_float else x
-
-
-@contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
-    """Let gradients begin at the embeddings, since token ids have none.
-
-    With nothing requiring grad, nn.MultiheadAttention leaves for a native path with other roundings.
+    Gradients begin at real numbers and, since token ids have none, at the embeddings. With nothing requiring grad,
+    nn.MultiheadAttention leaves for a native path with other roundings.
     """
 
     def begin(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
         return out.detach().requires_grad_().clone()  # which a model may write into
 
-    with hooks([m.register_forward_hook(begin) for m in model.modules() if isinstance(m, nn.Embedding)]):
-        yield
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    with autograd(gradients=True), hooks([module.register_forward_hook(begin) for module in embeddings]):
+        given = inputs.each(lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() else x)
+        return read_output(model(*given.args, **given.kwargs)).logits.detach()
 
 
 PARTS = ("attending", "output", "attention_norm", "ffn_norm", "ffn_input", "ffn_output")
@@ -194,7 +182,19 @@ class ModelStructure:
 
     def __str__(self) -> str:
         """The structure as lines of text."""
-        return "\n".join(_lines(self))
+        kinds = Counter(call.kind for call in self.calls)
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+        lines = [f"{self.model}: {len(self.blocks)} blocks, attention calls: {listed}"]
+        if self.family is not None:
+            agreement = "agrees with what was found" if self.agrees else "names other blocks than were found"
+            lines.append(f"family {self.family}: {agreement}")
+        lines += [_block_line(block, self.calls) for block in self.blocks]
+        tokens = self.origin
+        if isinstance(tokens, Origin):
+            grid = f" on a grid of {tokens.grid[0]} x {tokens.grid[1]}" if tokens.grid else ""
+            tokens = f"{tokens.tokens}, of which {len(tokens.index)} come from the input{grid}"
+        rows = f"refused: {self.refusal}" if self.refusal else "every attention row belongs to the token of its place"
+        return "\n".join([*lines, f"tokens: {tokens}", rows, *(f"assumed: {what}" for what in self.assumed)])
 
 
 def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructure:
@@ -213,7 +213,8 @@ def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructu
             measured = structure_of(own, read, body)
         except VitrailError as error:
             body, measured = None, Structure(str(error), str(error))
-        agrees = None if known is None or body is None else _agrees(body, found, names)
+        named = [] if body is None else [names.get(id(block.module)) for block in body.blocks]
+        agrees = None if known is None or body is None else named == [site.name for site in found.blocks]
     return ModelStructure(
         model=found.model,
         family=None if known is None else known.name,
@@ -224,31 +225,6 @@ def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructu
         assumed=measured.assumed,
         agrees=agrees,
     )
-
-
-def _agrees(body: Body, found: Discovery, names: dict[int, str]) -> bool:
-    """Whether the blocks that a table names are those that were found."""
-    return [names.get(id(block.module)) for block in body.blocks] == [site.name for site in found.blocks]
-
-
-def _lines(found: ModelStructure) -> list[str]:
-    kinds = Counter(call.kind for call in found.calls)
-    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
-    lines = [f"{found.model}: {len(found.blocks)} blocks, attention calls: {listed}"]
-    if found.family is not None:
-        agreement = "agrees with what was found" if found.agrees else "names other blocks than were found"
-        lines.append(f"family {found.family}: {agreement}")
-    lines += [_block_line(block, found.calls) for block in found.blocks]
-    if isinstance(found.origin, Origin):
-        origin = found.origin
-        grid = f" on a grid of {origin.grid[0]} x {origin.grid[1]}" if origin.grid else ""
-        lines.append(f"tokens: {origin.tokens}, of which {len(origin.index)} come from the input{grid}")
-    else:
-        lines.append(f"tokens: {found.origin}")
-    lines.append(
-        f"refused: {found.refusal}" if found.refusal else "every attention row belongs to the token of its place"
-    )
-    return [*lines, *(f"assumed: {what}" for what in found.assumed)]
 
 
 def _block_line(block: BlockSite, calls: tuple[CallSite, ...]) -> str:

@@ -1,7 +1,7 @@
 """`vitrail.generate`: generate an answer, or take one, and say which passages of the context each part rests on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import InputError, OptionError, OutputError, as_path
+from vitrail.errors import InputError, OptionError, OutputError, as_path, one_line
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, parse_spec
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span, sentences
@@ -167,15 +167,6 @@ class Generation:
         except OSError as error:
             raise OutputError(f"{target} cannot be written: {error.strerror}.") from error
 
-    def _check(self) -> None:
-        """Raise if the tables do not fit the tokens and the parts."""
-        shape = (len(self.units), len(self.tokens))
-        for name, table in self.tables.items():
-            if tuple(table.shape) != shape:
-                raise ValueError(f"the table of {name} has shape {tuple(table.shape)}, but {shape} belongs to its text")
-        if not self.tables or self.sinks.keys() != self.tables.keys():
-            raise ValueError("it has no tables, or not the same methods everywhere")
-
     @staticmethod
     def load(path: str | Path) -> "Generation":
         """What `save` wrote."""
@@ -193,7 +184,14 @@ class Generation:
                 found["provenance"],
                 {name: torch.tensor(one) for name, one in found.get("hops", {}).items()},
             )
-            made._check()
+            shape = (len(made.units), len(made.tokens))
+            for name, table in made.tables.items():
+                if tuple(table.shape) != shape:
+                    raise ValueError(
+                        f"the table of {name} has shape {tuple(table.shape)}, but {shape} belongs to its text"
+                    )
+            if not made.tables or made.sinks.keys() != made.tables.keys():
+                raise ValueError("it has no tables, or not the same methods everywhere")
             return made
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise OutputError(f"{path} cannot be read as a saved generation: {error}.") from error
@@ -244,35 +242,50 @@ def generate(  # noqa: PLR0913  (the public signature)
     named = _methods(method)
     _check_values(answer, options, max_new_tokens, generation, reasoning)
     read = read_prompt(tokenizer, prompt, documents)
-    ids = _given(tokenizer, answer) if answer is not None else _generated(model, read, max_new_tokens, generation or {})
+    if answer is None:
+        ids = _generated(model, read, max_new_tokens, generation or {})
+    else:
+        check_letters("answer", answer)
+        ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     if not ids:
-        raise InputError(_nothing_said(tokenizer, prompt))
+        chat = isinstance(prompt, str) and getattr(tokenizer, "chat_template", None) is not None
+        hint = " The tokenizer has a chat template: give the prompt as [{'role': 'user', 'content': ...}]."
+        raise InputError(
+            "the answer is empty: the model ended at once, or the text given has no token." + (hint if chat else "")
+        )
     limit = position_limit(model)
     if limit is not None and len(read.ids) + len(ids) > limit:
         raise InputError(
             f"prompt and answer have {len(read.ids)} + {len(ids)} tokens, but {type(model).__name__} has {limit} "
             "positions."
         )
-    inputs = {"input_ids": torch.tensor([[*read.ids, *ids]], device=_device(model))}
-    begin = len(read.ids)
-    thought = _reasoned(decoded(tokenizer, ids), reasoning) if hops or reasoning is not None else 0
+    inputs = {"input_ids": torch.tensor([[*read.ids, *ids]], device=next(model.parameters()).device)}
+    after, begin = decoded(tokenizer, ids), len(read.ids)
+    tokens = (*read.pieces, *after)
+
+    def passages(spans: Iterable[Span], source: str) -> tuple[Passage, ...]:
+        return tuple(Passage("".join(tokens[a:b]), a, b, source) for a, b in spans)
+
+    thought = _reasoned(after, reasoning) if hops or reasoning is not None else 0
+    reasons = passages([(begin + a, begin + b) for a, b in sentences(after[:thought])], "reasoning")
     through = {"hops": hops, "reasoning": (begin, begin + thought)} if hops else {}
     common = {"tokenizer": tokenizer, "unit": unit, "scalar": scalar, "sink": sink, "memory": memory}
-    passages = [(one.start, one.stop) for one in read.passages if one.source != TEMPLATE]
-    passages += [(begin + a, begin + b) for a, b in sentences(decoded(tokenizer, ids)[:thought])]
-    found = {}
+    cited = [(one.start, one.stop) for one in (*read.passages, *reasons) if one.source != TEMPLATE]
+    found: dict[str, Answer] = {}
     for label, name, own in named:
-        given = {**common, **through, **_sources(name, passages), **(options or {}), **own}
+        given = {**common, **through, **_sources(name, cited), **(options or {}), **own}
         one = answer_of(model, inputs, begin + thought, method=name, **given)
         found[label or one.method] = one
-    return _joined(tokenizer, read, ids, found, thought)
-
-
-def _nothing_said(tokenizer: Any, prompt: object) -> str:  # noqa: ANN401
-    """Why there is no answer, and for a model of chats that a text is no message."""
-    plain = isinstance(prompt, str) and getattr(tokenizer, "chat_template", None) is not None
-    hint = " The tokenizer has a chat template: give the prompt as [{'role': 'user', 'content': ...}]." if plain else ""
-    return f"the answer is empty: the model ended at once, or the text given has no token.{hint}"
+    return Generation(
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        tokens,
+        passages(next(iter(found.values())).units[0], "answer"),
+        (*read.passages, *reasons),
+        {name: (one.table if one.own is None else one.table - one.own)[0].cpu() for name, one in found.items()},
+        {name: one.sink[0].cpu() for name, one in found.items()},
+        {name: dict(one.provenance) for name, one in found.items()},
+        {name: one.hops[0].cpu() for name, one in found.items() if one.hops is not None},
+    )
 
 
 Named = tuple[str | None, str | None, Mapping[str, Any]]
@@ -338,40 +351,9 @@ def _reasoned(pieces: Sequence[str], end: str | None) -> int:
     return found
 
 
-def _joined(
-    tokenizer: Any,  # noqa: ANN401
-    read: Prompt,
-    ids: Sequence[int],
-    found: Mapping[str, Answer],
-    thought: int,
-) -> Generation:
-    """The result in words: tokens, parts and passages with their text.
-
-    Args:
-        thought: how many tokens of the answer are reasoning, whose sentences are passages of the context.
-    """
-    after = decoded(tokenizer, list(ids))
-    tokens, begin = (*read.pieces, *after), len(read.ids)
-    spans = [(begin + a, begin + b) for a, b in sentences(after[:thought])]
-    reasons = tuple(Passage("".join(tokens[a:b]), a, b, "reasoning") for a, b in spans)
-    units = tuple(Passage("".join(tokens[a:b]), a, b, "answer") for a, b in next(iter(found.values())).units[0])
-    return Generation(
-        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-        tokens,
-        units,
-        (*read.passages, *reasons),
-        {name: (one.table if one.own is None else one.table - one.own)[0].cpu() for name, one in found.items()},
-        {name: one.sink[0].cpu() for name, one in found.items()},
-        {name: dict(one.provenance) for name, one in found.items()},
-        {name: one.hops[0].cpu() for name, one in found.items() if one.hops is not None},
-    )
-
-
 def _check_model(model: Any, tokenizer: Any) -> None:  # noqa: ANN401
-    if (
-        not callable(getattr(model, "generate", None))
-        or getattr(model, "get_output_embeddings", lambda: None)() is None
-    ):
+    head = getattr(model, "get_output_embeddings", None)
+    if not callable(getattr(model, "generate", None)) or head is None or head() is None:
         raise InputError(
             f"{type(model).__name__} has no language-model head, so it generates nothing. Load it with "
             "AutoModelForCausalLM."
@@ -389,11 +371,6 @@ def _check_model(model: Any, tokenizer: Any) -> None:  # noqa: ANN401
             f"the tokenizer has {len(tokenizer)} tokens, but the model has embeddings for {rows}. Is it the model's "
             "own?"
         )
-
-
-def _given(tokenizer: Any, text: str) -> list[int]:  # noqa: ANN401
-    check_letters("answer", text)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _check_generation(given: Mapping[str, Any], seed: object) -> None:
@@ -421,22 +398,17 @@ def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]
         )
     if model.training:
         raise InputError("the model is in training mode, so dropout would change its answer. Call model.eval() first.")
-    ids = torch.tensor([read.ids], device=_device(model))
+    ids = torch.tensor([read.ids], device=next(model.parameters()).device)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
         if seed is not None:
             torch.manual_seed(seed)
         try:
             out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
         except (ValueError, TypeError, AttributeError) as error:
-            why = " ".join(str(error).split())
-            raise InputError(f"{type(model).__name__}.generate refused its arguments: {why}") from error
+            raise InputError(f"{type(model).__name__}.generate refused its arguments: {one_line(error)}") from error
     found = getattr(out, "sequences", out)[0, len(read.ids) :].tolist()
     ends = getattr(model.generation_config, "eos_token_id", None)
     ends = {ends} if isinstance(ends, int) else set(ends or ())
     while found and found[-1] in ends:
         found.pop()
     return found
-
-
-def _device(model: Any) -> torch.device:  # noqa: ANN401
-    return next(model.parameters()).device

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -46,11 +47,6 @@ class Guide:
     classes: tuple[int, ...]
     likely: tuple[float, ...]
 
-    def of(self, sample: int) -> tuple[int, float]:
-        """The class and its probability in one sample's guide."""
-        place = sample if len(self.classes) > 1 else 0
-        return self.classes[place], self.likely[place]
-
 
 def find_preprocess(model: nn.Module) -> Preprocess:
     """How this model is shown pictures, where the model itself says so."""
@@ -69,27 +65,22 @@ def find_preprocess(model: nn.Module) -> Preprocess:
     )
 
 
-def as_images(guide: object, model: nn.Module, preprocess: Preprocess | None) -> Tensor:
-    """A guide as a batch of preprocessed pictures; what is no tensor yet is preprocessed."""
+def read_guide(guide: object, model: nn.Module, beside: PredictedLogits, setup: "Setup") -> Guide:
+    """A guide of the size of the originals, preprocessed if it is no tensor yet, with what the model sees in it."""
     if not isinstance(guide, (Tensor, Mapping)):
         if not hasattr(guide, "convert"):
             raise InputError(
                 f"a guide is a preprocessed tensor [b, 3, h, w] or a PIL image, not {type(guide).__name__}. "
                 "Open a file with PIL.Image.open(path)."
             )
-        guide = (preprocess or find_preprocess(model))(guide)
+        guide = (setup.preprocess or find_preprocess(model))(guide)
         guide = getattr(guide, "inputs", guide)
     read = read_inputs(guide)
     if read.kind != "image":
         raise InputError(f"a guide is a picture [b, 3, h, w], but this one has the shape {tuple(read.shown.shape)}.")
-    return read.shown
-
-
-def read_guide(images: Tensor, model: nn.Module, beside: PredictedLogits, anatomy: Anatomy | None) -> Guide:
-    """A guide of the size of the originals, with what the model sees in it."""
     weight = next(model.parameters())
-    images = fitted(images.to(weight.device, weight.dtype), beside.size)
-    classes, likely = zip(*predict(model, beside.showing(images), anatomy).best, strict=True)
+    images = fitted(read.shown.to(weight.device, weight.dtype), beside.size)
+    classes, likely = zip(*predict(model, beside.showing(images), setup.anatomy).best, strict=True)
     return Guide(images, classes, likely)
 
 
@@ -107,8 +98,8 @@ def warn_of(guides: Sequence[Guide], targets: Sequence[int | None], named: Calla
     """Warn if a guide is no contrast to the target: it shows the same class, or none that the model is sure of."""
     said: set[str] = set()
     for guide in guides:
-        for sample, target in enumerate(targets):
-            seen, likely = guide.of(sample)
+        each = cycle(zip(guide.classes, guide.likely, strict=True))  # one guide may be that of all samples
+        for target, (seen, likely) in zip(targets, each, strict=False):
             if seen == target:
                 said.add(f"the guide shows the target itself, {named(seen)}: choose a picture of another class.")
             elif likely < RECOGNISED:
@@ -141,21 +132,6 @@ class Setup:
     anatomy: Anatomy | None = None
     named: Callable[[int], str] = lambda index: f"class {index}"
 
-    def canvas(self, seen: PredictedLogits) -> Canvas:
-        """The canvas for pictures like this one."""
-        assert seen.grid is not None
-        return plan_canvas(self.layout, self.side, self.size, (seen.size, seen.grid))
-
-    def about(self, guides: Sequence[Guide]) -> dict[str, Any]:
-        """What a result keeps of it."""
-        return {
-            "layout": self.layout,
-            "side": self.side,
-            "size": self.size,
-            "guides": [list(guide.classes) for guide in guides],
-            "probabilities": [list(guide.likely) for guide in guides],
-        }
-
 
 @dataclass(frozen=True, eq=False)
 class Guided:
@@ -167,12 +143,7 @@ class Guided:
 
 
 INTERPOLATE = "interpolate_pos_encoding"
-"""The keyword by which Hugging Face's models are asked to."""
-
-
-def asked_to_interpolate(model: nn.Module) -> dict[str, Any]:
-    """The keywords that make the model interpolate its positions; none if it takes none."""
-    return {INTERPOLATE: True} if INTERPOLATE in inspect.signature(model.forward).parameters else {}
+"""The keyword by which Hugging Face's models are asked to interpolate their positions."""
 
 
 @contextmanager
@@ -248,7 +219,8 @@ def guided(
         seen = predict(own, image, setup.anatomy)
         if seen.inputs.kind != "image":
             raise InputError("guidance stitches pictures, but the input is text. For text: vitrail.detail.")
-        canvas = setup.canvas(seen)
+        assert seen.grid is not None
+        canvas = plan_canvas(setup.layout, setup.side, setup.size, (seen.size, seen.grid))
         wanted = as_target(target)
         wanted = wanted.of(seen.logits) if isinstance(wanted, Target) else wanted
         first = wanted.first if isinstance(wanted, Target) else None
@@ -270,8 +242,7 @@ def _guides(
     if isinstance(given, Sequence) and not given:
         raise InputError("the list of guides is empty: leave it out to use the guides that come with the package.")
     several = [open_shipped(n) for n in SHIPPED] if given is None else given if isinstance(given, Sequence) else [given]
-    images = [as_images(one, model, setup.preprocess) for one in several]
-    found = [read_guide(one, model, seen, setup.anatomy) for one in images]
+    found = [read_guide(one, model, seen, setup) for one in several]
     return [choose(found, classes)] if given is None else found
 
 
@@ -285,13 +256,19 @@ def _explained(
 ) -> Guided:
     stitched = stitch(seen.inputs.shown, [guide.images for guide in guides], canvas)
     larger = setup.size == "native"
-    inputs = seen.showing(stitched, **(asked_to_interpolate(model) if larger else {}))
+    asked = larger and INTERPOLATE in inspect.signature(model.forward).parameters
+    inputs = seen.showing(stitched, **({INTERPOLATE: True} if asked else {}))
     with of_any_size(model) if larger else nullcontext():
         if larger:
             _check_size(model, inputs, canvas, setup.anatomy)
         whole = explain(model, inputs, setup.method, target, anatomy=setup.anatomy, **setup.options)
     part = crop(whole, canvas, seen.size)
-    return Guided(stitched, whole, replace(part, provenance={**part.provenance, "guidance": setup.about(guides)}))
+    about = {
+        **{name: getattr(setup, name) for name in ("layout", "side", "size")},
+        "guides": [list(guide.classes) for guide in guides],
+        "probabilities": [list(guide.likely) for guide in guides],
+    }
+    return Guided(stitched, whole, replace(part, provenance={**part.provenance, "guidance": about}))
 
 
 def _check_size(model: nn.Module, inputs: Any, canvas: Canvas, anatomy: Anatomy | None) -> None:  # noqa: ANN401
@@ -335,11 +312,7 @@ def _mean(values: Sequence[Tensor | None], scales: Sequence[Tensor]) -> Any:  # 
 SMALL = 0.1
 """Logits below this share of the sample's largest magnitude count as near zero."""
 AUTO = "auto"
-FORMS = {
-    "relative_difference": targets.relative_difference,
-    "difference": targets.difference,
-    "ratio": targets.ratio,
-}
+FORMS = {name: getattr(targets, name) for name in ("relative_difference", "difference", "ratio")}
 
 
 def detail(
@@ -435,10 +408,7 @@ def detail_matrix(
         model: any module that returns logits. It is not changed.
         input: one picture or text, as for `explain`.
         top: how many classes.
-        form: as for `detail`.
-        method: as for `detail`.
-        anatomy: as for `detail`.
-        **options: as for `detail`.
+        form: as for `detail`, and so are all the others.
     """
     check_form(form)
     seen = predict(model, input, anatomy)

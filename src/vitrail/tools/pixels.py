@@ -47,12 +47,11 @@ def shown_model_of(model: object, preprocess: View | None, *, squash: bool) -> S
     if isinstance(model, Loaded):
         if model.kind != "image":
             raise InputError(f"{model.name} reads text, but only pictures have pixels to rewrite.")
-        names = model.class_names
         return ShownModel(
             model.model,
             lambda image: model.image(image, squash=squash).inputs,
             lambda image: model.image(image, squash=True).inputs,
-            names,
+            model.class_names,
         )
     if isinstance(model, zoo.Embedded):
         if model.name == "sentiment":
@@ -65,10 +64,10 @@ def shown_model_of(model: object, preprocess: View | None, *, squash: bool) -> S
             "this changes pixels, so it must know how they reach the model: pass preprocess=, a function from a "
             "PIL image to the model's input."
         )
-    return ShownModel(model, preprocess, preprocess, _labels(model))
+    return ShownModel(model, preprocess, preprocess, labels_of(model))
 
 
-def _labels(model: nn.Module) -> tuple[str, ...] | None:
+def labels_of(model: nn.Module) -> tuple[str, ...] | None:
     """The class names of a Hugging Face model."""
     found = getattr(getattr(model, "config", None), "id2label", None)
     return tuple(str(found[i]) for i in range(len(found))) if found else None
@@ -99,16 +98,13 @@ class PixelModel:
 
     def find(self, wanted: int | str) -> int:
         """The index of a class given by name or number."""
-        return find_class(str(wanted), self.shown_model.names, self._classes)
+        with torch.no_grad():
+            count = len(self._answer(self.inputs))
+        return find_class(str(wanted), self.shown_model.names, count)
 
     def name(self, index: int) -> str:
         """The first name of a class."""
         return self.shown_model.names[index].split(",")[0] if self.shown_model.names else f"class {index}"
-
-    @property
-    def _classes(self) -> int:
-        with torch.no_grad():
-            return len(self._answer(self.inputs))
 
     def _answer(self, inputs: Inputs) -> Float[Tensor, " c"]:
         logits = read_output(self.shown_model.model(*inputs.args, **inputs.kwargs)).wide
@@ -129,10 +125,11 @@ def pixel_model_of(shown_model: ShownModel, image: "Image") -> tuple[PixelModel,
     if first.kind != "image" or first.shown.shape[:2] != (1, 3):
         raise InputError("class rewriting changes one picture of three channels, but the preprocessing gave no such.")
     size = first.shown.shape[3], first.shown.shape[2]
-    black, white = (_shown(shown_model, Image.new("RGB", size, colour)) for colour in ("black", "white"))
+    noise = np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8)
+    probes = (Image.new("RGB", size, "black"), Image.new("RGB", size, "white"), Image.fromarray(noise))
+    black, white, again = (read_inputs(shown_model.show_again(probe)).shown.detach().float() for probe in probes)
     shift, scale = (x.mean(dim=(2, 3), keepdim=True) for x in (black, white - black))
-    noise = torch.from_numpy(np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8))
-    again, expected = _shown(shown_model, Image.fromarray(noise.numpy())), shift + scale * _from_bytes(noise).to(shift)
+    expected = shift + scale * (torch.from_numpy(noise).permute(2, 0, 1)[None] / 255).to(shift)
     if again.shape != expected.shape or float(((again - expected) / scale).abs().max()) > PROBE:
         raise OptionError(
             f"the preprocessing changes a picture of {size[0]} x {size[1]} pixels, the model's own size, by more than "
@@ -141,14 +138,6 @@ def pixel_model_of(shown_model: ShownModel, image: "Image") -> tuple[PixelModel,
         )
     levels = to_levels((first.shown.detach().float() - shift) / scale)
     return PixelModel(shown_model, first, shift, scale), levels
-
-
-def _shown(shown_model: ShownModel, image: "Image") -> Tensor:
-    return read_inputs(shown_model.show_again(image)).shown.detach().float()
-
-
-def _from_bytes(values: Tensor) -> Tensor:
-    return values.permute(2, 0, 1)[None] / 255
 
 
 def to_levels(pixels: Levels) -> Levels:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, one_line
 from vitrail.models.texts import is_blank, sentences
 
 Message = Mapping[str, Any]
@@ -129,7 +129,13 @@ def _chat(
         raise InputError(
             "the tokenizer has no chat template, so messages cannot be written. Give the prompt as a text."
         )
-    _check_messages(messages)
+    # A call of a tool may be all that a message has.
+    texts = [one.get("content") if one.get("content") or not one.get("tool_calls") else "" for one in messages]
+    if not messages or not all(isinstance(x, str) for x in (*texts, *(one.get("role") for one in messages))):
+        raise InputError(
+            "messages are a list of {'role': name, 'content': text}, and at least one is needed. Write content of "
+            "several parts as one text."
+        )
     names = [f"{one['role']} {number}" for number, one in enumerate(messages, 1)]
     parts = [[(name, one.get("content") or "")] for name, one in zip(names, messages, strict=True)]
     parts[-1] = _documents(documents, *parts[-1][0])
@@ -147,7 +153,7 @@ def _written(tokenizer: Any, messages: Sequence[Message], contents: Sequence[str
     try:
         return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates are programs, and raise what they like
-        raise InputError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from error
+        raise InputError(f"the chat template refuses these messages: {one_line(error)}") from error
 
 
 def _marked(part: str, mark: int) -> str:
@@ -177,16 +183,6 @@ def _places(text: str, marked: str, parts: Sequence[Part]) -> list[Place]:
         elif number - 1 in open_at:
             places.append((parts[number // 2][0], open_at.pop(number - 1), place))
     return places
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    """Raise if a message has no role or no text; a call of a tool may be all that it has."""
-    texts = [one.get("content") if one.get("content") or not one.get("tool_calls") else "" for one in messages]
-    if not messages or not all(isinstance(x, str) for x in (*texts, *(one.get("role") for one in messages))):
-        raise InputError(
-            "messages are a list of {'role': name, 'content': text}, and at least one is needed. Write content of "
-            "several parts as one text."
-        )
 
 
 def _check_content(parts: Sequence[Part]) -> None:

@@ -14,7 +14,7 @@ windows inside the picture count.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -32,7 +32,7 @@ from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, OutputError, TargetError
 from vitrail.methods.options import check_count
 from vitrail.plots.canvas import GREY, new_figure, panel, write
-from vitrail.storage import finite, json_text
+from vitrail.storage import finite, json_text, write_bytes
 from vitrail.tools.pixels import Budget, Levels, PixelModel, View, pixel_model_of, shown_model_of, to_array, to_image
 
 if TYPE_CHECKING:
@@ -177,20 +177,37 @@ class Rewriting:
         )
 
     def plot(self) -> "Figure":
-        """A figure of both pictures, the amplified difference and the probabilities on the way."""
-
-        return rewriting_sheet(self)
+        """A figure of the original, the new picture, their amplified difference and the probabilities on the way."""
+        figure = new_figure(2 * MARGIN + 4 * SIDE + 3 * GAP + AXIS, TOP + SIDE + 0.45)
+        source, target = self.names
+        write(figure, f"{source} → {target}", MARGIN, MARGIN, fontsize=HEADING, weight="bold")
+        before, after = self.probabilities.tolist()
+        shown = (
+            ("original", f"{source} {before[0]:.1%}, {target} {before[1]:.1%}", self.original),
+            ("rewritten", f"{source} {after[0]:.1%}, {target} {after[1]:.1%}", self.picture),
+            (f"difference × {self.amplification}", f"PSNR {self.psnr:.1f} dB, SSIM {self.ssim:.4f}", self.difference),
+        )
+        for number, (first, second, picture) in enumerate(shown):
+            left = MARGIN + number * (SIDE + GAP)
+            write(figure, f"{first}\n{second}", left, TOP - 0.08, fontsize=SMALL, va="bottom")
+            panel(figure, left, TOP, SIDE, SIDE).imshow(np.asarray(picture), aspect="equal")
+        left = MARGIN + 3 * (SIDE + GAP) + AXIS
+        write(figure, "probability at each step\n ", left, TOP - 0.08, fontsize=SMALL, va="bottom")
+        write(figure, source, left, TOP - 0.08, fontsize=SMALL, va="bottom", color=BLUE)
+        write(figure, target, left + SIDE, TOP - 0.08, fontsize=SMALL, va="bottom", color=RED, ha="right")
+        _trace(panel(figure, left, TOP, SIDE, SIDE), self)
+        width = figure.get_size_inches()[0]
+        write(figure, NOTICE, width / 2, TOP + SIDE + 0.22, fontsize=SMALL, color=GREY, ha="center")
+        return figure
 
     def save(self, path: str | Path) -> Path:
         """Write the new picture as `.png`, with what it is and how it was made in it, or the numbers as `.json`."""
-        from vitrail.storage import write_bytes
-
         path = Path(path)
-        if path.suffix.lower() not in WRITERS:
-            raise OutputError(
-                f"{path} does not end in .png, which keeps every value as it is, or .json for the numbers."
-            )
-        return write_bytes(path, WRITERS[path.suffix.lower()](self))
+        if path.suffix.lower() == ".png":
+            return write_bytes(path, png(self.picture, self.to_dict()))
+        if path.suffix.lower() == ".json":
+            return write_bytes(path, json_text(self.to_dict()).encode())
+        raise OutputError(f"{path} does not end in .png, which keeps every value as it is, or .json for the numbers.")
 
 
 def png(picture: "Image", about: Mapping[str, Any]) -> bytes:
@@ -202,12 +219,6 @@ def png(picture: "Image", about: Mapping[str, Any]) -> bytes:
     info.add_text("Description", json_text({key: x for key, x in about.items() if key not in ("trace", "logits")}))
     picture.save(sink, "PNG", pnginfo=info)
     return sink.getvalue()
-
-
-WRITERS: dict[str, Callable[[Rewriting], bytes]] = {
-    ".png": lambda made: png(made.picture, made.to_dict()),
-    ".json": lambda made: json_text(made.to_dict()).encode(),
-}
 
 
 FIRST_STEP = 0.1 / 255
@@ -354,7 +365,10 @@ def _follow(
 ) -> tuple[Levels, Tensor]:
     """The 8-bit picture at the end of the way, and what the model says of it; rounding may ask for more steps."""
     while True:
-        logits, gradient = _look(pixel_model, walk.pixels, aim)
+        pixels = walk.pixels.detach().requires_grad_()
+        logits = pixel_model.logits(pixels)
+        (gradient,) = torch.autograd.grad(aim.loss(logits), pixels)
+        logits = logits.detach()
         walk.trace.append(logits.softmax(dim=0)[[aim.source, aim.target]])
         over = len(walk.trace) > aim.way.steps
         if over or aim.reached(logits):
@@ -365,45 +379,11 @@ def _follow(
         walk.step(gradient, original, budget)
 
 
-def _look(pixel_model: PixelModel, pixels: Levels, aim: Aim) -> tuple[Tensor, Tensor]:
-    """The logits of these pixels, and the gradient of the loss there."""
-    pixels = pixels.detach().requires_grad_()
-    logits = pixel_model.logits(pixels)
-    (gradient,) = torch.autograd.grad(aim.loss(logits), pixels)
-    return logits.detach(), gradient
-
-
 SIDE, MARGIN, GAP, TOP = 2.0, 0.15, 0.15, 0.75
 AXIS = 0.32
 SMALL, HEADING = 7.5, 10.0
 BLUE, RED = "#2b6cb0", "#b8112a"
 """Of the source and of the target."""
-
-
-def rewriting_sheet(rewriting: Rewriting) -> "Figure":
-    """A figure of the original, the new picture, their amplified difference and the probabilities on the way."""
-    figure = new_figure(2 * MARGIN + 4 * SIDE + 3 * GAP + AXIS, TOP + SIDE + 0.45)
-    source, target = rewriting.names
-    write(figure, f"{source} → {target}", MARGIN, MARGIN, fontsize=HEADING, weight="bold")
-    before, after = rewriting.probabilities.tolist()
-    likeness = f"PSNR {rewriting.psnr:.1f} dB, SSIM {rewriting.ssim:.4f}"
-    shown = (
-        ("original", f"{source} {before[0]:.1%}, {target} {before[1]:.1%}", rewriting.original),
-        ("rewritten", f"{source} {after[0]:.1%}, {target} {after[1]:.1%}", rewriting.picture),
-        (f"difference × {rewriting.amplification}", likeness, rewriting.difference),
-    )
-    for number, (first, second, picture) in enumerate(shown):
-        left = MARGIN + number * (SIDE + GAP)
-        write(figure, f"{first}\n{second}", left, TOP - 0.08, fontsize=SMALL, va="bottom")
-        panel(figure, left, TOP, SIDE, SIDE).imshow(np.asarray(picture), aspect="equal")
-    left = MARGIN + 3 * (SIDE + GAP) + AXIS
-    write(figure, "probability at each step\n ", left, TOP - 0.08, fontsize=SMALL, va="bottom")
-    write(figure, source, left, TOP - 0.08, fontsize=SMALL, va="bottom", color=BLUE)
-    write(figure, target, left + SIDE, TOP - 0.08, fontsize=SMALL, va="bottom", color=RED, ha="right")
-    _trace(panel(figure, left, TOP, SIDE, SIDE), rewriting)
-    width = figure.get_size_inches()[0]
-    write(figure, NOTICE, width / 2, TOP + SIDE + 0.22, fontsize=SMALL, color=GREY, ha="center")
-    return figure
 
 
 def _trace(axes: "Axes", rewriting: Rewriting) -> None:

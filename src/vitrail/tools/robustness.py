@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.capture.shadow import autograd, shadow
 from vitrail.errors import InputError, OptionError, OutputError, suggest
-from vitrail.storage import finite, json_text
+from vitrail.storage import finite, json_text, write_bytes
 from vitrail.tools.pixels import Budget, Levels, PixelModel, View, pixel_model_of, shown_model_of
 from vitrail.tools.rewrite import NOTICE, PROBABILITY, Rewriting, Way, rewrite_levels, strongest
 
@@ -71,8 +71,6 @@ class Robustness:
 
     def save(self, path: str | Path) -> Path:
         """Write everything as `.json`, or the table as `.csv`."""
-        from vitrail.storage import write_bytes
-
         path = Path(path)
         if path.suffix.lower() not in WRITERS:
             raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
@@ -116,8 +114,9 @@ def robustness(  # noqa: PLR0913  (each is a choice of its own)
             if first == wanted:
                 skipped.append(f"{name}: the model already sees {pixel_model.name(wanted)!r}")
                 continue
-            found = _escalate(pixel_model, original, wanted, budgets, way)
-            pictures.append(_about(name, pixel_model, (first, wanted), found))
+            found = [_numbers(one) for one in _escalate(pixel_model, original, wanted, budgets, way)]
+            names = {"source": pixel_model.name(first), "target": pixel_model.name(wanted)}
+            pictures.append({"name": name, **names, "within": found})
     if not pictures:
         raise InputError(f"no picture could be audited: {skipped[0] if skipped else 'there were none'}.")
     settings = {**vars(way), "target": "second class" if target is None else target, "pictures": len(pictures)}
@@ -140,18 +139,10 @@ def _escalate(
     return found
 
 
-def _about(name: str, pixel_model: PixelModel, classes: tuple[int, int], found: list[Rewriting]) -> dict[str, Any]:
-    numbers = [
-        {"fooled": r.fooled, "sure": r.reached, "psnr": r.psnr, "ssim": r.ssim, "l2": r.l2, "linf": r.linf,
-         "probability": float(r.probabilities[1, 1]), "steps": len(r.trace) - 1}
-        for r in found
-    ]  # fmt: skip
-    return {
-        "name": name,
-        "source": pixel_model.name(classes[0]),
-        "target": pixel_model.name(classes[1]),
-        "within": numbers,
-    }
+def _numbers(made: Rewriting) -> dict[str, Any]:
+    likeness = {name: getattr(made, name) for name in ("psnr", "ssim", "l2", "linf")}
+    likely, steps = float(made.probabilities[1, 1]), len(made.trace) - 1
+    return {"fooled": made.fooled, "sure": made.reached, **likeness, "probability": likely, "steps": steps}
 
 
 def _row(number: int, budget: Budget, pictures: list[dict[str, Any]]) -> BudgetRow:
@@ -162,8 +153,7 @@ def _row(number: int, budget: Budget, pictures: list[dict[str, Any]]) -> BudgetR
 
 
 def _flat(row: BudgetRow) -> dict[str, Any]:
-    numbers = {"fooled": row.fooled, "sure": row.sure, "psnr": row.psnr, "ssim": row.ssim}
-    return {**vars(row.budget), **{name: None if math.isnan(x) else x for name, x in numbers.items()}}
+    return {**vars(row.budget), **{name: finite(x) for name, x in vars(row).items() if name != "budget"}}
 
 
 def _csv(result: Robustness) -> str:

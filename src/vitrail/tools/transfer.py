@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,12 +35,12 @@ from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import prepared
-from vitrail.plots.canvas import check_index, require_matplotlib, sample_target
+from vitrail.plots.canvas import check_index, rendered, require_matplotlib, sample_target
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.relevance import Walk
 from vitrail.relevance.walk import walk_layers
-from vitrail.storage import finite, json_text
+from vitrail.storage import finite, json_text, write_bytes
 from vitrail.targets import AnyTarget, Target, as_target
 
 if TYPE_CHECKING:
@@ -105,19 +104,28 @@ class Transfer:
         frames: int = FRAMES,
         title: str | None = None,
     ) -> "Figure":
-        """A film strip of one sample: maps of evenly spaced steps, first and last among them.
+        """A film strip of one sample: evenly spaced steps, first and last among them, each map on its own scale.
 
         Args:
             image: what to draw the maps over; a sentence needs none.
             title: in place of the target.
         """
-
-        return film_strip(self, image, index=index, frames=frames, title=title)
+        index = check_index(self.attributions[0], index)
+        if frames < 2:
+            raise OptionError(f"frames={frames}, but a strip shows at least the first step and the last.")
+        last, count = len(self) - 1, min(frames, len(self))
+        steps = sorted({round(i * last / max(count - 1, 1)) for i in range(count)})
+        return _figure(self, steps, image, index, title, side=1.5)
 
     def gif(self, image: Any = None, *, index: int = 0, title: str | None = None) -> bytes:  # noqa: ANN401
-        """All steps of one sample as an animated GIF."""
-
-        return film_gif(self, image, index=index, title=title)
+        """All steps of one sample as an animated GIF that starts over after its last picture."""
+        index = check_index(self.attributions[0], index)
+        pictures = [_pixels(_figure(self, [step], image, index, title, side=SIDE)) for step in range(len(self))]
+        size = max(p.width for p in pictures), max(p.height for p in pictures)
+        first, *more = (_on_white(picture, size) for picture in pictures)
+        sink, durations = BytesIO(), [MILLISECONDS] * len(more) + [LAST]
+        first.save(sink, "GIF", save_all=True, append_images=more, duration=durations, loop=0)
+        return sink.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of all steps, as JSON holds them."""
@@ -144,27 +152,18 @@ class Transfer:
         title: str | None = None,
     ) -> Path:
         """Write the film strip as `.png`, `.pdf` or `.svg`, the film as `.gif`, the numbers as `.json`."""
-        from vitrail.storage import write_bytes
-
         path = Path(path)
-        if path.suffix.lower() not in WRITERS:
-            raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
-        return write_bytes(path, WRITERS[path.suffix.lower()](self, image, index, title))
+        ending = path.suffix.lower()
+        if ending not in ENDINGS:
+            raise OutputError(f"{path} has no known ending. {suggest(path.suffix, ENDINGS)}")
+        if ending == ".json":
+            return write_bytes(path, json_text(self.to_dict()).encode())
+        if ending == ".gif":
+            return write_bytes(path, self.gif(image, index=index, title=title))
+        return write_bytes(path, rendered(self.plot(image, index=index, title=title), ending[1:]))
 
 
-def _strip(film: Transfer, image: Any, index: int, title: str | None, *, form: str) -> bytes:  # noqa: ANN401
-    from vitrail.plots.canvas import rendered
-
-    return rendered(film.plot(image, index=index, title=title), form)
-
-
-WRITERS: dict[str, Callable[[Transfer, Any, int, str | None], bytes]] = {
-    ".png": partial(_strip, form="png"),
-    ".pdf": partial(_strip, form="pdf"),
-    ".svg": partial(_strip, form="svg"),
-    ".gif": lambda film, image, index, title: film.gif(image, index=index, title=title),
-    ".json": lambda film, image, index, title: json_text(film.to_dict()).encode(),
-}
+ENDINGS = (".png", ".pdf", ".svg", ".gif", ".json")
 
 
 METHOD = "complete_gradient"
@@ -246,19 +245,19 @@ class Scene:
     def start(self) -> tuple["Scene", Tensor, Maps]:
         """The scene with its target settled, the logits of the model as it is, and its own maps."""
         maps: Maps = {}
+
+        def keep(block: int, weights: Tensor) -> Tensor:
+            """Note a block's own map as `[b, h, q, k]`; half precision is too coarse for small steps."""
+            found = weights.detach()
+            maps[block] = widen(found if found.ndim == 4 else found.view(self.inputs.batch, -1, *found.shape[1:]))
+            return weights
+
         with self.run(PLAIN) as (run, part):
             clean = answer(run, part)
-        with self.run(PassOptions(override=Override(partial(_keep, maps, self.inputs.batch), exact=True))) as (_, part):
+        with self.run(PassOptions(override=Override(keep, exact=True))) as (_, part):
             pass
         settled = part.target if isinstance(self.request.target, Target) else self.request.target
         return replace(self, request=replace(self.request, target=settled)), clean, maps
-
-
-def _keep(maps: Maps, batch: int, block: int, weights: Tensor) -> Tensor:
-    """Note a block's own map as `[b, h, q, k]`; half precision is too coarse for small steps."""
-    found = weights.detach()
-    maps[block] = widen(found if found.ndim == 4 else found.view(batch, -1, *found.shape[1:]))
-    return weights
 
 
 def answer(run: Pass, part: Scalar) -> Tensor:
@@ -307,19 +306,15 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
         scene = Scene(own, body, read, read_request(METHOD, "recommended", read, as_target(target)))
         scene, clean, maps = scene.start()
         seen, maps = _film(scene, maps, put, Rule(eta, sign, renormalise), steps)
-    settings = {
-        "eta": eta, "steps": steps, "direction": direction, "gradient": gradient, "renormalise": renormalise,
-    }  # fmt: skip
+    settings = dict(eta=eta, steps=steps, direction=direction, gradient=gradient, renormalise=renormalise)
     spent = {"backend": "dense", "seconds": time.perf_counter() - started}
     origin = {**provenance(model, samples=read.batch), **spent}
+    abouts = [{**origin, "transfer": {**settings, "step": number}} for number in range(len(seen))]
     return Transfer(
         target=seen[0].attribution.target,
         logits=torch.stack([one.logits for one in seen]),
         scalar=torch.stack([one.scalar for one in seen]),
-        attributions=tuple(
-            replace(one.attribution, provenance={**origin, "transfer": {**settings, "step": number}})
-            for number, one in enumerate(seen)
-        ),
+        attributions=tuple(replace(one.attribution, provenance=about) for one, about in zip(seen, abouts, strict=True)),
         attention=tuple(maps[i] for i in sorted(maps)),
         clean=clean,
         settings=settings,
@@ -345,38 +340,6 @@ LINE, SIDE = 4, 2.2
 MILLISECONDS, LAST = 160, 1600
 
 
-def film_strip(
-    film: Transfer,
-    image: Any = None,  # noqa: ANN401
-    *,
-    index: int = 0,
-    frames: int = FRAMES,
-    title: str | None = None,
-) -> "Figure":
-    """A figure of evenly spaced steps, each map divided by its own largest magnitude."""
-    index = check_index(film.attributions[0], index)
-    if frames < 2:
-        raise OptionError(f"frames={frames}, but a strip shows at least the first step and the last.")
-    return _figure(film, _spaced(len(film), frames), image, index, title, side=1.5)
-
-
-def film_gif(film: Transfer, image: Any = None, *, index: int = 0, title: str | None = None) -> bytes:  # noqa: ANN401
-    """All steps as an animated GIF that starts over after its last picture."""
-    index = check_index(film.attributions[0], index)
-    pictures = [_pixels(_figure(film, [step], image, index, title, side=SIDE)) for step in range(len(film))]
-    size = max(p.width for p in pictures), max(p.height for p in pictures)
-    shown = [_on_white(picture, size) for picture in pictures]
-    sink = BytesIO()
-    durations = [MILLISECONDS] * (len(shown) - 1) + [LAST]
-    shown[0].save(sink, "GIF", save_all=True, append_images=shown[1:], duration=durations, loop=0)
-    return sink.getvalue()
-
-
-def _spaced(count: int, frames: int) -> list[int]:
-    frames = min(frames, count)
-    return sorted({round(i * (count - 1) / max(frames - 1, 1)) for i in range(frames)})
-
-
 def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str | None, *, side: float) -> "Figure":  # noqa: ANN401
     require_matplotlib()
     heading = str(sample_target(film.attributions[0], index)) if title is None else title
@@ -384,12 +347,10 @@ def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str
         rows = [SentenceRow(_caption(film, step, index), pieces(film.attributions[step], index)) for step in steps]
         return sentence_figure([(heading, rows)])
     picture = None if image is None else as_picture(image, index)
-    start = [Panel("input", picture=picture)] if picture is not None and len(steps) > 1 else []
-    maps = [
-        Panel(_caption(film, step, index), sample_map(film.attributions[step], index, picture), signed=True)
-        for step in steps
-    ]
-    panels = [*start, *maps]
+    panels = [Panel("input", picture=picture)] if picture is not None and len(steps) > 1 else []
+    for step in steps:
+        shown = sample_map(film.attributions[step], index, picture)
+        panels.append(Panel(_caption(film, step, index), shown, signed=True))
     lines = [panels[i : i + LINE] for i in range(0, len(panels), LINE)]
     return panel_figure(lines, picture, heading=heading, side=side)
 
