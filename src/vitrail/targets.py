@@ -106,9 +106,7 @@ class Target:
         def each(classes: Classes) -> Classes:
             return tuple(classes[row] for row in rows.tolist()) if isinstance(classes, tuple) else classes
 
-        return replace(
-            self, first=each(self.first), second=each(self.second), start=each(self.start), stop=each(self.stop)
-        )
+        return replace(self, **{name: each(getattr(self, name)) for name in ("first", "second", "start", "stop")})
 
     def __str__(self) -> str:
         """For example `logit of 243`, `difference of 3 and 5`, or `log-probability of tokens 5 to 8`."""
@@ -267,11 +265,7 @@ def only(classes: Classes) -> int:
 
 
 def _classes(c: Any, wrong: str | None = None) -> Classes:  # noqa: ANN401
-    """Whole numbers in one form.
-
-    Args:
-        wrong: what to say where they are none.
-    """
+    """Whole numbers in one form; `wrong` is what to say where they are none."""
     if c is None:
         return None
     given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy

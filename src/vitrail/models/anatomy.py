@@ -293,15 +293,11 @@ def _head(model: nn.Module, path: str, family: Anatomy) -> tuple[str, str | int]
         here = ".".join(names[:count])
         module = model.get_submodule(here)
         if hasattr(module, "config") and any(from_library(module, package) for package in ("transformers", ZOO)):
-            return here, _readout(module, family)
+            config, name = module.config, type(module).__name__
+            pooled = getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False)
+            own = "mean" if pooled else family.readout
+            return here, next((found or own for end, found in HEADS.items() if name.endswith(end)), "auto")
     return "", "auto"
-
-
-def _readout(head: nn.Module, family: Anatomy) -> str | int:
-    config = head.config
-    pooled = getattr(config, "model_type", "") == "beit" and getattr(config, "use_mean_pooling", False)
-    own = "mean" if pooled else family.readout
-    return next((found or own for end, found in HEADS.items() if type(head).__name__.endswith(end)), "auto")
 
 
 TIMM = Anatomy(

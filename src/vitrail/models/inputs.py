@@ -54,9 +54,7 @@ class Inputs:
             args=tuple(some(x) for x in self.args),
             kwargs={name: x if name in self.shared else some(x) for name, x in self.kwargs.items()},
             batch=len(rows),
-            ids=some(self.ids),
-            attention_mask=some(self.attention_mask),
-            special=some(self.special),
+            **{name: some(getattr(self, name)) for name in ("ids", "attention_mask", "special")},
             tokens=None if self.tokens is None else tuple(self.tokens[row] for row in rows.tolist()),
         )
 
@@ -190,8 +188,7 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
     if mask is not None and mask.ndim == 2 and not bool(mask.bool().any(dim=1).all()):
         raise InputError("one of the texts is empty: its attention_mask has no 1. Leave it out of the batch.")
     if kind == "text" and not signal:
-        _check_mask_shape(inputs, x, mask)
-        _check_content(inputs, mask)
+        _check_tokens(inputs, x, mask)
     # For the reader of the result or for training, not for the model's answer.
     skip = {"special_tokens_mask", "offset_mapping", "labels", "start_positions", "end_positions"}
     return Inputs(
@@ -237,24 +234,20 @@ def _check_mask(name: str, x: Tensor) -> None:
         )
 
 
-def _check_mask_shape(inputs: Mapping[str, Any], x: Tensor, mask: Tensor | None) -> None:
-    """Refuse a mask of another length than the text; with a cache, which is looked at later, it speaks of that too."""
-    if mask is None or mask.ndim != 2 or mask.shape == x.shape[:2] or inputs.get("past_key_values") is not None:
-        return
-    raise InputError(
-        f"attention_mask has shape {tuple(mask.shape)}, but the text has {x.shape[0]} x {x.shape[1]} tokens. Use the "
-        "mask that the tokenizer gave with them."
-    )
-
-
 MAIN = ("pixel_values", "pixel_values_videos", "input_ids", "inputs_embeds", "input_values", "input_features")
 """Keywords of what a model looks at, the first that is given."""
 PLAIN_MASKS = ("attention_mask", "special_tokens_mask", "pixel_mask")
 """Names of masks that hold 0 and 1 where they have two axes; a model of one's own may call others as it likes."""
 
 
-def _check_content(inputs: Mapping[str, Any], mask: Tensor | None) -> None:
-    """Refuse a text of which the tokenizer left nothing but its own marks."""
+def _check_tokens(inputs: Mapping[str, Any], x: Tensor, mask: Tensor | None) -> None:
+    """Refuse a mask of another length than the text, and a text of which nothing is left but the tokenizer's marks."""
+    cached = inputs.get("past_key_values") is not None  # which is looked at later; then the mask speaks of it too
+    if mask is not None and mask.ndim == 2 and mask.shape != x.shape[:2] and not cached:
+        raise InputError(
+            f"attention_mask has shape {tuple(mask.shape)}, but the text has {x.shape[0]} x {x.shape[1]} tokens. Use "
+            "the mask that the tokenizer gave with them."
+        )
     special = inputs.get("special_tokens_mask")
     if not isinstance(special, Tensor):
         encodings = getattr(inputs, "encodings", None) if getattr(inputs, "is_fast", False) else None

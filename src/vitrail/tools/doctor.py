@@ -198,12 +198,7 @@ class ModelStructure:
 
 
 def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructure:
-    """What is found in a model when it runs on these inputs; nothing is looked up.
-
-    Args:
-        model: as for `vitrail.explain`.
-        inputs: as for `vitrail.explain`.
-    """
+    """What is found in a model when it runs on these inputs, both as for `vitrail.explain`; nothing is looked up."""
     read = read_inputs(inputs)
     with shadow(model) as own:
         found, known = discover(own, read), known_anatomy(own)

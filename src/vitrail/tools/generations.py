@@ -142,21 +142,11 @@ class Generation:
 
     def to_json(self) -> str:
         """Everything, as JSON."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "text": self.text,
-                "tokens": self.tokens,
-                "units": [asdict(one) for one in self.units],
-                "context": [asdict(one) for one in self.context],
-                "tables": {name: table.tolist() for name, table in self.tables.items()},
-                "sinks": {name: share.tolist() for name, share in self.sinks.items()},
-                "provenance": encode(dict(self.provenance)),
-                **({"hops": {name: one.tolist() for name, one in self.hops.items()}} if self.hops else {}),
-            },
-            ensure_ascii=False,
-        )
+        made: dict[str, Any] = {"format": FORMAT, "version": VERSION, "text": self.text, "tokens": self.tokens}
+        made |= {name: [asdict(one) for one in getattr(self, name)] for name in ("units", "context")}
+        made |= {name: _listed(getattr(self, name)) for name in ("tables", "sinks")}
+        made |= {"provenance": encode(dict(self.provenance))} | ({"hops": _listed(self.hops)} if self.hops else {})
+        return json.dumps(made, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
         """Write everything to a JSON file, or the page where the name ends in .html."""
@@ -174,15 +164,13 @@ class Generation:
             found = json.loads(as_path(path, "the file of an answer").read_text(encoding="utf-8"))
             if found.get("format") != FORMAT or found.get("version") != VERSION:
                 raise ValueError(f"it is no {FORMAT} of version {VERSION}")
+            units, context = (tuple(Passage(**one) for one in found[name]) for name in ("units", "context"))
+            tables, sinks, hops = (
+                {name: torch.tensor(one) for name, one in some.items()}
+                for some in (found["tables"], found["sinks"], found.get("hops", {}))
+            )
             made = Generation(
-                found["text"],
-                tuple(found["tokens"]),
-                tuple(Passage(**one) for one in found["units"]),
-                tuple(Passage(**one) for one in found["context"]),
-                {name: torch.tensor(table) for name, table in found["tables"].items()},
-                {name: torch.tensor(share) for name, share in found["sinks"].items()},
-                found["provenance"],
-                {name: torch.tensor(one) for name, one in found.get("hops", {}).items()},
+                found["text"], tuple(found["tokens"]), units, context, tables, sinks, found["provenance"], hops
             )
             shape = (len(made.units), len(made.tokens))
             for name, table in made.tables.items():
@@ -195,6 +183,10 @@ class Generation:
             return made
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise OutputError(f"{path} cannot be read as a saved generation: {error}.") from error
+
+
+def _listed(tables: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: table.tolist() for name, table in tables.items()}
 
 
 def generate(  # noqa: PLR0913  (the public signature)
@@ -288,12 +280,8 @@ def generate(  # noqa: PLR0913  (the public signature)
     )
 
 
-Named = tuple[str | None, str | None, Mapping[str, Any]]
-"""How a method is called in the result, its name and its options."""
-
-
-def _methods(given: object) -> list[Named]:
-    """The methods as they were written, `gae` or `gae(readout=gradient)`; None is the default."""
+def _methods(given: object) -> list[tuple[str | None, str | None, Mapping[str, Any]]]:
+    """The methods as they were written, `gae` or `gae(readout=gradient)` with name and options; None is the default."""
     if given is None:
         return [(None, None, {})]
     texts = [given] if isinstance(given, str) else given

@@ -13,7 +13,7 @@ the signs turns, and near zero one class drops out. There the difference is the 
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
@@ -161,14 +161,11 @@ def of_any_size(model: nn.Module) -> Iterator[None]:
         (patches, "flatten", False),
         (patches, "output_fmt", Format.NHWC),
     ]
-    before = [getattr(owner, name) for owner, name, _ in changes]
-    try:
+    with ExitStack() as undo:
         for owner, name, value in changes:
+            undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
-    finally:
-        for (owner, name, _), value in zip(changes, before, strict=True):
-            setattr(owner, name, value)
 
 
 def guide(  # noqa: PLR0913  (each is a choice of its own)
@@ -225,25 +222,16 @@ def guided(
         wanted = wanted.of(seen.logits) if isinstance(wanted, Target) else wanted
         first = wanted.first if isinstance(wanted, Target) else None
         classes = list(first) if isinstance(first, tuple) else [None] * len(seen.logits)
-        found = _guides(own, guide_image, setup, seen, classes)
+        if isinstance(guide_image, Sequence) and not guide_image:
+            raise InputError("the list of guides is empty: leave it out to use the guides that come with the package.")
+        given = [open_shipped(name) for name in SHIPPED] if guide_image is None else guide_image
+        several = given if isinstance(given, Sequence) else [given]
+        found = [read_guide(one, own, seen, setup) for one in several]
+        found = [choose(found, classes)] if guide_image is None else found
         warn_of(found, classes, setup.named)
         free = canvas.arrangement.free
         groups = [tuple(found[i : i + free]) for i in range(0, len(found), free)]
         return [_explained(own, seen, group, wanted, canvas, setup) for group in groups]
-
-
-def _guides(
-    model: nn.Module,
-    given: Any,  # noqa: ANN401
-    setup: Setup,
-    seen: PredictedLogits,
-    classes: Sequence[int | None],
-) -> list[Guide]:
-    if isinstance(given, Sequence) and not given:
-        raise InputError("the list of guides is empty: leave it out to use the guides that come with the package.")
-    several = [open_shipped(n) for n in SHIPPED] if given is None else given if isinstance(given, Sequence) else [given]
-    found = [read_guide(one, model, seen, setup) for one in several]
-    return [choose(found, classes)] if given is None else found
 
 
 def _explained(
@@ -361,13 +349,9 @@ def contrast(
     """The two classes of each sample; where one is not named, the most likely that is not the other."""
     if logits.shape[1] < 2:
         raise TargetError("a contrast needs two classes, but the model has a single logit.")
-    first, second = (None if c is None else targets.logit(c).of(logits).first for c in (target1, target2))
-    if first is None:
-        first = _best_beside(logits, second)
-    if second is None:
-        second = _best_beside(logits, first)
-    assert isinstance(first, tuple)
-    assert isinstance(second, tuple)
+    named: list[Any] = [None if c is None else targets.logit(c).of(logits).first for c in (target1, target2)]
+    first = named[0] or _best_beside(logits, named[1])
+    second = named[1] or _best_beside(logits, first)
     for a, b in zip(first, second, strict=True):
         if a == b:
             raise TargetError(f"both classes are {a}, but a contrast needs two: name another one, or only one of them.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from vitrail.errors import InputError, one_line
@@ -48,7 +49,8 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
     if not ids:
         raise InputError("the tokenizer makes no token of the prompt. Give a text that has words.")
     inside = [end > begin for begin, end in offsets]  # tokens that stand for letters, or for bytes of one
-    offsets = _joined(offsets)
+    # White space that tokenizers leave out is counted to the token after it.
+    offsets = list(pairwise(accumulate((end for _, end in offsets), max, initial=0)))
     pieces = tuple(text[begin:end] for begin, end in offsets)
     return Prompt(text, tuple(ids), pieces, tuple(_passages(text, places, offsets, inside)))
 
@@ -77,15 +79,6 @@ def _check(prompt: object, documents: object) -> None:
         raise InputError(
             f"a prompt is a text, or a list of messages {{'role': ..., 'content': text}}, but {prompt!r:.80} was given."
         )
-
-
-def _joined(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The letters of each token, white space that tokenizers leave out counted to the token after it."""
-    found, place = [], 0
-    for _, end in offsets:
-        found.append((place, max(place, end)))
-        place = max(place, end)
-    return found
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:  # noqa: ANN401

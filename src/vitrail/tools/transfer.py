@@ -45,7 +45,6 @@ from vitrail.targets import AnyTarget, Target, as_target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
 FRAMES = 7
 
@@ -119,10 +118,21 @@ class Transfer:
 
     def gif(self, image: Any = None, *, index: int = 0, title: str | None = None) -> bytes:  # noqa: ANN401
         """All steps of one sample as an animated GIF that starts over after its last picture."""
+        from PIL import Image
+
         index = check_index(self.attributions[0], index)
-        pictures = [_pixels(_figure(self, [step], image, index, title, side=SIDE)) for step in range(len(self))]
+        pictures = []
+        for step in range(len(self)):
+            sink = BytesIO()
+            _figure(self, [step], image, index, title, side=SIDE).savefig(sink, format="png", dpi=100)
+            with Image.open(sink) as picture:
+                pictures.append(picture.convert("RGB"))
         size = max(p.width for p in pictures), max(p.height for p in pictures)
-        first, *more = (_on_white(picture, size) for picture in pictures)
+        shown = [Image.new("RGB", size, "white") for _ in pictures]
+        for canvas, picture in zip(shown, pictures, strict=True):
+            canvas.paste(picture, (0, 0))
+        # The 256 colours that reach furthest.
+        first, *more = (canvas.quantize(256, Image.Quantize.MAXCOVERAGE) for canvas in shown)
         sink, durations = BytesIO(), [MILLISECONDS] * len(more) + [LAST]
         first.save(sink, "GIF", save_all=True, append_images=more, duration=durations, loop=0)
         return sink.getvalue()
@@ -362,21 +372,3 @@ def _caption(film: Transfer, step: int, index: int) -> str:
     if film.target.second is not None or not isinstance(first, tuple):
         return said
     return f"{said}, {float(film.probabilities[step, index, first[index]]):.1%}"
-
-
-def _pixels(figure: "Figure") -> "Image":
-    from PIL import Image
-
-    sink = BytesIO()
-    figure.savefig(sink, format="png", dpi=100)
-    with Image.open(sink) as picture:
-        return picture.convert("RGB")
-
-
-def _on_white(picture: "Image", size: tuple[int, int]) -> "Image":
-    """The picture at the top left of a white one, in the 256 colours that reach furthest."""
-    from PIL import Image
-
-    canvas = Image.new("RGB", size, "white")
-    canvas.paste(picture, (0, 0))
-    return canvas.quantize(256, Image.Quantize.MAXCOVERAGE)

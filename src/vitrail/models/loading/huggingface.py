@@ -8,6 +8,7 @@ import os
 import wave
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,10 +137,9 @@ def _check_shards(folder: Path) -> None:
 def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401
     given = config.architectures or []
     architectures = [str(one) for one in ([given] if isinstance(given, str) else given)]
-    for architecture in architectures:
-        for ending, found in TASKS.items():
-            if architecture.endswith(ending):
-                return found
+    fitting = (found for one in architectures for ending, found in TASKS.items() if one.endswith(ending))
+    for found in fitting:
+        return found
     raise ModelError(
         f"{name!r} is {', '.join(architectures) or 'of no named architecture'}, but only classes that end in "
         f"{', '.join(TASKS)} have logits to explain. Fine-tune or choose one of those."
@@ -286,11 +286,11 @@ AUTO = {
 
 def writer(name: str, model: nn.Module, source: str, part: Part) -> Loaded:
     """A model that writes, ready to be given its source (`reads`)."""
-    tokenizer = part("AutoTokenizer")
-    write = WRITERS[source](model, tokenizer, part)
+    tokenizer, (kind, write) = part("AutoTokenizer"), WRITERS[source]
     count = int(getattr(model.get_output_embeddings(), "weight", torch.zeros(len(tokenizer))).shape[0])  # pyright: ignore
-    kind = "image" if source == "picture" else "text"
-    return Loaded(model, name, kind, "writing", count, tokenizer=tokenizer, write=write, source=source)
+    write = partial(write, model, tokenizer if kind == "AutoTokenizer" else part(kind))
+    reading = "image" if source == "picture" else "text"
+    return Loaded(model, name, reading, "writing", count, tokenizer=tokenizer, write=write, source=source)
 
 
 def _decoded(model: Any, inputs: Any) -> Sample:  # noqa: ANN401
@@ -300,64 +300,42 @@ def _decoded(model: Any, inputs: Any) -> Sample:  # noqa: ANN401
     return Sample(inputs, start=1)
 
 
-def _translation(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
-    def write(text: str) -> Sample:
-        return _decoded(model, tokenizer(check_text(text), return_tensors="pt").to(model.device))
-
-    return write
+def _translate(model: Any, tokenizer: Any, text: str) -> Sample:  # noqa: ANN401
+    return _decoded(model, tokenizer(check_text(text), return_tensors="pt").to(model.device))
 
 
-def _transcript(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
-    extractor = part("AutoFeatureExtractor")
+def _transcribe(model: Any, extractor: Any, path: Path) -> Sample:  # noqa: ANN401
     rate = int(extractor.sampling_rate)
-
-    def write(path: Path) -> Sample:
-        sound = resampled(*read_wave(path), rate)
-        found = extractor(sound.numpy(), sampling_rate=rate, return_tensors="pt")
-        name = next(n for n in ("input_features", "input_values") if n in found)
-        values = found[name].to(model.device, model.dtype)
-        whole = getattr(extractor, "n_samples", None) if name == "input_features" else None
-        seconds = (whole or len(sound)) / rate  # Whisper's sounds are filled up to thirty seconds
-        return replace(_decoded(model, {name: values}), sound=Sound(sound, rate, seconds))
-
-    return write
+    sound = resampled(*read_wave(path), rate)
+    found = extractor(sound.numpy(), sampling_rate=rate, return_tensors="pt")
+    name = next(n for n in ("input_features", "input_values") if n in found)
+    values = found[name].to(model.device, model.dtype)
+    whole = getattr(extractor, "n_samples", None) if name == "input_features" else None
+    seconds = (whole or len(sound)) / rate  # Whisper's sounds are filled up to thirty seconds
+    return replace(_decoded(model, {name: values}), sound=Sound(sound, rate, seconds))
 
 
-def _caption(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
-    processor = part("AutoImageProcessor")
-
-    def write(image: Any) -> Sample:  # noqa: ANN401
-        pixels = processor(images=image, return_tensors="pt")["pixel_values"].to(model.device, model.dtype)
-        return replace(_decoded(model, {"pixel_values": pixels}), picture=_shown(image, pixels, processor))
-
-    return write
+def _describe(model: Any, processor: Any, image: Any) -> Sample:  # noqa: ANN401
+    pixels = processor(images=image, return_tensors="pt")["pixel_values"].to(model.device, model.dtype)
+    return replace(_decoded(model, {"pixel_values": pixels}), picture=_shown(image, pixels, processor))
 
 
-def _answer(model: Any, tokenizer: Any, part: Part) -> Callable[..., Sample]:  # noqa: ANN401
-    processor = part("AutoProcessor")
-
-    def write(image: Any, question: str, *, length: int = LONGEST_ANSWER) -> Sample:  # noqa: ANN401
-        found = processor(images=image, text=_prompt(processor, question), return_tensors="pt")
-        inputs = {n: x.to(model.device, model.dtype if x.is_floating_point() else None) for n, x in found.items()}
-        with torch.no_grad():
-            written = model.generate(**inputs, **{**GENERATION, "max_new_tokens": length})
-        start = inputs["input_ids"].shape[1]
-        more = written.shape[1] - start
-        for mask, value in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
-            if mask in inputs:
-                inputs[mask] = F.pad(inputs[mask], (0, more), value=value)
-        inputs["input_ids"] = written
-        return Sample(inputs, _shown(image, inputs.get("pixel_values"), processor.image_processor), start=start)
-
-    return write
-
-
-def _prompt(processor: Any, question: str) -> str:  # noqa: ANN401
-    """The question as the model was trained to be asked."""
-    if getattr(processor, "chat_template", None):
+def _answer(model: Any, processor: Any, image: Any, question: str, *, length: int = LONGEST_ANSWER) -> Sample:  # noqa: ANN401
+    text = f"{getattr(processor, 'image_token', '<image>')} {question}"
+    if getattr(processor, "chat_template", None):  # the question as the model was trained to be asked
         content = [{"type": "image"}, {"type": "text", "text": question}]
-        return processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    return f"{getattr(processor, 'image_token', '<image>')} {question}"
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    found = processor(images=image, text=text, return_tensors="pt")
+    inputs = {n: x.to(model.device, model.dtype if x.is_floating_point() else None) for n, x in found.items()}
+    with torch.no_grad():
+        written = model.generate(**inputs, **{**GENERATION, "max_new_tokens": length})
+    start = inputs["input_ids"].shape[1]
+    more = written.shape[1] - start
+    for mask, value in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
+        if mask in inputs:
+            inputs[mask] = F.pad(inputs[mask], (0, more), value=value)
+    inputs["input_ids"] = written
+    return Sample(inputs, _shown(image, inputs.get("pixel_values"), processor.image_processor), start=start)
 
 
 def _shown(image: Any, pixels: Tensor | None, processor: Any) -> Any:  # noqa: ANN401
@@ -372,7 +350,13 @@ def _shown(image: Any, pixels: Tensor | None, processor: Any) -> Any:  # noqa: A
     return image if pixels is not None and pixels.ndim == 2 else None
 
 
-WRITERS = {"text": _translation, "sound": _transcript, "picture": _caption, "question": _answer}
+WRITERS: dict[str, tuple[str, Callable[..., Sample]]] = {
+    "text": ("AutoTokenizer", _translate),
+    "sound": ("AutoFeatureExtractor", _transcribe),
+    "picture": ("AutoImageProcessor", _describe),
+    "question": ("AutoProcessor", _answer),
+}
+"""By what a model is given: what prepares it, and the function that writes from the model, that and the source."""
 
 
 def read_wave(path: Path) -> tuple[Tensor, int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -113,15 +113,14 @@ def load_photo() -> Embedded:
     """The ViT for photographs."""
     from vitrail.models.zoo.photo import preprocess
 
-    model = _build("photo", ViTForImageClassification)
-    return Embedded("photo", model, preprocess, _class_names(model))
+    return _build("photo", ViTForImageClassification, lambda config: preprocess)
 
 
 def load_sentiment() -> Embedded:
     """The BERT for sentences."""
-    model = _build("sentiment", BertForSequenceClassification)
-    tokenise = make_tokeniser(limit=model.config.max_position_embeddings)
-    return Embedded("sentiment", model, tokenise, _class_names(model))
+    return _build(
+        "sentiment", BertForSequenceClassification, lambda config: make_tokeniser(config.max_position_embeddings)
+    )
 
 
 def load_lookup() -> Embedded:
@@ -133,10 +132,9 @@ def load_lookup() -> Embedded:
     return Embedded("lookup", model, read, tuple(word for word, _ in words))
 
 
-Model = TypeVar("Model", ViTForImageClassification, BertForSequenceClassification)
-
-
-def _build(name: str, kind: type[Model]) -> Model:
+def _build(
+    name: str, kind: Callable[[Config], nn.Module], reader: Callable[[Config], Callable[[Any], Any]]
+) -> Embedded:
     """A model with the shipped weights, every one of them and no other."""
     from safetensors.torch import load as parse
 
@@ -151,11 +149,8 @@ def _build(name: str, kind: type[Model]) -> Model:
             f"unknown {sorted(set(weights) - expected)}. {REPAIR}"
         )
     model.load_state_dict(weights, assign=True)
-    return model.eval()
-
-
-def _class_names(model: ViTForImageClassification | BertForSequenceClassification) -> tuple[str, ...]:
-    return tuple(model.config.id2label[number] for number in range(model.config.num_labels))
+    names = tuple(config.id2label[number] for number in range(config.num_labels))
+    return Embedded(name, model.eval(), reader(config), names)
 
 
 LOADERS: dict[str, Callable[[], Embedded]] = {"photo": load_photo, "sentiment": load_sentiment, "lookup": load_lookup}

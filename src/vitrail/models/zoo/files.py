@@ -91,9 +91,8 @@ def _round_rows(rows: Tensor, clip: float) -> tuple[Tensor, Tensor]:
 
 def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a file of `quantise` in single precision."""
-    return {name: _widen(name, weights) for name in weights if not name.endswith(SCALE)}
-
-
-def _widen(name: str, weights: Mapping[str, Tensor]) -> Tensor:
-    weight, scale = weights[name].float(), weights.get(name + SCALE)
-    return weight if scale is None else weight * scale.float().reshape(-1, *[1] * (weight.ndim - 1))
+    wide = {name: weight.float() for name, weight in weights.items() if not name.endswith(SCALE)}
+    for name, weight in wide.items():
+        if (scale := weights.get(name + SCALE)) is not None:
+            wide[name] = weight * scale.float().reshape(-1, *[1] * (weight.ndim - 1))
+    return wide
