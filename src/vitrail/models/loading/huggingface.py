@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,6 @@ from vitrail.errors import InputError, MissingExtraError, ModelError, one_line
 from vitrail.models import silent
 from vitrail.models.loading.loaded import Loaded, Sample, Sound
 from vitrail.models.texts import Span, check_text, pieces_of, words
-
-T = TypeVar("T")
 
 TASKS: dict[str, tuple[str, str]] = {
     "ForImageClassification": ("AutoModelForImageClassification", "image"),
@@ -54,9 +52,12 @@ def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
         ) from error
 
     def part(kind: str, **options: Any) -> Any:  # noqa: ANN401
-        return _fetch(
-            name, lambda: getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
-        )
+        """What the library gives, or one line that says why it does not."""
+        try:
+            return getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
+        except Exception as error:  # the hub's errors have no common root
+            where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
+            raise ModelError(f"{name!r} could not be loaded from {where}: {one_line(error)}") from error
 
     with silent():
         return _load(name, part, pickles=pickles)
@@ -111,15 +112,6 @@ def is_cached(name: str) -> bool:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except (ImportError, ValueError):
         return False
-
-
-def _fetch(name: str, get: Callable[[], T]) -> T:
-    """What the library gives, or one line that says why it does not."""
-    try:
-        return get()
-    except Exception as error:  # the hub's errors have no common root
-        where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
-        raise ModelError(f"{name!r} could not be loaded from {where}: {one_line(error)}") from error
 
 
 def _check_shards(folder: Path) -> None:
