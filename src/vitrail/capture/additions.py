@@ -12,7 +12,7 @@ A projection may be a plain `nn.Linear`, but also carry LoRA adapters, hold inte
 weight anew in every pass. Its matrix is what it does: `f(x) - f(0)`, measured by calling it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -71,9 +71,8 @@ def matrix(module: nn.Module, width: int, like: Tensor) -> tuple[Tensor, Tensor 
     if is_plain(module):
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
-        weight = (
-            weight.detach() if type(module) in PLAIN_LINEAR else weight.detach().T
-        )  # GPT-2 stores it the other way round
+        # GPT-2 stores it the other way round.
+        weight = weight.detach() if type(module) in PLAIN_LINEAR else weight.detach().T
         return weight, bias.detach() if isinstance(bias, Tensor) else None
     nothing = at_zero(module, width, like)
     eye = PROBE * torch.eye(width, dtype=_dtype_of(module, like), device=like.device)
@@ -113,23 +112,15 @@ class Unknown(Exception):
 
 @dataclass
 class Followed:
-    """What became of a module's result, until it was added to the stream.
+    """What became of a module's result, until it was added to the stream."""
 
-    Args:
-        given: what entered the module.
-        result: what came out of it.
-        now: what was made of that so far.
-        steps: the norms and scales that made it, each with what it was given and what it gave.
-        later: what entered norms that came after: the sum with the stream may be one.
-        times: how often the module was called.
-    """
-
-    given: Tensor | None = None
+    given: Tensor | None = None  # what entered the module
     result: Tensor | None = None
-    now: Tensor | None = None
+    now: Tensor | None = None  # what was made of the result so far
     steps: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
-    later: list[Tensor] = field(default_factory=list)
-    times: int = 0
+    """The norms and scales that made it, each with what it was given and what it gave."""
+    later: list[Tensor] = field(default_factory=list)  # what entered norms after: the sum with the stream may be one
+    times: int = 0  # how often the module was called
     version: int = 0  # of the tensor `now`, which the model may write into later
 
 
@@ -152,22 +143,14 @@ class Adding:
 
 @dataclass(frozen=True)
 class Added:
-    """What attention and the feed-forward part add to the stream.
+    """What attention and the feed-forward part add to the stream."""
 
-    Args:
-        weight: from the heads' outputs to what is added, but for `rows` and `scale`; `[d_model, heads * d]`.
-        rows: what each token's row is multiplied by beside, `[b, t]`; None for one.
-        scale: of each channel, of a module, as named by the anatomy or measured (layer scale); None for one.
-        ffn_added: what the feed-forward part gave, without `ffn_scale`.
-        missing: why what is not known is not, by the name it has in a layer.
-    """
-
-    weight: Tensor | None = None
-    rows: Tensor | None = None
-    scale: Tensor | None = None
-    ffn_added: Tensor | None = None
+    weight: Tensor | None = None  # `[d_model, heads * d]`, from the heads' outputs to what is added, less the next two
+    rows: Tensor | None = None  # what each token's row is multiplied by beside, `[b, t]`; None for one
+    scale: Tensor | None = None  # of each channel, as the anatomy or a module names it or as measured; None for one
+    ffn_added: Tensor | None = None  # what the feed-forward part gave, without `ffn_scale`
     ffn_scale: Tensor | None = None
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # why the rest is not known, by the name it has in a layer
 
 
 @dataclass(frozen=True)
@@ -182,8 +165,27 @@ def watched_in(block: Block) -> Watched:
     """The modules of a block that tell what is added."""
     parts = [(x, name) for x, name in ((block.output, "attention"), (block.ffn_output, "ffn")) if x is not None]
     callers = [(_caller(block, module), name, module) for module, name in parts]
-    takers = tuple(m for m in every_module(block.module) if is_norm(m) or passes(m) or scales(m))
+    takers = tuple(filter(hands_on, every_module(block.module)))
     return Watched(tuple((caller, name, caller is module) for caller, name, module in callers), takers)
+
+
+def hands_on(module: nn.Module) -> bool:
+    """Whether a module computes nothing new of a result: a norm, a dropout, a layer scale."""
+    return is_norm(module) or passes(module) or scales(module)
+
+
+Hooks = list[tuple[nn.Module, Callable[..., Tensor | None]]]
+
+
+def _hooks(adding: Adding, watched: Watched) -> tuple[Hooks, Hooks]:
+    """What is called when modules of a block begin, and when they end."""
+    block = adding.block
+    reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
+    before: Hooks = [(block.module, partial(_enter, adding))]
+    before += [] if reads is None else [(reads, partial(_read, adding))]
+    after: Hooks = [(block.module, partial(_leave, adding))]
+    after += [(caller, partial(_give, adding, name, own)) for caller, name, own in watched.callers]
+    return before, [*after, *((module, partial(_take, adding)) for module in watched.takers)]
 
 
 def hooks_for(adding: Adding, watched: Watched, running: Callable[[], bool]) -> list[RemovableHandle]:
@@ -192,57 +194,30 @@ def hooks_for(adding: Adding, watched: Watched, running: Callable[[], bool]) -> 
     Args:
         running: whether it is this block that runs: several may share modules.
     """
-    block = adding.block
-    reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
-    before = [(block.module, partial(_enter, adding)), (reads, partial(_read, adding))]
-    after: list[tuple[nn.Module, Callable[..., Tensor | None]]] = [(block.module, partial(_leave, adding))]
-    after += [(caller, partial(_give, adding, name, own)) for caller, name, own in watched.callers]
-    after += [(module, partial(_take, adding)) for module in watched.takers]
+    before, after = _hooks(adding, watched)
 
     def only_then(hook: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
         return lambda *given: hook(*given) if running() else None
 
     return [
-        *(m.register_forward_pre_hook(only_then(hook), with_kwargs=True) for m, hook in before if m is not None),
+        *(m.register_forward_pre_hook(only_then(hook), with_kwargs=True) for m, hook in before),
         *(m.register_forward_hook(only_then(hook), with_kwargs=True) for m, hook in after),
     ]
 
 
-@dataclass(frozen=True)
-class Event:
-    """The beginning or the end of a module in a pass that was kept.
-
-    Args:
-        first: the first tensor it was called with.
-        gave: the first tensor it gave; None at its beginning.
-    """
-
-    module: nn.Module
-    first: Tensor | None
-    gave: Tensor | None
-    ends: bool
+Event = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor | None, ...]]
+"""A module that begins or ends in a pass that was kept: the first tensor it was called with, at its end also what it
+gave first."""
 
 
-def replayed(block: Block, events: list[Event], call: AttentionCall) -> dict[str, str]:
+def replayed(block: Block, events: Sequence[Event], call: AttentionCall) -> dict[str, str]:
     """Why what the parts of a block give is not what is added to the stream, from a pass that was kept."""
     adding = Adding(block)
-    reads = block.ffn_input if block.ffn_norm is None else block.ffn_norm
-    callers = {name: _caller(block, x) for name, x in (("attention", block.output), ("ffn", block.ffn_output)) if x}
-    own = {"attention": block.output, "ffn": block.ffn_output}
-    for event in events:
-        given = () if event.first is None else (event.first,)
-        if not event.ends:
-            if event.module is block.module:
-                _enter(adding, event.module, given, {})
-            elif event.module is reads:
-                _read(adding, event.module, given, {})
-            continue
-        if event.module is block.module:
-            adding.leaving = event.gave
-        for name in (name for name, caller in callers.items() if caller is event.module):
-            _give(adding, name, event.module is own[name], event.module, given, {}, event.gave)
-        if is_norm(event.module) or passes(event.module) or scales(event.module):
-            _take(adding, event.module, given, {}, event.gave)
+    takers = {id(module): module for module, _, _ in events if hands_on(module)}
+    before, after = _hooks(adding, replace(watched_in(block), takers=tuple(takers.values())))
+    for module, given, gave in events:
+        for _, hook in (one for one in (after if gave else before) if one[0] is module):
+            hook(module, given, {}, *gave)
     return measured(adding, call, ffn=True).missing
 
 
@@ -357,8 +332,7 @@ def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall, kn
         )
     seen, stream = adding.attention, adding.entering
     named = _scale(seen, adding.block.attention_scale)
-    _check_once(seen, module)
-    _check_kept(adding)
+    _check_seen(adding, seen, module)
     assert seen.result is not None
     assert stream is not None
     if "attention" in known and not seen.steps and seen.given is not None:
@@ -384,8 +358,7 @@ def _attention(adding: Adding, module: nn.Module | None, call: AttentionCall, kn
 def _ffn(adding: Adding, module: nn.Module, known: set[str]) -> tuple[Tensor, Tensor | None]:
     """What the feed-forward part adds to the stream, and the scale of each channel that it is still to be given."""
     seen, stream, named = adding.ffn, adding.entering, _scale(adding.ffn, adding.block.ffn_scale)
-    _check_once(seen, module)
-    _check_kept(adding)
+    _check_seen(adding, seen, module)
     assert stream is not None
     _, base = _but_named(seen, named)
     base = _as_stream(base, stream)
@@ -403,15 +376,12 @@ def _ffn(adding: Adding, module: nn.Module, known: set[str]) -> tuple[Tensor, Te
     return base, named if factor is None else factor if named is None else named * factor
 
 
-def _check_once(seen: Followed, module: nn.Module) -> None:
+def _check_seen(adding: Adding, seen: Followed, module: nn.Module) -> None:
+    """Refuse a part that did not run once, and results that are not there any more."""
     if seen.times != 1 or seen.now is None:
         raise Unknown(f"{type(module).__name__} was called {seen.times} times in the block, not once")
-
-
-def _check_kept(adding: Adding) -> None:
-    for seen in (adding.attention, adding.ffn):
-        if seen.now is not None and writes_to(seen.now) != seen.version:
-            raise Unknown("the model writes into what one sub-layer gave, as by x += y, so it is not there any more")
+    if any(x.now is not None and writes_to(x.now) != x.version for x in (adding.attention, adding.ffn)):
+        raise Unknown("the model writes into what one sub-layer gave, as by x += y, so it is not there any more")
 
 
 def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Tensor) -> Tensor:
@@ -420,11 +390,8 @@ def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Te
         raise Unknown("the heads' outputs are not known")
     if call.output.ndim not in (3, 4):
         raise Unknown(f"the heads' outputs have the shape {tuple(call.output.shape)}, with an axis of windows")
-    output = (
-        call.output
-        if call.output.ndim == 4
-        else call.output.unflatten(0, (stream.shape[0 if block.batch_first else 1], -1))
-    )
+    batch = stream.shape[0 if block.batch_first else 1]
+    output = call.output if call.output.ndim == 4 else call.output.unflatten(0, (batch, -1))
     heads = rearrange(output, "b h t d -> b t (h d)" if block.batch_first else "b h t d -> t b (h d)")
     if seen.given is None:
         return heads
@@ -475,9 +442,8 @@ def _through(
     """The matrix after norms and scales, and what each row is multiplied by beside."""
     rows: Tensor | None = None
     for module, given, gave in steps:
-        centred, gain, factor = norm_step(
-            module, widen(_as_stream(given, stream)), widen(_as_stream(gave, stream)), given.dtype
-        )
+        states = (widen(_as_stream(x, stream)) for x in (given, gave))
+        centred, gain, factor = norm_step(module, *states, given.dtype)
         weight = widen(weight).to(gain.dtype)
         weight = gain[:, None] * (weight - weight.mean(dim=0) if centred else weight)
         if factor is not None:

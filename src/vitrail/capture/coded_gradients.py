@@ -1,14 +1,14 @@
 """Which row each position of a tensor feeds, measured by coded gradients, in passes whose gradients cost little."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.seams import AttentionCall
 from vitrail.capture.torch_private import current_transform
 
 Pair = tuple[Tensor, Tensor]
@@ -31,8 +31,7 @@ class _RowMap(torch.autograd.Function):
         return (grads[0].to(summed.dtype) @ summed)[..., None] * handed, None, None  # autocast gives other dtypes
 
 
-@dataclass(frozen=True)
-class _Projection:
+class _Projection(NamedTuple):
     """Where the arguments of a projection stand, and the axis of its weight that is the width of the result."""
 
     rows: int
@@ -41,10 +40,10 @@ class _Projection:
     axis: int
 
 
-LINEAR, ADDMM, MATMUL = _Projection(0, 1, 2, 0), _Projection(1, 2, 0, 1), _Projection(0, 1, 2, 1)
+MATMUL = _Projection(0, 1, 2, 1)
 PROJECTIONS: dict[Callable[..., Any], _Projection] = {
-    F.linear: LINEAR,
-    torch.addmm: ADDMM,
+    F.linear: _Projection(0, 1, 2, 0),
+    torch.addmm: _Projection(1, 2, 0, 1),
     torch.matmul: MATMUL,
     Tensor.matmul: MATMUL,
     Tensor.__matmul__: MATMUL,
@@ -135,14 +134,8 @@ class EvenMaxima(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; a maximum over places with the even gradient."""
         kwargs = kwargs or {}
-        known = func in MAXIMA or func in POOLS
-        if (
-            not known
-            or not args
-            or type(args[0]) is not Tensor
-            or not args[0].requires_grad
-            or current_transform() is not None
-        ):
+        known = (func in MAXIMA or func in POOLS) and bool(args) and type(args[0]) is Tensor
+        if not known or not args[0].requires_grad or current_transform() is not None:
             return func(*args, **kwargs)
         x, rest = args[0], args[1:]
         if func in POOLS:
@@ -198,7 +191,8 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor |
 
     def pulled(powers: list[Tensor]) -> list[Tensor | None]:
         coded = [seed * torch.exp2(power.double()).to(seed.dtype) for seed, power in zip(seeds, powers, strict=True)]
-        return _pulled(rows, coded, places, channels)
+        found = torch.autograd.grad([x for x, _ in rows], places, coded, retain_graph=True, allow_unused=True)
+        return [None if g is None else g.movedim(channels, -1) for g in found]
 
     lowest = [number % base - base // 2 for _, number in rows]
     first, second = pulled([-(power // 2) for power in lowest]), pulled([power - power // 2 for power in lowest])
@@ -262,11 +256,6 @@ def _quotient(first: Tensor, coded: Tensor) -> tuple[Tensor, Tensor]:
     return power.long(), (coded - first).abs().amax(dim=-1) <= slack * first.abs().amax(dim=-1)
 
 
-def _pulled(rows: Rows, seeds: list[Tensor], places: list[Tensor], channels: int) -> list[Tensor | None]:
-    found = torch.autograd.grad([x for x, _ in rows], places, seeds, retain_graph=True, allow_unused=True)
-    return [None if g is None else g.movedim(channels, -1) for g in found]
-
-
 def numbered(x: Tensor) -> Tensor:
     """The number of the token that every row of `[b, ..., t, d]` stands for."""
     batch, tokens = x.shape[0], x.shape[-2]
@@ -278,3 +267,8 @@ def with_heads(x: Tensor, batch: int) -> Tensor | None:
     if x.ndim == 3 and x.shape[0] % batch == 0:
         x = x.view(batch, -1, *x.shape[1:])
     return x if x.ndim == 4 and x.shape[0] == batch else None
+
+
+def call_result(call: AttentionCall) -> Tensor | None:
+    """What a model goes on from: the map where attention is written by hand; both have one row for each query."""
+    return call.weights if call.weights is not None else call.output

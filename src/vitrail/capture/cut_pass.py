@@ -6,6 +6,7 @@ Sums of two tensors and norms are watched in it: where the residual stream is ad
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.additions import is_norm
 from vitrail.capture.coded_gradients import EvenMaxima
-from vitrail.capture.executions import Node, node_of
+from vitrail.capture.executions import Node, node_of, start_graph
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
-from vitrail.capture.torch_private import current_transform, writes_to
+from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
@@ -35,19 +36,13 @@ KEEPS_VALUES = (
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """One sum of two tensors of one shape.
-
-    Args:
-        nodes: where the two stand in the graph.
-        after: how many attention calls came before.
-        versions: of the two operands, which the model may write into later.
-    """
+    """One sum of two tensors of one shape."""
 
     operands: tuple[Tensor, Tensor]
-    nodes: tuple[Node | None, Node | None]
+    nodes: tuple[Node | None, Node | None]  # where the two stand in the graph
     result: Tensor
-    after: int
-    versions: tuple[int, int]
+    after: int  # how many attention calls came before
+    versions: tuple[int, int]  # of the two operands, which the model may write into later
 
     def kept(self, side: int) -> bool:
         """Whether the model has not written into an operand since."""
@@ -102,14 +97,10 @@ def _alike(args: tuple) -> bool:
     return args[0].shape == args[1].shape and args[0].ndim >= 2
 
 
-def watch_norms(sums: Sums) -> Callable[..., None]:
-    """A hook that keeps what norms were given and gave."""
-
-    def hook(module: nn.Module, args: tuple, out: object) -> None:
-        if is_norm(module) and args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-            sums.norms.append(Normed(module, args[0], out))
-
-    return hook
+def _watch_norm(sums: Sums, module: nn.Module, args: tuple, out: object) -> None:
+    """Keep what a norm was given and gave."""
+    if is_norm(module) and args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+        sums.norms.append(Normed(module, args[0], out))
 
 
 def base_of(node: Node | None) -> Node | None:
@@ -149,9 +140,7 @@ class Seen:
     answer: Any = None
     sums: Sums | None = None  # what was added and normed, where that is asked for
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
-    by_chance: bool = (
-        False  # whether random numbers were drawn, so that another pass may order its tokens in another way
-    )
+    by_chance: bool = False  # whether random numbers were drawn: another pass may order its tokens in another way
 
 
 @contextmanager
@@ -230,10 +219,10 @@ def rooted(inputs: Inputs) -> Inputs:
 def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
     handles = []
     for module in model.modules():
-        handles.append(module.register_forward_pre_hook(_enter(seen), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(seen)))
+        handles.append(module.register_forward_pre_hook(partial(_enter, seen), with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(_leave, seen)))
         if seen.sums is not None:
-            handles.append(module.register_forward_hook(watch_norms(seen.sums)))
+            handles.append(module.register_forward_hook(partial(_watch_norm, seen.sums)))
 
     def emit(call: AttentionCall) -> None:
         check_plain_call()
@@ -251,35 +240,20 @@ def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
         yield
 
 
-def _enter(seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        for x in (*args, *kwargs.values()):
-            _keep(seen, x)
-
-    return hook
+def _enter(seen: Seen, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    for x in (*args, *kwargs.values()):
+        _keep(seen, x)
 
 
-def _leave(seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-        first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
-        if not isinstance(first, Tensor) or not first.is_floating_point():
-            return
-        if start_graph(module, first) and isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
-            seen.embedded.append((args[0], first))
-        if first.ndim == 4 and first.requires_grad:
-            seen.cells.append(first)
-        _keep(seen, first)
-
-    return hook
-
-
-def start_graph(module: nn.Module, out: Tensor) -> bool:
-    """Let the graph begin at what a module made of numbers without one; whether the result has a graph."""
-    own = any(x is not None for x in module._parameters.values())
-    begins = not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding))
-    if begins and current_transform() is None:  # inside of a transform no graph can begin
-        out.requires_grad_()
-    return out.requires_grad
+def _leave(seen: Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+    first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return
+    if start_graph(module, first) and isinstance(module, nn.Embedding) and args and isinstance(args[0], Tensor):
+        seen.embedded.append((args[0], first))
+    if first.ndim == 4 and first.requires_grad:
+        seen.cells.append(first)
+    _keep(seen, first)
 
 
 def _keep(seen: Seen, x: object) -> None:

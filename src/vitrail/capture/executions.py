@@ -1,8 +1,9 @@
 """One pass that is only watched: every execution of a module, the attention calls between them, the parts of blocks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,28 +28,19 @@ Node = object
 
 @dataclass(eq=False)
 class Execution:
-    """One time that a module ran.
-
-    Args:
-        turn: how often the module had run before in this pass.
-        begins: when it began; executions and attention calls are counted together.
-        given: the floating-point tensors it was called with, in order.
-        nodes: where these stand in the graph; None for those that have no gradient.
-        first: the first tensor it was called with, of any dtype.
-        plain: whether what it returned is a tensor, or begins with one.
-    """
+    """One time that a module ran."""
 
     module: nn.Module
     name: str
-    turn: int
-    begins: int
-    given: list[Tensor]
-    nodes: list[Node | None]
-    first: Tensor | None
+    turn: int  # how often the module had run before in this pass
+    begins: int  # executions and attention calls are counted together
+    given: list[Tensor]  # the floating-point tensors it was called with, in order
+    nodes: list[Node | None]  # where these stand in the graph; None for those that have no gradient
+    first: Tensor | None  # the first tensor it was called with, of any dtype
     ends: int = 0
     gave: Tensor | None = None  # the first tensor of what it returned
     gave_node: Node | None = None
-    plain: bool = False
+    plain: bool = False  # whether what it returned is a tensor, or begins with one
 
     def holds(self, other: "Execution") -> bool:
         """Whether another execution is inside this one."""
@@ -123,8 +115,8 @@ def _executed(model: nn.Module, some: Inputs) -> Executions:
 def _watching(model: nn.Module, seen: Executions) -> Iterator[None]:
     handles = []
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(_enter(seen, name), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(seen), with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(partial(_enter, seen, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(_leave, seen)))
 
     def emit(call: AttentionCall) -> None:
         check_plain_call()
@@ -135,41 +127,35 @@ def _watching(model: nn.Module, seen: Executions) -> Iterator[None]:
         yield
 
 
-def _enter(seen: Executions, name: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        tensors = list(tensors_in((args, kwargs)))
-        given = [x for x in tensors if x.is_floating_point()]
-        turn = seen.times.get(id(module), 0)
-        seen.times[id(module)] = turn + 1
-        first = tensors[0] if tensors else None
-        found = Execution(module, name, turn, seen.tick(), given, [node_of(x) for x in given], first)
-        seen.every.append(found)
-        seen.stack.append(found)
-
-    return hook
+def _enter(seen: Executions, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    tensors = list(tensors_in((args, kwargs)))
+    given = [x for x in tensors if x.is_floating_point()]
+    turn = seen.times.get(id(module), 0)
+    seen.times[id(module)] = turn + 1
+    first = tensors[0] if tensors else None
+    found = Execution(module, name, turn, seen.tick(), given, [node_of(x) for x in given], first)
+    seen.every.append(found)
+    seen.stack.append(found)
 
 
-def _leave(seen: Executions) -> Callable[..., Tensor | None]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict, out: Any) -> Tensor | None:  # noqa: ANN401
-        found = seen.stack.pop()
-        found.ends, found.gave = seen.tick(), next(tensors_in(out), None)
-        found.plain = found.gave is (out[0] if isinstance(out, (tuple, list)) and out else out)
-        if found.gave is None or not found.gave.is_floating_point() or current_transform() is not None:
-            return None
-        # Frozen weights on token ids have no gradient: let the graph begin here.
-        if not found.gave.requires_grad and found.gave.is_leaf and (isinstance(module, nn.Embedding) or _own(module)):
-            found.gave.requires_grad_()
-            found.gave_node = node_of(found.gave)
-            return found.gave.clone() if found.gave is out else None  # models may write into what a module gave
-        found.gave_node = node_of(found.gave)
+def _leave(seen: Executions, module: nn.Module, args: tuple, out: Any) -> Tensor | None:  # noqa: ANN401
+    found = seen.stack.pop()
+    found.ends, found.gave = seen.tick(), next(tensors_in(out), None)
+    found.plain = found.gave is (out[0] if isinstance(out, (tuple, list)) and out else out)
+    if found.gave is None or not found.gave.is_floating_point() or current_transform() is not None:
         return None
+    begins = not found.gave.requires_grad and start_graph(module, found.gave)
+    found.gave_node = node_of(found.gave)
+    return found.gave.clone() if begins and found.gave is out else None  # models may write into what a module gave
 
-    return hook
 
-
-def _own(module: nn.Module) -> bool:
-    """Whether a module has weights of its own, and not only parts that have some."""
-    return any(x is not None for x in module._parameters.values())
+def start_graph(module: nn.Module, out: Tensor) -> bool:
+    """Let the graph begin at what frozen weights made of numbers without one; whether the result has a graph."""
+    own = any(x is not None for x in module._parameters.values())
+    begins = not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding))
+    if begins and current_transform() is None:  # inside of a transform no graph can begin
+        out.requires_grad_()
+    return out.requires_grad
 
 
 def node_of(x: Tensor | None) -> Node | None:
@@ -218,67 +204,66 @@ def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
 
 DIGITS = 128
 """Channels are numbered in digits of this base."""
+Channels = tuple[int, ...] | range | None
 
 
 @dataclass(frozen=True)
 class PartNames:
-    """The parts of a block by their names inside it; None where there is no such part.
+    """The parts of a block by their names inside it; None where there is no such part."""
 
-    Args:
-        attending: the module that makes the attention call.
-        value: the module that makes the values.
-        value_channels: which numbers of what it gives are the values, head after head; None where it holds them last.
-        missing: why what a sub-layer adds to the stream is not known, by the name it has in a layer.
-    """
-
-    attending: str | None = None
+    attending: str | None = None  # makes the attention call
     output: str | None = None
-    value: str | None = None
-    value_channels: tuple[int, ...] | range | None = None
+    value: str | None = None  # makes the values
     attention_norm: str | None = None
     ffn_norm: str | None = None
     ffn_input: str | None = None
     ffn_output: str | None = None
+    value_channels: Channels = None
+    """Which numbers of what `value` gives are the values, head after head; None where it holds them last."""
     missing: tuple[tuple[str, str], ...] = ()
+    """Why what a sub-layer adds to the stream is not known, by the name it has in a layer."""
 
 
-@dataclass(frozen=True)
-class _Proposed:
-    """Executions that may be the parts of a block."""
-
-    attending: Execution
-    output: Execution | nn.Module | None = None
-    attention_norm: Execution | None = None
-    ffn_norm: Execution | None = None
-    ffn_input: Execution | None = None
-    ffn_output: Execution | None = None
+PARTS = ("attending", "output", "value", "attention_norm", "ffn_norm", "ffn_input", "ffn_output")
 
 
 def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first: bool) -> PartNames:
     """The parts of a block that makes one attention call."""
-    inner = ran.inside(block)
-    stream = block.given[0] if block.given else None
+    inner, stream = ran.inside(block), block.given[0] if block.given else None
     if stream is None:
         return PartNames()
-    output = _output(seen.stack[-1], seen, inner, stream)
-    after = _behind(block, seen, output, inner, stream)
-    found = _Proposed(seen.stack[-1], output, _attention_norm(seen, inner, block))
-    best, missing = None, {}
-    for candidate in _variants(found, after, inner, stream):
-        lacking = _missing(candidate, block, seen, inner, batch_first=batch_first)
-        if best is None or "ffn_added" not in lacking:
-            best, missing = candidate, lacking
-        if "ffn_added" not in lacking:
-            break
-    if best is None:
-        best, missing = found, _missing(found, block, seen, inner, batch_first=batch_first)
+    output, norm = _output(seen.stack[-1], seen, inner, stream), _attention_norm(seen, inner, block)
     value, channels = _value(seen, inner, ran.batch)
-    return replace(_names(best, block, tuple(missing.items()), value), value_channels=channels)
+    found = Block(
+        module=block.module,
+        output=_module(output),
+        value=_module(value),
+        value_bias=None,
+        attention_norm=_module(norm),
+        attention_scale=None,
+        ffn_norm=None,
+        ffn_input=None,
+        ffn_output=None,
+        ffn_scale=None,
+        batch_first=batch_first,
+        attending=seen.stack[-1].module,
+    )
+    events, tried = _events(block, inner), []
+    for candidate in _variants(found, _behind(block, seen, output, inner, stream), inner, stream) or [found]:
+        tried.append((candidate, additions.replayed(candidate, events, seen.call)))
+        if "ffn_added" not in tried[-1][1]:
+            break
+    best, missing = tried[-1] if "ffn_added" not in tried[-1][1] else tried[0]
+    inside = {id(module): name for name, module in block.module.named_modules()}
+    names = {part: inside.get(id(getattr(best, part))) for part in PARTS}
+    return PartNames(**names, value_channels=channels, missing=tuple(missing.items()))
 
 
-def _value(
-    seen: SeenCall, inner: list[Execution], batch: int
-) -> tuple[Execution | None, tuple[int, ...] | range | None]:
+def _module(x: Execution | nn.Module | None) -> nn.Module | None:
+    return x.module if isinstance(x, Execution) else x
+
+
+def _value(seen: SeenCall, inner: list[Execution], batch: int) -> tuple[Execution | None, Channels]:
     """The module that makes the values, and which numbers of what it gives they are."""
     if isinstance(seen.stack[-1].module, nn.MultiheadAttention):
         return seen.stack[-1], None
@@ -302,7 +287,7 @@ def _may_project(x: Execution) -> bool:
     return width is not None and width == x.given[0].shape[-1] and additions.is_affine(x.module, x.given[0])
 
 
-def _channels(value: Tensor, gave: Tensor) -> tuple[int, ...] | range | None:
+def _channels(value: Tensor, gave: Tensor) -> Channels:
     """The channel of a module's result that each number of a value row is; None where it is not one channel each.
 
     Args:
@@ -337,10 +322,9 @@ def _numbers(value: Tensor, gave: Tensor) -> list[int] | None:
     channels = torch.full((first.numel(),), -1, device=first.device)
     inside = (number >= 0) & (number < first.numel())
     channels[number[inside]] = inside.nonzero()[:, 0]
-    same = (channels >= 0).all() and torch.equal(
-        gave.detach().flatten(0, -2)[rows[0]][channels], first.detach().flatten()
-    )
-    return channels.tolist() if bool(same) else None
+    given = gave.detach().flatten(0, -2)[rows[0]]
+    same = bool((channels >= 0).all()) and torch.equal(given[channels], first.detach().flatten())
+    return channels.tolist() if same else None
 
 
 def _behind(
@@ -353,34 +337,29 @@ def _behind(
     return next((after for after in behind if _results(after, stream)), [])
 
 
-def _variants(found: _Proposed, after: list[Execution], inner: list[Execution], stream: Tensor) -> Iterator[_Proposed]:
+def _variants(found: Block, after: list[Execution], inner: list[Execution], stream: Tensor) -> list[Block]:
     """Proposals for the feed-forward part: each with the norm before it as its own, then with the stream after that."""
+    proposed = []
     for result in _results(after, stream):
         source = _source(result, after, stream)
         norm = next((x for x in inner if x.gave is source.first and additions.is_norm(x.module)), None)
-        proposed = replace(found, ffn_norm=norm, ffn_input=source, ffn_output=result)
-        yield proposed
-        if norm is not None:
-            yield replace(proposed, ffn_norm=None)
+        without = replace(found, ffn_input=source.module, ffn_output=result.module)
+        proposed += [without] if norm is None else [replace(without, ffn_norm=norm.module), without]
+    return proposed
 
 
-def _plain(x: Execution) -> bool:
-    """Whether an execution may compute something new: no norm, no dropout, no layer scale."""
-    return not (additions.is_norm(x.module) or additions.passes(x.module) or additions.scales(x.module))
+def _computes(x: Execution) -> bool:
+    """Whether an execution may compute something new of one tensor: no norm, no dropout, no layer scale."""
+    return len(x.given) == 1 and not additions.hands_on(x.module)
 
 
 def _output(caller: Execution, seen: SeenCall, inner: list[Execution], stream: Tensor) -> Execution | nn.Module | None:
     """The first module after the call that takes the heads' outputs to channels of the stream."""
     if isinstance(caller.module, nn.MultiheadAttention):
         return caller.module.out_proj
-    result = seen.call.output
-    size = None if result is None else result.numel()
-    for x in inner:
-        if x.begins < seen.at or not _plain(x) or len(x.given) != 1 or x.gave is None:
-            continue
-        if x.given[0].numel() == size and x.gave.numel() == stream.numel():
-            return x
-    return None
+    size = None if seen.call.output is None else seen.call.output.numel()
+    later = (x for x in inner if x.begins >= seen.at and _computes(x) and x.given[0].numel() == size)
+    return next((x for x in later if x.gave is not None and x.gave.numel() == stream.numel()), None)
 
 
 def _attention_norm(seen: SeenCall, inner: list[Execution], block: Execution) -> Execution | None:
@@ -394,74 +373,28 @@ def _attention_norm(seen: SeenCall, inner: list[Execution], block: Execution) ->
 
 def _results(after: list[Execution], stream: Tensor) -> list[Execution]:
     """The modules behind attention that give channels of the stream: the last of the outermost, then those inside."""
-    shaped = [x for x in after if _plain(x) and len(x.given) == 1 and _is_shaped(x.gave, stream)]
+
+    def fits(x: Tensor | None) -> bool:
+        return x is not None and x.numel() == stream.numel() and x.shape[-1] == stream.shape[-1]
+
+    shaped = [x for x in after if _computes(x) and fits(x.gave)]
     outermost = [x for x in shaped if not any(other.holds(x) for other in shaped)]
     return [*outermost[-1:], *(x for x in shaped if outermost[-1].holds(x)), *outermost[-2::-1]]
-
-
-def _is_shaped(x: Tensor | None, stream: Tensor) -> bool:
-    return x is not None and x.numel() == stream.numel() and x.shape[-1] == stream.shape[-1]
 
 
 def _source(result: Execution, after: list[Execution], stream: Tensor) -> Execution:
     """The module whose input is the feed-forward part's input."""
     if result.given[0].numel() == stream.numel():
         return result
-    first = (
-        x
-        for x in after
-        if x.begins < result.begins and _plain(x) and len(x.given) == 1 and x.given[0].numel() == stream.numel()
-    )
-    return next(first, result)
-
-
-def _missing(
-    found: _Proposed, block: Execution, seen: SeenCall, inner: list[Execution], *, batch_first: bool
-) -> dict[str, str]:
-    """Why what the proposed parts give is not what is added to the stream; empty if it is."""
-    output = found.output.module if isinstance(found.output, Execution) else found.output
-    part = Block(
-        module=block.module,
-        output=output,
-        value=None,
-        value_bias=None,
-        attention_norm=None if found.attention_norm is None else found.attention_norm.module,
-        attention_scale=None,
-        ffn_norm=None if found.ffn_norm is None else found.ffn_norm.module,
-        ffn_input=None if found.ffn_input is None else found.ffn_input.module,
-        ffn_output=None if found.ffn_output is None else found.ffn_output.module,
-        ffn_scale=None,
-        batch_first=batch_first,
-        attending=None,
-    )
-    return additions.replayed(part, _events(block, inner), seen.call)
+    before = (x for x in after if x.begins < result.begins and _computes(x))
+    return next((x for x in before if x.given[0].numel() == stream.numel()), result)
 
 
 def _events(block: Execution, inner: list[Execution]) -> list[additions.Event]:
     """Beginnings and ends of executions in the order in which they came."""
-    moments = [(x.begins, x, False) for x in (block, *inner)] + [(x.ends, x, True) for x in (block, *inner)]
+    ran = (block, *inner)
+    moments = [(x.begins, x, ()) for x in ran] + [(x.ends, x, (x.gave,)) for x in ran]
     return [
-        additions.Event(x.module, x.first, x.gave if ends else None, ends=ends)
-        for _, x, ends in sorted(moments, key=lambda moment: moment[0])
+        (x.module, () if x.first is None else (x.first,), gave)
+        for _, x, gave in sorted(moments, key=lambda moment: moment[0])
     ]
-
-
-def _names(
-    found: _Proposed, block: Execution, missing: tuple[tuple[str, str], ...], value: Execution | None
-) -> PartNames:
-    inside = {id(module): name for name, module in block.module.named_modules()}
-
-    def name(x: Execution | nn.Module | None) -> str | None:
-        module = x.module if isinstance(x, Execution) else x
-        return None if module is None else inside.get(id(module))
-
-    return PartNames(
-        attending=name(found.attending),
-        output=name(found.output),
-        value=name(value),
-        attention_norm=name(found.attention_norm),
-        ffn_norm=name(found.ffn_norm),
-        ffn_input=name(found.ffn_input),
-        ffn_output=name(found.ffn_output),
-        missing=missing,
-    )

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, with_heads
-from vitrail.capture.cut_pass import start_graph
-from vitrail.capture.executions import node_of, reached
+from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.long_texts import as_it_was, for_length, part_of, untouched_borders

@@ -24,23 +24,14 @@ SAMPLES_DIFFER = "the tokens of different samples come from different places, or
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the tokens of the blocks come from.
+    """Where the tokens of the blocks come from."""
 
-    Args:
-        tokens: how many the blocks work on.
-        index: the token of each patch, row by row, or of each word of the text.
-        grid: how many patches there are from top to bottom and from left to right.
-        patch: the pixels of a patch from top to bottom and from left to right, where no two share any.
-        measured: whether this was measured, or only counted.
-        labels: what each of these tokens shows of a signal; None for pictures and texts.
-    """
-
-    tokens: int
-    index: tuple[int, ...]
-    grid: tuple[int, int] | None = None
-    patch: tuple[int, int] | None = None
-    measured: bool = True
-    labels: tuple[str, ...] | None = None
+    tokens: int  # how many the blocks work on
+    index: tuple[int, ...]  # the token of each patch, row by row, or of each word of the text
+    grid: tuple[int, int] | None = None  # how many patches there are from top to bottom and from left to right
+    patch: tuple[int, int] | None = None  # the pixels of a patch along these axes, where no two patches share any
+    measured: bool = True  # whether this was measured, or only counted
+    labels: tuple[str, ...] | None = None  # what each of these tokens shows of a signal; None for pictures and texts
 
     @cached_property
     def prefix(self) -> int | None:
@@ -90,8 +81,8 @@ def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[T
         return "the tokens do not depend on the input"
     boxes = box_labels(found, tokens)
     for cell in reversed(cells if boxes is None else []):
-        places = sources(numbers, [cell], channels=1)[0] if cell.requires_grad else None
-        boxes = boxes if places is None or boxes is not None else box_labels(places, tokens)
+        places = sources(numbers, [cell], channels=1)[0] if boxes is None else None
+        boxes = boxes if places is None else box_labels(places, tokens)
     if boxes is not None:
         return Origin(tokens, boxes[0], labels=boxes[1])
     if stream.ndim != 3:
@@ -103,8 +94,7 @@ def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[T
 def _text(stream: Tensor, inputs: Inputs, source: Tensor | None) -> Origin | str:
     """The token of every word: measured where the table of word embeddings is found."""
     tokens, words = stream.shape[-2], inputs.shown.shape[1]
-    numbers = [(stream, numbered(stream))]
-    found = None if source is None else sources(numbers, [source], channels=2)[0]
+    found = None if source is None else sources([(stream, numbered(stream))], [source], channels=2)[0]
     if found is None:
         if tokens != words:
             return f"the blocks work on {tokens} tokens where the text has {words}"
@@ -135,14 +125,12 @@ def _in_samples(found: Tensor, tokens: int, grid: tuple[int, int] | None) -> Ori
 
 def _patches(stream: Tensor, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
     """The token of every patch: by the pixels where each feeds one token, else by the last feature map."""
-    numbers = [(stream, numbered(stream))]
-    tokens = stream.shape[-2]
-    if source is not None and (pixels := sources(numbers, [source], channels=1)[0]) is not None:
-        found = boxes(pixels, tokens)
-        if found is not None:
-            return found
+    tokens, numbers = stream.shape[-2], [(stream, numbered(stream))]
+    pixels = None if source is None else sources(numbers, [source], channels=1)[0]
+    if pixels is not None and (whole := boxes(pixels, tokens)) is not None:
+        return whole
     for cell in reversed(cells):
-        found = sources(numbers, [cell], channels=1)[0] if cell.requires_grad else None
+        (found,) = sources(numbers, [cell], channels=1)
         if found is not None and not bool((found == MIXED).any()):
             return _in_samples(found.flatten(1), tokens, (found.shape[1], found.shape[2]))
     return "pixels feed several tokens, and no feature map before the blocks has one place for each token"
@@ -192,24 +180,16 @@ def box_labels(found: Tensor, tokens: int) -> tuple[tuple[int, ...], tuple[str, 
     local = (found - samples * tokens).cpu()
     if not bool((local == local[:1]).all()) or not bool(((local >= 0) & (local < tokens)).all()):
         return None
-    index, labels = [], []
+    names = NAMES.get(local.ndim - 1, tuple(f"axis {axis}" for axis in range(local.ndim - 1)))
+    found_labels: dict[int, str] = {}
     for token in local[0].unique().tolist():
         places = (local[0] == token).nonzero()
         low, high = places.amin(dim=0), places.amax(dim=0)
         if len(places) != int((high - low + 1).prod()):
             return None
-        index.append(token)
-        labels.append(_label(low.tolist(), high.tolist()))
-    return tuple(index), tuple(labels)
-
-
-def _label(low: Sequence[int], high: Sequence[int]) -> str:
-    names = NAMES.get(len(low), tuple(f"axis {axis}" for axis in range(len(low))))
-    parts = [
-        f"{name} {first}" if first == last else f"{name}s {first}-{last}"
-        for name, first, last in zip(names, low, high, strict=True)
-    ]
-    return ", ".join(parts)
+        sides = zip(names, low.tolist(), high.tolist(), strict=True)
+        found_labels[token] = ", ".join(f"{name} {a}" if a == b else f"{name}s {a}-{b}" for name, a, b in sides)
+    return tuple(found_labels), tuple(found_labels.values())
 
 
 def ordered_labels(stream: Tensor, source: Tensor, *, channels: int) -> tuple[tuple[int, ...], tuple[str, ...]] | str:
@@ -230,8 +210,9 @@ def ordered_labels(stream: Tensor, source: Tensor, *, channels: int) -> tuple[tu
     for axis in range(source.ndim - 2):
         places = [found[axis] for token in spaced if (found := _centres(stream, token, source, channels)) is not None]
         if all(b > a for a, b in pairwise(places)):
-            length = source.movedim(channels, -1).shape[axis + 1]
-            return tuple(range(first, tokens)), _spans(length, tokens - first)
+            length, count = source.movedim(channels, -1).shape[axis + 1], tokens - first
+            ends = [round(length * i / count) for i in range(count + 1)]
+            return tuple(range(first, tokens)), tuple(f"{a}-{max(a, b - 1)}" for a, b in pairwise(ends))
     return "tokens follow no axis of the input in order"
 
 
@@ -248,18 +229,8 @@ def _centres(stream: Tensor, token: int, source: Tensor, channels: int) -> list[
     return [float((x * torch.arange(len(x), device=x.device)).sum()) for x in along]
 
 
-def _spans(length: int, count: int) -> tuple[str, ...]:
-    ends = [round(length * i / count) for i in range(count + 1)]
-    return tuple(f"{a}-{max(a, b - 1)}" for a, b in pairwise(ends))
-
-
 def signal_kind(axes: int, labels: Sequence[str]) -> str | None:
-    """What kind of signal an input with this many axes is; None where no picture is known for it.
-
-    Args:
-        axes: those of the whole batch.
-        labels: of the tokens.
-    """
+    """What kind of signal a batch with this many axes is, by the labels of its tokens; None where it has no picture."""
     if axes == 2:
         return "table" if labels[0].startswith("place") else "wave"
     return {3: "spectrum", 5: "video"}.get(axes)

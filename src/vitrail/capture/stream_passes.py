@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.continuations import continued
-from vitrail.capture.cut_pass import rooted, start_graph
+from vitrail.capture.cut_pass import rooted
+from vitrail.capture.executions import start_graph
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import UNMOVED

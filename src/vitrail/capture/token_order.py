@@ -4,17 +4,18 @@ Windows, packed sequences and shuffled tokens have the same shapes as tokens in 
 difference.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, numbered, sources, with_heads
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, call_result, numbered, sources, with_heads
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.layers import batch_first, unequal
 from vitrail.capture.seams import AttentionCall
-from vitrail.models.anatomy import Body
+from vitrail.models.anatomy import Block, Body
 
 
 @dataclass
@@ -34,38 +35,34 @@ def check_tokens(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: l
     Both are asked at once, and one by one only where that shows something. Gradients have to end at what attention
     gives.
     """
-    rows: Rows = []
-    for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
-        shaped = _shaped_operands(index, block, batch, body)
-        if isinstance(shaped, str) or not isinstance(block.leaving, Tensor) or block.entering is None:
-            break
-        if not reached([node_of(x) for x in shaped], {node for node in [node_of(block.entering)] if node is not None}):
-            break
-        rows += [(x, numbered(x)) for x in (*shaped, batch_first(part, block.leaving))]
-    else:
-        places = [block.entering for block in blocks if block.entering is not None]
-        found = zip(sources(rows, places, channels=2), body.blocks, strict=True)
-        each = [x if x is None or part.batch_first else x.T for x, part in found]
-        if all(x is not None and compare_rows(x, "", 0) is None for x in each):
-            return None
-    return check_operands(blocks, batch, body, assumed) or check_beside(blocks, body)
-
-
-def check_operands(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: list[str]) -> str | None:
-    """Why the rows of the blocks' attention calls are not their tokens; None if they are."""
-    rows: Rows = []
+    read: Rows = []
+    reads_all = True  # whether what every block reads depends on what enters it
     for index, block in enumerate(blocks):
         shaped = _shaped_operands(index, block, batch, body)
         if isinstance(shaped, str):
             return shaped
-        rows += [(x, numbered(x)) for x in shaped]
-    found = sources(rows, [block.entering for block in blocks if block.entering is not None], channels=2)
-    for index, (one, part) in enumerate(zip(found, body.blocks, strict=True)):
-        if one is None:
-            assumed.append("the operands of attention are those of the tokens in order")
-        elif (refusal := compare_rows(one if part.batch_first else one.T, "what it reads", index)) is not None:
-            return refusal
+        read += [(x, numbered(x)) for x in shaped]
+        reads_all = reads_all and bool(reached([node_of(x) for x in shaped], {node_of(block.entering)} - {None}))
+    given = [x.leaving for x in blocks if isinstance(x.leaving, Tensor) and x.leaving.requires_grad]
+    whole = len(given) == len(blocks)
+    passed = [(x, numbered(x)) for x in map(batch_first, body.blocks, given)] if whole else []
+    places = [block.entering for block in blocks if block.entering is not None]
+    together = _fed_tokens(read + passed, places, body.blocks) if reads_all and whole else [None]
+    if all(x is not None and compare_rows(x, "", 0) is None for x in together):
+        return None
+    for rows, what in ((read, "what it reads"), (passed, "what it passes on beside attention")):
+        for index, one in enumerate(_fed_tokens(rows, places, body.blocks)):
+            if one is None:
+                assumed += ["the operands of attention are those of the tokens in order"] if rows is read else []
+            elif (refusal := compare_rows(one, what, index)) is not None:
+                return refusal
     return None
+
+
+def _fed_tokens(rows: Rows, places: list[Tensor], parts: Sequence[Block]) -> list[Tensor | None]:
+    """The row that every token of states of blocks feeds, `[b, t]`; None where none does."""
+    found = zip(sources(rows, places, channels=2), parts, strict=True)
+    return [x if x is None or part.batch_first else x.T for x, part in found]
 
 
 def _shaped_operands(index: int, block: MeasuredBlock, batch: int, body: Body) -> list[Tensor] | str:
@@ -93,8 +90,7 @@ def check_results(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: 
     places: dict[int, Tensor] = {}
     for index, (block, part) in enumerate(zip(blocks, body.blocks, strict=True)):
         (call,) = block.calls
-        # Attention written by hand goes on from its weights; both have one row for each query.
-        result = call.weights if call.weights is not None else call.output
+        result = call_result(call)
         if block.leaving is None or result is None or not result.requires_grad:
             assumed.append("what attention gives is added to the tokens in order")
             continue
@@ -109,23 +105,6 @@ def check_results(blocks: list[MeasuredBlock], batch: int, body: Body, assumed: 
             continue
         refusal = compare_rows(found.reshape(batch, -1, result.shape[-2]), "what it gives", index)
         if refusal is not None:
-            return refusal
-    return None
-
-
-def check_beside(blocks: list[MeasuredBlock], body: Body) -> str | None:
-    """Why what a block gives a token depends on other tokens beside attention; None if it does not.
-
-    Gradients have to end at what attention gives.
-    """
-    pairs = [(block.leaving, block.entering) for block in blocks]
-    if not all(isinstance(x, Tensor) and x.requires_grad and y is not None for x, y in pairs):
-        return None
-    streams = [batch_first(part, x) for part, (x, _) in zip(body.blocks, pairs, strict=True) if x is not None]
-    found = sources([(x, numbered(x)) for x in streams], [y for _, y in pairs if y is not None], channels=2)
-    for index, (one, part) in enumerate(zip(found, body.blocks, strict=True)):
-        passed = None if one is None else one if part.batch_first else one.T
-        if passed is not None and (refusal := compare_rows(passed, "what it passes on beside attention", index)):
             return refusal
     return None
 
@@ -154,16 +133,12 @@ def check_sequence(
     # What passes blocks by has to arrive at the same tokens too, of a later block or of what the last one gives.
     rows = [(x, numbered(x)) for x in (*streams[1:], batch_first(body.blocks[-1], last))]
     places = [first, *(block.leaving for block in blocks[:-1] if block.leaving is not None)]
-    beside, *given = sources(rows, places, channels=2)
-    if beside is not None:
-        beside = beside if body.blocks[0].batch_first else beside.T
-        if (refusal := compare_rows(beside, "tokens that pass blocks by", 0)) is not None:
-            return refusal
+    beside, *given = _fed_tokens(rows, places, (body.blocks[0], *body.blocks[:-1]))
+    if beside is not None and (refusal := compare_rows(beside, "tokens that pass blocks by", 0)) is not None:
+        return refusal
     answered = bool(read[-1].any())
     for index, found in enumerate(given):
-        unread = answered and bool(read[index].any())
-        found = found if found is None or body.blocks[index].batch_first else found.T
-        if (refusal := _check_next(found, index, real, unread=unread)) is not None:
+        if (refusal := _check_next(found, index, real, unread=answered and bool(read[index].any()))) is not None:
             return refusal
     return None
 
@@ -171,7 +146,12 @@ def check_sequence(
 def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread: bool) -> str | None:
     """Why what one block gives is not what later ones read; `unread`: whether the answer reads it past later blocks."""
     if found is None or not bool((found != NOWHERE).any()):
-        return _side_by_side(index) if unread else None
+        if not unread:
+            return None
+        return (  # blocks whose results meet in the answer alone, such as those of two models
+            f"the blocks up to {index} and the later ones work side by side: no later block reads what block {index} "
+            f"gives, but the answer reads both. A walk through them one after the other would be wrong. {AT_THE_INPUTS}"
+        )
     if (refusal := compare_rows(found, "the tokens after it", index)) is not None:
         return refusal
     lost = found == NOWHERE
@@ -179,14 +159,6 @@ def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread
     if bool(lost.any()):
         return unreadable(index, f"{int(lost.sum())} of {lost.numel()} tokens after it are replaced by others")
     return None
-
-
-def _side_by_side(index: int) -> str:
-    """Why blocks whose results meet in the answer alone, such as those of two models, are no sequence."""
-    return (
-        f"the blocks up to {index} and the later ones work side by side: no later block reads what block {index} "
-        f"gives, but the answer reads both. A walk through them one after the other would be wrong. {AT_THE_INPUTS}"
-    )
 
 
 def check_samples(answer: Tensor | None, tokens: Tensor, body: Body) -> str | None:
@@ -201,10 +173,9 @@ def check_samples(answer: Tensor | None, tokens: Tensor, body: Body) -> str | No
     if batch < 2 or answer.shape[0] != batch:
         return None
     numbers = torch.arange(batch, device=answer.device).view(-1, *[1] * (answer.ndim - 1))
-    (found,) = sources([(answer, numbers)], [tokens], channels=2)
+    (found,) = _fed_tokens([(answer, numbers)], [tokens], body.blocks[-1:])
     if found is None:
         return None
-    found = found if body.blocks[-1].batch_first else found.T
     own = torch.arange(batch, device=found.device)[:, None]
     if bool(((found == own) | (found == NOWHERE)).all()):
         return None
@@ -217,29 +188,22 @@ def check_samples(answer: Tensor | None, tokens: Tensor, body: Body) -> str | No
 def check_chain(calls: list[AttentionCall], batch: int) -> str | None:
     """Why attention calls outside of blocks are not one after the other, token by token; None if they are."""
     for index, (first, second) in enumerate(pairwise(calls)):
-        given = node_of(first.weights if first.weights is not None else first.output)
-        read = [node_of(x) for x in (second.query, second.key, second.value, second.weights)]
+        place, operands = call_result(first), (second.query, second.key, second.value)
+        given, read = node_of(place), [node_of(x) for x in (*operands, second.weights)]
         if given is not None and any(read) and not reached(read, {given}):
             return (
                 f"attention call {index + 1} of {len(calls)} does not read what call {index} gives: they stand side "
                 f"by side, and no block tells how they are joined. {AT_THE_INPUTS}"
             )
-        if (refusal := _check_handed_on(first, second, index, batch)) is not None:
+        shaped = [with_heads(x, batch) for x in operands if x is not None]
+        rows = [(x, numbered(x)) for x in shaped if x is not None]
+        if place is None or not place.requires_grad or not rows:
+            continue
+        (found,) = sources(rows, [place], channels=place.ndim - 1)
+        found = None if found is None else found.reshape(batch, -1, place.shape[-2])
+        if found is not None and (refusal := compare_rows(found, "what the next call reads", index)) is not None:
             return refusal
     return None
-
-
-def _check_handed_on(first: AttentionCall, second: AttentionCall, index: int, batch: int) -> str | None:
-    """Why what one call gives does not reach the same tokens of the next; None if it does."""
-    place = first.weights if first.weights is not None else first.output
-    shaped = [with_heads(x, batch) for x in (second.query, second.key, second.value) if x is not None]
-    rows = [(x, numbered(x)) for x in shaped if x is not None]
-    if place is None or not place.requires_grad or not rows:
-        return None
-    (found,) = sources(rows, [place], channels=place.ndim - 1)
-    if found is None:
-        return None
-    return compare_rows(found.reshape(batch, -1, place.shape[-2]), "what the next call reads", index)
 
 
 def _by_rank(rows: Rows, places: list[Tensor]) -> list[Tensor | None]:
