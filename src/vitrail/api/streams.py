@@ -161,13 +161,14 @@ def _walks(
     begun, inputs = time.perf_counter(), requests[0].inputs
     adds = any(reads_changes(request) for request in requests)
     with measured_streams(model, inputs, sums=adds) as found:
-        seen, streams, samples, shown = found.seen, found.streams, found.samples, found.shown
+        streams, samples, shown = found.streams, found.samples, found.shown
         _check_inputs(inputs, shown)
         changed, unknown = _changes(streams, samples, shown) if adds else (None, None)
         refused = {request: _refusal(request, shown, unknown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
-        compares = getattr(seen.answer, "logits_per_image", None) is not None
-        answer = read_answer(seen.answer, inputs, [one.call for one in seen.calls], generates=generates(model))
+        compares = getattr(streams.seen.answer, "logits_per_image", None) is not None
+        calls = [one.call for one in streams.seen.calls]
+        answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
         groups = by_target(requests)
         starts = [
             [
@@ -230,7 +231,7 @@ def _walked(
     needs = any(request.differentiates for request in group)
     parts = run.answer.scalars(target)
     for part, start in zip(parts, starts, strict=True):
-        events = list(run.events(part, settings, again=True, needs_gradient=needs))
+        events = list(run.events(part, settings, needs_gradient=needs))
         for request in group:
             begin, plan = start[request.options.get("readout", "equal")].to(run.answer.output.wide), request.plan
             assert isinstance(plan, Walk)

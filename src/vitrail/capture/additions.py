@@ -442,8 +442,8 @@ def _through(
     """The matrix after norms and scales, and what each row is multiplied by beside."""
     rows: Tensor | None = None
     for module, given, gave in steps:
-        states = (widen(_as_stream(x, stream)) for x in (given, gave))
-        centred, gain, factor = norm_step(module, *states, given.dtype)
+        entered, left = (widen(_as_stream(x, stream)) for x in (given, gave))
+        centred, gain, factor = norm_step(module, entered, left, given.dtype)
         weight = widen(weight).to(gain.dtype)
         weight = gain[:, None] * (weight - weight.mean(dim=0) if centred else weight)
         if factor is not None:

@@ -207,6 +207,13 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor |
     return found
 
 
+def fed_singly(rows: Rows, place: Tensor, *, channels: int) -> Tensor | None:
+    """`sources` of one place; None where none of its positions feeds a row, or one feeds several."""
+    (found,) = sources(rows, [place], channels=channels)
+    unclear = found is None or bool((found == MIXED).any()) or not bool((found >= 0).any())
+    return None if unclear else found
+
+
 def _base(count: int) -> tuple[int, int]:
     """The base of the lowest digit, and how many digits number this many rows: as few as possible."""
     digits = next(digits for digits in range(1, 64) if FIRST * BASE ** (digits - 1) >= count)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.copying import copied
 from vitrail.capture.executions import (
+    PARTS,
     Execution,
     Executions,
     Node,
@@ -45,50 +46,31 @@ MOST_FORMS = 64
 
 @dataclass(frozen=True)
 class CallSite:
-    """One attention call of the pass, in order of execution.
+    """One attention call of the pass, in order of execution."""
 
-    Args:
-        caller: the module that makes the call.
-        block: the block it belongs to; None where there is none.
-        turn: how often the block's module had run before.
-        kind: `self`, `cross` or `pool`.
-        queries: how many query rows there are.
-        keys: how many key rows there are.
-        heads: how many heads; None where samples and heads cannot be told apart.
-        causal: whether no query sees a key behind it.
-        by_hand: whether the model writes the softmax itself.
-    """
-
-    caller: str
-    block: str | None
-    turn: int
-    kind: str
-    queries: int
+    caller: str  # the module that makes the call
+    block: str | None  # the block it belongs to; None where there is none
+    turn: int  # how often the block's module had run before
+    kind: str  # `self`, `cross` or `pool`
+    queries: int  # how many query rows there are
     keys: int
-    heads: int | None
-    causal: bool
-    by_hand: bool
+    heads: int | None  # None where samples and heads cannot be told apart
+    causal: bool  # whether no query sees a key behind it
+    by_hand: bool  # whether the model writes the softmax itself
     transition: bool = False  # whether the block changes the shape of its tokens
 
 
 @dataclass(frozen=True)
 class BlockSite:
-    """One execution of a block, and the names of its parts.
-
-    Args:
-        calls: which of the attention calls are in it.
-        shape: of the tensor that enters it first, samples aside.
-        batch_first: whether the first axis of that tensor is samples.
-        carries: whether the residual stream passes through it, and not only what attention reads and gives.
-    """
+    """One execution of a block, and the names of its parts."""
 
     name: str
     turn: int
-    calls: tuple[int, ...]
-    shape: tuple[int, ...]
-    batch_first: bool
+    calls: tuple[int, ...]  # which of the attention calls are in it
+    shape: tuple[int, ...]  # of the tensor that enters it first, samples aside
+    batch_first: bool  # whether the first axis of that tensor is samples
     parts: PartNames
-    carries: bool = True
+    carries: bool = True  # whether the residual stream passes through it, not only what attention reads and gives
 
 
 @dataclass(frozen=True)
@@ -120,11 +102,7 @@ _switching: Remembered[bool] = Remembered(MOST_FORMS)
 
 
 def discover(model: nn.Module, inputs: Inputs) -> Discovery:
-    """What was found of a shadow for inputs of this form; found once, then remembered.
-
-    Args:
-        model: a shadow.
-    """
+    """What was found of a shadow for inputs of this form; found once, then remembered."""
     part = part_of_text(inputs)  # all tokens of a long text at once would take more memory than the explanation
     if part is not None and not _switching.get(model, _form(part), lambda: _switches(model, part)):
         found = discover(model, part)
@@ -135,7 +113,9 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         check_fits(model, inputs)
         check_model(model)
         with autograd(gradients=True):  # whatever the caller's own setting
-            return without_recomputation(model, lambda: _on_ends(model, inputs) or _on_all(model, inputs))
+            return without_recomputation(
+                model, lambda: _on_ends(model, inputs) or discovered(model, executions(model, inputs))
+            )
 
     return _known.get(model, _form(inputs), measure)
 
@@ -145,10 +125,6 @@ def _switches(model: nn.Module, part: Inputs) -> bool:
     with as_it_was(model) as changed:
         discover(model, part)
     return bool(changed)
-
-
-def _on_all(model: nn.Module, inputs: Inputs) -> Discovery:
-    return discovered(model, executions(model, inputs))
 
 
 def _on_ends(model: nn.Module, inputs: Inputs) -> Discovery | None:
@@ -161,7 +137,7 @@ def _on_ends(model: nn.Module, inputs: Inputs) -> Discovery | None:
         return None
     try:
         with as_it_was(model) as changed:
-            found = _on_all(model, ends)
+            found = discovered(model, executions(model, ends))
     except Exception:  # such as a model of texts of one length: what it says of the whole text counts
         return None
     if changed:
@@ -330,8 +306,7 @@ def _block_site(block: Execution, calls: list[int], seen: Executions) -> BlockSi
     stream = block.given[0] if block.given else None
     shape = () if stream is None else tuple(stream.shape)
     first = len(shape) < 2 or shape[0] == seen.batch or shape[1] != seen.batch
-    own = [index for index in calls if len(calls) == 1]
-    parts = find_parts(block, seen.calls[own[0]], seen, batch_first=first) if own else PartNames()
+    parts = find_parts(block, seen.calls[calls[0]], seen, batch_first=first) if len(calls) == 1 else PartNames()
     shape = shape[1:] if first else (*shape[:1], *shape[2:])
     return BlockSite(block.name, block.turn, tuple(calls), shape, first, parts, block.carries)
 
@@ -365,7 +340,8 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
         _check_alike(before, _answer(model, inputs), sites)
         _alike[model] = found
     # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
-    causal = found.causal or (_one_token(found) and generates(model))
+    one_token = all(call.queries == call.keys == 1 for call in found.calls)  # which sees no later one in any model
+    causal = found.causal or (one_token and generates(model))
     marked = found.reads_first or begins_with_mark(model)
     first = int(marked and not causal and (inputs.ids is not None or inputs.main == "inputs_embeds"))
     anatomy = Anatomy(
@@ -375,11 +351,6 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     idle = tuple(model.get_submodule(name) for name in found.without)
     loose = None if sites else _why_loose(model, found)
     return Body(anatomy, blocks, pool=pool, owner=model, head=None, loose=loose, idle=idle)
-
-
-def _one_token(found: Discovery) -> bool:
-    """Whether there is one token alone, whose attention does not show whether it would see later ones."""
-    return all(call.queries == call.keys == 1 for call in found.calls)
 
 
 def _why_loose(model: nn.Module, found: Discovery) -> str:
@@ -443,27 +414,18 @@ def _listed(calls: list[CallSite]) -> str:
 
 
 def _block(module: nn.Module, site: BlockSite) -> Block:
-    parts = site.parts
-
-    def part(name: str | None) -> nn.Module | None:
-        return None if name is None else module.get_submodule(name)
-
-    value = part(parts.value)
+    paths = {part: getattr(site.parts, part) for part in PARTS}
+    parts = {part: None if path is None else module.get_submodule(path) for part, path in paths.items()}
+    value = parts["value"]
     return Block(
         module=module,
-        output=part(parts.output),
-        value=value,
+        **parts,
         value_bias=value.in_proj_bias if isinstance(value, nn.MultiheadAttention) else None,
-        attention_norm=part(parts.attention_norm),
         attention_scale=None,
-        ffn_norm=part(parts.ffn_norm),
-        ffn_input=part(parts.ffn_input),
-        ffn_output=part(parts.ffn_output),
         ffn_scale=None,
         batch_first=site.batch_first,
-        attending=part(parts.attending),
         discovered=True,
-        value_channels=parts.value_channels,
+        value_channels=site.parts.value_channels,
     )
 
 

@@ -234,19 +234,16 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
         return PartNames()
     output, norm = _output(seen.stack[-1], seen, inner, stream), _attention_norm(seen, inner, block)
     value, channels = _value(seen, inner, ran.batch)
+    parts = {"attending": seen.stack[-1], "output": output, "value": value, "attention_norm": norm}
+    modules: dict[str, Any] = dict.fromkeys(PARTS)
+    modules |= {part: x.module if isinstance(x, Execution) else x for part, x in parts.items()}
     found = Block(
         module=block.module,
-        output=_module(output),
-        value=_module(value),
+        **modules,
         value_bias=None,
-        attention_norm=_module(norm),
         attention_scale=None,
-        ffn_norm=None,
-        ffn_input=None,
-        ffn_output=None,
         ffn_scale=None,
         batch_first=batch_first,
-        attending=seen.stack[-1].module,
     )
     events, tried = _events(block, inner), []
     for candidate in _variants(found, _behind(block, seen, output, inner, stream), inner, stream) or [found]:
@@ -257,10 +254,6 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
     inside = {id(module): name for name, module in block.module.named_modules()}
     names = {part: inside.get(id(getattr(best, part))) for part in PARTS}
     return PartNames(**names, value_channels=channels, missing=tuple(missing.items()))
-
-
-def _module(x: Execution | nn.Module | None) -> nn.Module | None:
-    return x.module if isinstance(x, Execution) else x
 
 
 def _value(seen: SeenCall, inner: list[Execution], batch: int) -> tuple[Execution | None, Channels]:

@@ -27,11 +27,6 @@ BRIEF, ENDS = 64, 32
 """Tokens up to which modules are sought on a whole text, and on how many of a longer one."""
 
 
-def part_of(inputs: Inputs, body: Body) -> Inputs | None:
-    """Some tokens of a long text for a causal model; None where the whole input is measured."""
-    return part_of_text(inputs) if body.anatomy.causal and body.blocks else None
-
-
 def part_of_text(inputs: Inputs) -> Inputs | None:
     """Some tokens of a long text, none of them padding; None where it is short, or not all that the model is given."""
     return _cut(inputs, slice(-PART, None), slice(None, PART), longest=LONGEST)

@@ -10,20 +10,21 @@ Two questions are asked of every model and every form of input, once:
 Both are answered by coded gradients.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, with_heads
+from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
 from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
-from vitrail.capture.long_texts import as_it_was, for_length, part_of, untouched_borders
+from vitrail.capture.long_texts import as_it_was, for_length, part_of_text, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
@@ -61,9 +62,7 @@ class Structure:
     refusal: str | None = None
     assumed: tuple[str, ...] = ()
     used: int = 0  # how many of the blocks the answer depends on; those after them take no part
-    together: str | None = (
-        "the blocks are not known"  # why blocks cannot be differentiated one by one; None if they can
-    )
+    together: str | None = "the blocks are not known"  # why they cannot be differentiated one by one; None if they can
     no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
 
 
@@ -88,13 +87,7 @@ class _Seen:
 
     def release(self) -> None:
         """Free all tensors: graphs that lead to what hooks kept of them would hold each other for ever."""
-        for block in self.blocks:
-            block.arriving = block.entering = block.leaving = None
-            block.beside.clear()
-            block.calls.clear()
-        self.arriving = self.source = self.answer = None
-        for tensors in (self.others, self.cells, self.outside, self.cuts):
-            tensors.clear()
+        vars(self).update(vars(_Seen([])))
 
 
 _known: Remembered[Structure] = Remembered(MOST_FORMS)
@@ -104,12 +97,8 @@ _additions: Remembered[dict[int, set[str]]] = Remembered(MOST_FORMS)
 
 
 def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
-    """What was measured of a shadow for inputs of this form; measured once, then remembered.
-
-    Args:
-        model: a shadow.
-    """
-    part = None if inputs.ids is None else part_of(inputs, body)
+    """What was measured of a shadow for inputs of this form; measured once, then remembered."""
+    part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
     if part is not None:
         with as_it_was(model):
             found = structure_of(model, part, body)
@@ -176,7 +165,8 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
     seen = _Seen([MeasuredBlock() for _ in body.blocks], saving=saving_hooks())
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = _with_source(some, seen)
-        with in_precision(model, dtype), _watching(model, some, body, seen), _no_autocast(some, dtype):
+        own = partial(torch.autocast, some.shown.device.type, enabled=False) if dtype is not None else nullcontext
+        with in_precision(model, dtype), _watching(model, some, body, seen), own():
             seen.answer = read_output(run_model(model, some), span=body.anatomy.span, encodings=body.encodings).logits
         if seen.checkpointed and not kept:
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
@@ -187,7 +177,7 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
         check = _unmoved if judged.origin.measured or inputs.signal else _counted
-        with in_precision(model, dtype), _no_autocast(some, dtype):
+        with in_precision(model, dtype), own():
             return replace(judged, origin=check(judged.origin, model, some, body))
 
 
@@ -234,12 +224,6 @@ class _Enough(Exception):
     """The tokens have reached the first block."""
 
 
-@contextmanager
-def _no_autocast(inputs: Inputs, dtype: torch.dtype | None) -> Iterator[None]:
-    with torch.autocast(inputs.shown.device.type, enabled=False) if dtype is not None else torch.enable_grad():
-        yield
-
-
 def _with_source(inputs: Inputs, seen: _Seen) -> Inputs:
     """The inputs with a picture, or embeddings, that gradients can be taken at."""
     if not inputs.shown.is_floating_point():
@@ -281,76 +265,63 @@ def _stations(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> list
     """Hooks on the blocks, on the tables of words and on what makes feature maps."""
     handles = []
     for index, block in enumerate(body.blocks):
-        handles.append(block.module.register_forward_pre_hook(_enter(seen, index), with_kwargs=True))
-        handles.append(block.module.register_forward_hook(_leave(seen, index)))
+        handles.append(block.module.register_forward_pre_hook(partial(_enter, seen, index), with_kwargs=True))
+        handles.append(block.module.register_forward_hook(partial(_leave, seen, index)))
+    modules = list(model.modules())
     if inputs.ids is not None:
-        tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-        handles += [table.register_forward_hook(_words(seen, inputs.ids)) for table in tables]
+        words = partial(_words, seen, inputs.ids)
+        handles += [table.register_forward_hook(words) for table in modules if isinstance(table, nn.Embedding)]
     if inputs.kind == "image" or inputs.signal:
-        leaves = [m for m in model.modules() if not m._modules]
-        handles += [leaf.register_forward_hook(_cells(seen)) for leaf in leaves]
+        handles += [leaf.register_forward_hook(partial(_cells, seen)) for leaf in modules if not leaf._modules]
     return handles
 
 
-def _enter(seen: _Seen, index: int) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        seen.here = index
-        seen.order.append(index)
-        seen.checkpointed |= saving_hooks() != seen.saving
+def _enter(seen: _Seen, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    seen.here = index
+    seen.order.append(index)
+    seen.checkpointed |= saving_hooks() != seen.saving
 
-        def cut(stream: Tensor) -> Tensor:
-            if index == 0 and seen.arriving is None:
-                seen.arriving = stream
-                if seen.shallow:
-                    raise _Enough
-            seen.blocks[index].arriving = stream
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x is not stream]
-            seen.blocks[index].beside = [x for x in given if x.is_floating_point()]
-            leaf = stream.detach().requires_grad_()
-            seen.blocks[index].entering = leaf
-            seen.cuts.append(leaf)
-            return leaf
-
-        return replaced_stream(args, kwargs, cut)
-
-    return hook
-
-
-def _leave(seen: _Seen, index: int) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
-        seen.here = None
-        stream = first_tensor(out)
-        seen.blocks[index].leaving = stream
-        if index < len(seen.blocks) - 1 or not isinstance(stream, Tensor):
-            return None
-        leaf = stream.detach().requires_grad_()
+    def cut(stream: Tensor) -> Tensor:
+        if index == 0 and seen.arriving is None:
+            seen.arriving = stream
+            if seen.shallow:
+                raise _Enough
+        block = seen.blocks[index]
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x is not stream]
+        block.arriving, block.beside = stream, [x for x in given if x.is_floating_point()]
+        block.entering = leaf = stream.detach().requires_grad_()
         seen.cuts.append(leaf)
-        # A copy, because models may write into what a block gave.
-        return with_stream_of(out, leaf.clone())
+        return leaf
 
-    return hook
-
-
-def _words(seen: _Seen, ids: Tensor) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
-        given = args[0] if args else None
-        if not isinstance(given, Tensor) or given.shape != ids.shape or not bool((given == ids).all()):
-            return None
-        if seen.source is not None:
-            seen.others += [out] if start_graph(module, out) else []
-            return None
-        seen.source = out.detach().requires_grad_()
-        return seen.source.clone()  # models may write into what the table gave
-
-    return hook
+    return replaced_stream(args, kwargs, cut)
 
 
-def _cells(seen: _Seen) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-        if seen.arriving is None and isinstance(out, Tensor) and out.ndim == 4 and out.is_floating_point():
-            seen.cells.append(out)
+def _leave(seen: _Seen, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
+    seen.here = None
+    stream = first_tensor(out)
+    seen.blocks[index].leaving = stream
+    if index < len(seen.blocks) - 1 or not isinstance(stream, Tensor):
+        return None
+    leaf = stream.detach().requires_grad_()
+    seen.cuts.append(leaf)
+    # A copy, because models may write into what a block gave.
+    return with_stream_of(out, leaf.clone())
 
-    return hook
+
+def _words(seen: _Seen, ids: Tensor, module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
+    given = args[0] if args else None
+    if not isinstance(given, Tensor) or given.shape != ids.shape or not bool((given == ids).all()):
+        return None
+    if seen.source is not None:
+        seen.others += [out] if start_graph(module, out) else []
+        return None
+    seen.source = out.detach().requires_grad_()
+    return seen.source.clone()  # models may write into what the table gave
+
+
+def _cells(seen: _Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+    if seen.arriving is None and isinstance(out, Tensor) and out.ndim == 4 and out.is_floating_point():
+        seen.cells.append(out)
 
 
 def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
@@ -389,9 +360,7 @@ def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:
 def _attached(seen: _Seen) -> bool:
     """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
     given = [seen.answer, *(block.leaving for block in seen.blocks)]
-    given += [
-        call.weights if call.weights is not None else call.output for block in seen.blocks for call in block.calls
-    ]
+    given += [call_result(call) for block in seen.blocks for call in block.calls]
     return all(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
@@ -402,13 +371,8 @@ def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
     """
     assert seen.answer is not None
     first, last = seen.blocks[0], seen.blocks[-1]
-    given = [
-        first.arriving,
-        *(block.leaving for block in seen.blocks[:-1]),
-        seen.cuts[-1],
-        last.leaving,
-        first.entering,
-    ]
+    between = [block.leaving for block in seen.blocks[:-1]]
+    given = [first.arriving, *between, seen.cuts[-1], last.leaving, first.entering]
     places = [x for x in given if x is not None]
     seed = torch.randn(seen.answer.shape, generator=torch.Generator().manual_seed(0)).to(seen.answer)
     wanted = [x for x in places if x.requires_grad]
@@ -459,7 +423,15 @@ def _outside(body: Body, seen: _Seen) -> str | None:
     pools = 1 if body.pool is not None else 0
     roots = [*seen.cuts, *seen.others, *([] if seen.source is None else [seen.source])]
     ends = [x for x in (seen.answer, *(block.arriving for block in seen.blocks)) if x is not None and x.requires_grad]
-    counting = [call for call in seen.outside if _depends(call, roots) and _matters(call, ends)]
+
+    def counts(call: AttentionCall) -> bool:
+        read = [x for x in (call.query, call.key, call.value, call.weights) if x is not None and x.requires_grad]
+        gave = [x for x in (call.weights, call.output) if x is not None and x.requires_grad]
+        if not read or not roots or not _depend(read, roots):
+            return False
+        return not gave or not ends or _depend(ends, gave)  # where there are none, nothing shows that it does not
+
+    counting = list(filter(counts, seen.outside))
     if len(counting) <= pools:
         return None
     return (
@@ -470,21 +442,10 @@ def _outside(body: Body, seen: _Seen) -> str | None:
     )
 
 
-def _depends(call: AttentionCall, cuts: list[Tensor]) -> bool:
-    operands = [x for x in (call.query, call.key, call.value, call.weights) if x is not None and x.requires_grad]
-    if not operands or not cuts:
-        return False
-    seeds = [torch.ones_like(x) for x in operands]
-    return any(g is not None for g in torch.autograd.grad(operands, cuts, seeds, retain_graph=True, allow_unused=True))
-
-
-def _matters(call: AttentionCall, ends: list[Tensor]) -> bool:
-    """Whether the answer, or what enters a block, depends on what an attention call gives."""
-    results = [x for x in (call.weights, call.output) if x is not None and x.requires_grad]
-    if not results or not ends:
-        return True  # nothing shows that it does not
+def _depend(ends: list[Tensor], starts: list[Tensor]) -> bool:
+    """Whether any of some tensors depends on any of others."""
     seeds = [torch.ones_like(x) for x in ends]
-    return any(g is not None for g in torch.autograd.grad(ends, results, seeds, retain_graph=True, allow_unused=True))
+    return any(g is not None for g in torch.autograd.grad(ends, starts, seeds, retain_graph=True, allow_unused=True))
 
 
 def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.additions import TOLERANCES, Unknown, norm_step
-from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.coded_gradients import fed_singly
 from vitrail.capture.cut_pass import CutCall, Normed, Sum, base_of
 from vitrail.capture.executions import Node, from_data, node_of, reached, tensors_in
-from vitrail.capture.recording import Stream, widen
+from vitrail.capture.recording import widen
 from vitrail.capture.streams import AttentionEvent, Place, Rows, Streams
 from vitrail.errors import SeamError
 
@@ -30,19 +31,12 @@ LOOSE = "sums between attention calls whose tokens cannot be told take no part a
 
 @dataclass(frozen=True, eq=False)
 class AddedByCall:
-    """What an attention call adds to a stream.
+    """What an attention call adds to a stream."""
 
-    Args:
-        weight: from the heads' outputs to what is added, `[channels, heads * d]`.
-        rows: what a norm multiplies each query's row by beside, `[rows, q]`; None for one.
-        vectors: states of tokens, one in each row.
-        places: the row of `vectors` for every key `[rows, k]`, -1 where it has none.
-    """
-
-    weight: Tensor
-    rows: Tensor | None
-    vectors: Tensor
-    places: Tensor
+    weight: Tensor  # from the heads' outputs to what is added, `[channels, heads * d]`
+    rows: Tensor | None  # what a norm multiplies each query's row by beside, `[rows, q]`; None for one
+    vectors: Tensor  # states of tokens, one in each row
+    places: Tensor  # the row of `vectors` for every key `[rows, k]`, -1 where it has none
 
     def entering(self) -> Tensor:
         """The vector of every key, zero where it has none."""
@@ -52,56 +46,35 @@ class AddedByCall:
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """A feed-forward layer on the tokens of some samples, -1 where there is none.
-
-    Args:
-        calls: the last attention calls on the same tokens before: one, or one for each picture.
-        after: how many attention calls came before.
-    """
+    """A feed-forward layer on the tokens of some samples, -1 where there is none."""
 
     tokens: Tensor
     entering: Tensor
     added: Tensor
-    calls: tuple[int, ...]
-    after: int
-
-    def states(self) -> Stream:
-        """What enters the layer and what it adds, sample by sample."""
-        return Stream(ffn_entering=self.entering, ffn_added=self.added)
+    calls: tuple[int, ...]  # the last attention calls on the same tokens before: one, or one for each picture
+    after: int  # how many attention calls came before
 
 
 @dataclass(eq=False)
 class StreamChanges:
-    """What all layers of a pass add to the streams.
+    """What all layers of a pass add to the streams."""
 
-    Args:
-        real: which tokens are no padding.
-        lengths: of the first vector of every token; not a number where there is none.
-        calls: by the number of the call.
-        pools: calls of a learned query that pools tokens, whose result is added to no stream.
-    """
-
-    real: Tensor
-    lengths: Tensor
-    calls: dict[int, AddedByCall] = field(default_factory=dict)
-    pools: set[int] = field(default_factory=set)
+    real: Tensor  # which tokens are no padding
+    lengths: Tensor  # of the first vector of every token; not a number where there is none
+    calls: dict[int, AddedByCall] = field(default_factory=dict)  # by the number of the call
+    pools: set[int] = field(default_factory=set)  # calls of a learned query that pools tokens: added to no stream
     layers: list[FeedForward] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """The sum at which the result of a call enters its stream.
-
-    Args:
-        side: which operand is the state of the stream.
-        tokens: the token of every row of the operands, -1 for none.
-    """
+    """The sum at which the result of a call enters its stream."""
 
     sum: Sum
-    side: int
+    side: int  # which operand is the state of the stream
     channels: int
-    tokens: Tensor
+    tokens: Tensor  # the token of every row of the operands, -1 for none
 
     @property
     def state(self) -> Tensor:
@@ -135,7 +108,10 @@ def changes(streams: Streams, samples: Tensor, real: Tensor) -> StreamChanges:
         if not _is_used(streams, event.call, place):
             continue
         try:
-            _check_samples(samples[event.keys])
+            if bool((samples[event.keys] != samples[event.keys][:, :1]).any()):  # as of pictures that stand in one row
+                raise Unknown(
+                    "tokens of several samples stand in one map, over which cosines are normalised: explain one alone"
+                )
             where = _entered(streams, event, one, place)
             if where is None:
                 found.pools.add(event.call)
@@ -149,14 +125,6 @@ def changes(streams: Streams, samples: Tensor, real: Tensor) -> StreamChanges:
             ) from None
     found.layers = _feed_forward(streams, entered, samples, found)
     return found
-
-
-def _check_samples(samples: Tensor) -> None:
-    """Refuse a map over tokens of several samples, as of pictures that stand in one row: cosines would be shared."""
-    if bool((samples != samples[:, :1]).any()):
-        raise Unknown(
-            "tokens of several samples stand in one map, over which cosines are normalised: explain one alone"
-        )
 
 
 def _is_used(streams: Streams, call: int, place: Place) -> bool:
@@ -201,8 +169,8 @@ def _tokens(x: Tensor, channels: int, place: Place) -> Tensor | None:
     """The token of every row of a tensor that is made of what a call gave; None where a row has several."""
     shape = x.movedim(channels, -1).shape[:-1]
     numbers = torch.arange(shape.numel(), device=x.device).view(*shape, 1).movedim(-1, channels)
-    (fed,) = sources([(x, numbers)], [place.tensor], channels=place.channels)
-    if fed is None or bool((fed == MIXED).any()):
+    fed = fed_singly([(x, numbers)], place.tensor, channels=place.channels)
+    if fed is None:
         return None
     fed = fed.cpu()
     real = (fed >= 0) & (place.tokens >= 0)
@@ -230,19 +198,15 @@ def _added(streams: Streams, event: AttentionEvent, one: CutCall, where: _Found,
         places = torch.where(places < 0, torch.where(other < 0, -1, other + len(vectors)), places)
         vectors = torch.cat([vectors, read.to(vectors)])
         found.assumed = [READ] if bool((other >= 0).any()) else found.assumed
-    _check_lengths(vectors, places, found.real[event.keys])
-    return AddedByCall(weight, rows, vectors, places)
-
-
-def _check_lengths(vectors: Tensor, places: Tensor, real: Tensor) -> None:
-    """Refuse vectors of length zero: no ratio to them is defined."""
-    read = places[(places >= 0) & real].unique()
+    # No ratio to a vector of length zero is defined.
+    read = places[(places >= 0) & found.real[event.keys]].unique()
     zero = vectors[read.to(vectors.device)].eq(0).all(dim=1)
     if bool(zero.any()):
         raise Unknown(
             f"{int(zero.sum())} of {len(read)} tokens are vectors of zeros in their stream, as queries of a detector "
             "are at first, so that no change of length is defined"
         )
+    return AddedByCall(weight, rows, vectors, places)
 
 
 def _places(wanted: Tensor, tokens: Tensor, count: int) -> Tensor:
@@ -271,9 +235,8 @@ def _projection(streams: Streams, event: AttentionEvent, one: CutCall, where: _F
             raise
     tokens = where.tokens
     weight = _matrix(event, one, norm.given, -1, tokens)
-    centred, gain, factor = norm_step(
-        norm.module, flat(norm.given, -1)[None], flat(norm.gave, -1)[None], norm.gave.dtype
-    )
+    given, gave = (flat(x, -1)[None] for x in (norm.given, norm.gave))
+    centred, gain, factor = norm_step(norm.module, given, gave, norm.gave.dtype)
     weight = gain[:, None] * (weight - weight.mean(dim=0) if centred else weight)
     if factor is None:
         return weight, None
@@ -285,11 +248,10 @@ def _norm_between(streams: Streams, one: CutCall, where: _Found) -> Normed | Non
     """The norm whose result is what is added."""
     assert streams.seen.sums is not None
     leaf, added = node_of(one.output), where.added
-    for norm in streams.seen.sums.norms:
-        if norm.gave.shape == added.shape and where.channels == -1 and bool((norm.gave == added).all()):
-            node = node_of(norm.given)
-            if leaf is not None and reached([node], {leaf}):
-                return norm
+    for norm in streams.seen.sums.norms if leaf is not None and where.channels == -1 else ():
+        same = norm.gave.shape == added.shape and bool((norm.gave == added).all())
+        if same and reached([node_of(norm.given)], {leaf}):
+            return norm
     return None
 
 
@@ -330,12 +292,12 @@ def _read_by_values(streams: Streams, event: AttentionEvent, one: CutCall) -> tu
     value = one.call.value
     if value is None:
         raise Unknown("its values are not known")
-    heads = event.rows if event.rows.heads is not None else Rows(None, value.shape[0] // event.keys.shape[0])
+    heads = event.rows.of_keys(value, len(event.keys))
     numbers, entries = heads.numbers(value), heads.four(value.detach()).transpose(1, 2).flatten(2).flatten(0, 1)
     keys, found = event.keys.flatten().cpu(), None
     for x in reversed(one.before):
-        (fed,) = sources([(value, numbers)], [x], channels=-1)
-        if fed is None or bool((fed == MIXED).any()) or not bool((fed >= 0).any()):
+        fed = fed_singly([(value, numbers)], x, channels=-1)
+        if fed is None:
             continue
         rows = fed.flatten().cpu()
         tokens = torch.where(rows >= 0, keys[rows.clamp(min=0)], -1)
@@ -381,12 +343,8 @@ def _feed_forward(
 def _state_side(some: Sum) -> int | None:
     """Which operand of a sum is a state that the other one is made of; None for neither."""
     for side in (0, 1):
-        state = base_of(some.nodes[side])
-        if (
-            state is not None
-            and state is not base_of(some.nodes[1 - side])
-            and reached([some.nodes[1 - side]], {state})
-        ):
+        state, other = base_of(some.nodes[side]), some.nodes[1 - side]
+        if state is not None and state is not base_of(other) and reached([other], {state}):
             return side if some.kept(0) and some.kept(1) else None
     return None
 
@@ -429,7 +387,4 @@ def _by_sample(tokens: Tensor, samples: Tensor) -> Tensor:
     """The rows of each sample's tokens, -1 where a sample has fewer."""
     known = torch.nonzero(tokens >= 0)[:, 0]
     each = [known[samples[tokens[known]] == sample] for sample in samples[tokens[known]].unique().tolist()]
-    rows = torch.full((len(each), max(map(len, each))), -1)
-    for row, some in zip(rows, each, strict=True):
-        row[: len(some)] = some
-    return rows
+    return pad_sequence(each, batch_first=True, padding_value=-1)

@@ -26,10 +26,12 @@ def check_values(streams: Streams) -> None:
     """Raise if the values of a call belong to other tokens than its keys; what is not measured is added as assumed."""
     for event in streams.attentions:
         one = streams.seen.calls[event.call]
-        key, rows = one.call.key, event.rows
-        if key is not None and rows.heads is None:  # keys may have another number of heads
-            rows = Rows(None, key.shape[0] // event.keys.shape[0])
-        if (assumed := _assumed_of_values(event.call, one.call, one.before, rows)) is not None:
+        key = one.call.key
+        if key is None:
+            continue  # the tokens are those of the values themselves
+        rows = event.rows.of_keys(key, len(event.keys))
+        if not _values_are_of(key, one.call.value, event.call, one.before, rows):
+            assumed = f"the values of attention call {event.call + 1} are taken for those of the tokens of its keys"
             streams.assumed.append(assumed)
 
 
@@ -43,14 +45,14 @@ def check_order(streams: Streams) -> None:
         read = torch.cat([event.queries.flatten(), event.keys.flatten()])
         given = (x for x in reversed(streams.attentions[:index]) if bool(torch.isin(x.queries, read).any()))
         before = next(given, None)
-        if before is None or _reads(streams, event, [before]):
+        if before is None or _reads(streams, event, before):
             continue
         first = before.call if before.beside is None else before.beside
         group = [one for one in streams.attentions[:index] if one.call >= first]
         start, end = streams.events.index(group[0]), streams.events.index(event)
         apart = not any(bool(torch.isin(event.queries, one.queries).any()) for one in group)
         together = all(one.beside in (None, first) for one in group) and end - start == len(group)
-        if not apart or not together or any(_reads(streams, event, [one]) for one in group):
+        if not apart or not together or any(_reads(streams, event, one) for one in group):
             raise SeamError(
                 f"attention call {event.call + 1} reads tokens as they were before attention call {before.call + 1} "
                 "gave to them: the two stand side by side, and a walk takes one after the other. Use a gradient "
@@ -62,29 +64,25 @@ def check_order(streams: Streams) -> None:
             streams.events[place] = replace(one, beside=first)
 
 
-def _reads(streams: Streams, event: AttentionEvent, given: list[AttentionEvent]) -> bool:
-    """Whether a call reads what others gave, or whether that is not known."""
+def _reads(streams: Streams, event: AttentionEvent, given: AttentionEvent) -> bool:
+    """Whether a call reads what another one gave, or whether that is not known."""
     call = streams.seen.calls[event.call].call
     operands = [node_of(x) for x in (call.query, call.key, call.value, call.softmax_input) if x is not None]
-    leaves = {leaf for one in given if (leaf := node_of(streams.seen.calls[one.call].output)) is not None}
-    return not leaves or not any(operands) or bool(reached(operands, leaves))
+    leaf = node_of(streams.seen.calls[given.call].output)
+    return leaf is None or not any(operands) or bool(reached(operands, {leaf}))
 
 
-def _assumed_of_values(index: int, call: AttentionCall, before: list[Tensor], rows: Rows) -> str | None:
-    """What is assumed of the values of a call; None where every value row is made of the token of its key row.
+def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[Tensor], rows: Rows) -> bool:
+    """Whether every value row of a call is known to be made of the token of its key row.
 
     Args:
         before: tensors that modules before the call were given or gave.
         rows: how rows lie in the keys.
     """
-    key, value = call.key, call.value
-    if key is None:
-        return None  # the tokens are those of the values themselves
-    assumed = f"the values of attention call {index + 1} are taken for those of the tokens of its keys"
-    if value is None or value.ndim != key.ndim or not _fits(rows, key, value):
-        return assumed
+    if value is None or value.ndim != key.ndim or rows.four(key).shape[::2] != rows.four(value).shape[::2]:
+        return False
     if bool((value == value[..., :1, :]).all()):
-        return None  # one value for all tokens
+        return True  # one value for all tokens
     asked, given = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
     for channels, some in ((-1, before), (1, [x for x in before if x.ndim == 4])):
         of_keys = sources([(key, rows.numbers(key))], some, channels=channels)
@@ -95,12 +93,7 @@ def _assumed_of_values(index: int, call: AttentionCall, before: list[Tensor], ro
                 _check_same(index, *fed)
                 given = torch.cat([given, fed[0][(fed[0] >= 0) & (fed[1] >= 0)]]).unique()
             asked = torch.cat([asked, *(x[x >= 0] for x in fed)]).unique()
-    return None if len(given) and torch.equal(asked, given) else assumed
-
-
-def _fits(rows: Rows, key: Tensor, value: Tensor) -> bool:
-    one, other = rows.four(key).shape, rows.four(value).shape
-    return (one[0], one[2]) == (other[0], other[2])
+    return len(given) > 0 and torch.equal(asked, given)
 
 
 def _check_same(index: int, keys: Tensor, values: Tensor) -> None:
@@ -128,10 +121,7 @@ def _seen_keys(call: AttentionCall, event: AttentionEvent) -> Tensor:
     shown = call.weights if call.weights is not None else call.mask
     if shown is None:
         return torch.ones_like(event.keys, dtype=torch.bool)
-    shown = shown.detach()
-    # As `StreamPass` reads a mask: one for all heads and rows may have fewer axes.
-    folded = event.rows.heads is None and shown.ndim == 3 and shown.shape[0] > 1
-    four = event.rows.four(shown) if folded or shown.ndim > 4 else shown[(None,) * (4 - shown.ndim)]
+    four = event.rows.four_of_mask(shown.detach())
     allowed = four if four.dtype is torch.bool else four != 0 if call.weights is not None else four > HIDDEN
     return allowed.any(dim=2).any(dim=1).expand(event.keys.shape).cpu()
 
@@ -219,10 +209,7 @@ def _joined(streams: Streams, found: Tensor) -> Tensor:
 def _check_apart(streams: Streams, found: Tensor) -> None:
     """Raise if tokens taken for those of two samples meet in a row of attention, or one is made of the other."""
     for event in streams.events:
-        if isinstance(event, Transition):
-            rows = torch.stack([found[event.source], found[event.target]], dim=1)
-        else:
-            rows = torch.cat([found[event.queries], found[event.keys]], dim=1)
+        rows = found[event.joined]
         if bool(((rows != rows[:, :1]) & (rows >= 0) & (rows[:, :1] >= 0)).any()):
             raise _unclear("tokens that are taken for those of two samples attend to each other")
 
@@ -233,14 +220,7 @@ def _reached(streams: Streams, sure: Tensor) -> Tensor:
     while int(sure.sum()) != before:
         before = int(sure.sum())
         for event in streams.events:
-            if isinstance(event, Transition):
-                known = sure[event.source] | sure[event.target]
-                sure[event.source] |= known
-                sure[event.target] |= known
-            else:
-                known = (sure[event.queries].any(dim=1) | sure[event.keys].any(dim=1))[:, None]
-                sure[event.queries] |= known
-                sure[event.keys] |= known
+            sure[event.joined[sure[event.joined].any(dim=1)]] = True
     return sure
 
 
@@ -253,37 +233,15 @@ TEXTS = frozenset({*WORDS, *MASKS.values()})
 
 @dataclass(frozen=True, eq=False)
 class StreamsOfPass:
-    """The streams of a pass.
-
-    Args:
-        seen: the pass.
-        samples: the sample of every token.
-        shown: the streams that are reported.
-    """
-
-    seen: Seen
-    streams: Streams
-    samples: Tensor
-    shown: list[ShownStream]
-
-
-@dataclass(frozen=True, eq=False)
-class _Tables:
-    """What is kept of a measurement: tables of tokens, and no tensor of the pass.
-
-    Args:
-        shapes: of what each call gave.
-        saves: whether the shadow had to be kept from recomputing anything.
-    """
+    """The streams of a pass. What is remembered of them are tables of tokens, and no tensor of the pass."""
 
     streams: Streams
-    samples: Tensor
-    shown: list[ShownStream]
-    shapes: list[tuple[int, ...]]
-    saves: bool
+    samples: Tensor  # the sample of every token
+    shown: list[ShownStream]  # the streams that are reported
+    saves: bool = False  # whether the shadow had to be kept from recomputing anything
 
 
-_known: Remembered[list[_Tables | SeamError]] = Remembered(most=64)
+_known: Remembered[list[StreamsOfPass | SeamError]] = Remembered(most=64)
 """One entry for each form: nothing before it is measured, then the tables or why there are none."""
 
 
@@ -306,12 +264,12 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
         return found or _measured(seen, inputs, kept)
 
     with cut_pass(model, inputs, measure, sums=sums) as found:
-        if not kept and not found.seen.by_chance:
+        if not kept and not found.streams.seen.by_chance:
             kept.append(_released(found, saves=keeps_saved(model)))
         yield found
 
 
-def _measured(seen: Seen, inputs: Inputs, kept: list[_Tables | SeamError]) -> StreamsOfPass:
+def _measured(seen: Seen, inputs: Inputs, kept: list[StreamsOfPass | SeamError]) -> StreamsOfPass:
     """The streams of a pass; a refusal is remembered."""
     kept.clear()
     try:
@@ -319,35 +277,29 @@ def _measured(seen: Seen, inputs: Inputs, kept: list[_Tables | SeamError]) -> St
         check_order(streams)
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
-        return StreamsOfPass(seen, streams, samples, reported(streams, inputs, samples))
+        return StreamsOfPass(streams, samples, reported(streams, inputs, samples))
     except SeamError as error:
         kept.append(type(error)(str(error)))
         raise
 
 
-def _released(found: StreamsOfPass, *, saves: bool) -> _Tables:
-    streams, nothing = found.streams, torch.empty(0)
-    bare = Streams(
-        streams.events,
-        [replace(sequence, operand=nothing) for sequence in streams.sequences],
-        [replace(place, tensor=nothing) for place in streams.places if place.result],
-        Seen(),
-        dict(streams.since),
-        list(streams.assumed),
-    )
-    shapes = [tuple(one.output.shape) for one in found.seen.calls if one.output is not None]
-    return _Tables(bare, found.samples, found.shown, shapes, saves)
+def _released(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:
+    """The tables alone, with the shapes of what attention gave."""
+    streams = found.streams
+    sequences = [replace(sequence, operand=torch.empty(0)) for sequence in streams.sequences]
+    results = [place for place in streams.places if place.result]
+    places = [replace(place, tensor=torch.empty_like(place.tensor, device="meta")) for place in results]
+    return replace(found, streams=replace(streams, sequences=sequences, places=places, seen=Seen()), saves=saves)
 
 
-def _again(known: _Tables, seen: Seen, inputs: Inputs) -> StreamsOfPass | None:
+def _again(known: StreamsOfPass, seen: Seen, inputs: Inputs) -> StreamsOfPass | None:
     """The streams as they were measured before; None where the calls of this pass are others."""
-    outputs = [one.output for one in seen.calls if one.output is not None]
-    if [tuple(x.shape) for x in outputs] != known.shapes:
+    outputs, before = [one.output for one in seen.calls if one.output is not None], known.streams.places
+    if [x.shape for x in outputs] != [place.tensor.shape for place in before]:
         return None
-    bare = known.streams
-    places = [replace(place, tensor=x) for place, x in zip(bare.places, outputs, strict=True)]
-    streams = Streams(bare.events, bare.sequences, places, seen, dict(bare.since), list(bare.assumed))
-    return StreamsOfPass(seen, streams, known.samples, [_with_words(one, inputs) for one in known.shown])
+    places = [replace(place, tensor=x) for place, x in zip(before, outputs, strict=True)]
+    streams = replace(known.streams, places=places, seen=seen)
+    return replace(known, streams=streams, shown=[_with_words(one, inputs) for one in known.shown])
 
 
 def _with_words(shown: ShownStream, inputs: Inputs) -> ShownStream:

@@ -7,11 +7,12 @@ from itertools import count
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.coded_gradients import MIXED, fed_singly, sources
 from vitrail.capture.executions import tensors_in
 from vitrail.capture.origin import boxes
-from vitrail.capture.streams import AttentionEvent, Sequence, Streams, Transition
+from vitrail.capture.streams import Sequence, Streams, Transition
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.targets import Target, only
@@ -26,33 +27,21 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, eq=False)
 class ShownStream:
-    """Tokens that are reported together.
+    """Tokens that are reported together."""
 
-    Args:
-        name: `image`, `text`, `audio`, `queries`, `encoder` or `decoder`, with a number where there are several.
-        kind: `image` where the tokens are patches of a grid, else `text`.
-        tokens: the number of every token, `[b, n]`, -1 where a sample has none.
-        sequence: the sequence that they belong to.
-        words: the token ids `[b, n]` they come from.
-        grid: rows and columns of patches.
-        given: the name of the input they come from, None for learned tokens.
-        mask: which tokens are real, by the mask of the input.
-        parts: where the patches of all pictures stand in one row, the place `[b, n]` of each patch there, -1 for none.
-        pictures: the number `[b]` of the picture of each sample among all that were given, -1 for none.
-        padding: the numbers that padding of the same text has in later sequences.
-    """
-
-    name: str
-    kind: str
-    tokens: Tensor
-    sequence: int
-    words: Tensor | None = None
-    grid: tuple[int, int] | None = None
-    given: str | None = None
-    mask: Tensor | None = None
+    name: str  # `image`, `text`, `audio`, `queries`, `encoder` or `decoder`, with a number where there are several
+    kind: str  # `image` where the tokens are patches of a grid, else `text`
+    tokens: Tensor  # the number of every token, `[b, n]`, -1 where a sample has none
+    sequence: int  # that they belong to
+    words: Tensor | None = None  # the token ids `[b, n]` they come from
+    grid: tuple[int, int] | None = None  # rows and columns of patches
+    given: str | None = None  # the name of the input they come from, None for learned tokens
+    mask: Tensor | None = None  # which tokens are real, by the mask of the input
     parts: Tensor | None = None
+    """Where the patches of all pictures stand in one row, the place `[b, n]` of each patch there, -1 for none."""
     pictures: Tensor | None = None
-    padding: tuple[int, ...] = ()
+    """The number `[b]` of the picture of each sample among all that were given, -1 for none."""
+    padding: tuple[int, ...] = ()  # the numbers that padding of the same text has in later sequences
 
     def with_padding_of(self, later: "ShownStream") -> "ShownStream":
         """The same, told which tokens of a later sequence are padding."""
@@ -114,7 +103,7 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             found += [] if index in targets else _read_only(streams, index, sequence, inputs, samples)
             continue
         text = _text(streams, index, sequence, inputs)
-        before = _before(streams, index)
+        before = streams.known_until(frozenset({index}))
         same = [] if text is None else [one for one in found if one.given == text.given and one.sequence in before]
         if text is not None and same:  # further up its own stream: its relevance goes on to where it enters
             found = [one.with_padding_of(text) if one is same[0] else one for one in found]
@@ -152,21 +141,11 @@ def _check_whole(found: list[ShownStream]) -> None:
             )
 
 
-def _before(streams: Streams, index: int) -> set[int]:
-    """The sequences whose tokens become those of a sequence."""
-    found: set[int] = set()
-    new = {index}
-    while new:
-        new = {source for source, target in streams.since if target in new} - found
-        found |= new
-    return found
-
-
 def _states(streams: Streams, index: int, sequence: Sequence) -> list[ShownStream]:
     """Tokens that are read and never ask, given as vectors: what an encoder made of another input before."""
     for x in _floats(streams):
-        fed = sources(_rows(sequence), [x], channels=-1)[0] if x.ndim == 3 else None
-        if fed is not None and not bool((fed == MIXED).any()) and bool((fed >= 0).any()):
+        fed = fed_singly(_rows(sequence), x, channels=-1) if x.ndim == 3 else None
+        if fed is not None:
             tokens = torch.where(fed >= 0, fed + sequence.first, -1).cpu()
             return [ShownStream("encoder", "text", tokens, index)]
     return []
@@ -184,8 +163,8 @@ def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> S
         unknown = ids.ndim != 2 or ids.is_floating_point() or ids.shape[0] != inputs.batch or _counts(ids)
         if name is None and unknown:
             continue
-        (fed,) = sources(_rows(sequence), [vectors], channels=-1)
-        if fed is None or bool((fed == MIXED).any()) or fed.shape != ids.shape or not bool((fed >= 0).any()):
+        fed = fed_singly(_rows(sequence), vectors, channels=-1)
+        if fed is None or fed.shape != ids.shape:
             continue
         fed = fed.cpu()
         if sequence.rows == tuple(ids.shape):  # other columns hold what no word feeds, such as parts of a picture
@@ -260,9 +239,9 @@ def _whole_pictures(sequence: Sequence, grids: Tensor, pixels: Tensor) -> Tensor
     piece = torch.zeros(sequence.count, dtype=torch.long)
     piece[grids.flatten()] = torch.arange(len(grids)).repeat_interleave(grids[0].numel())
     ((operand, numbers),) = _rows(sequence)
-    (fed,) = sources([(operand, piece.to(numbers.device)[numbers])], [pixels], channels=1)
+    fed = fed_singly([(operand, piece.to(numbers.device)[numbers])], pixels, channels=1)
     found = []
-    for picture in () if fed is None or bool((fed == MIXED).any()) else fed.cpu():
+    for picture in () if fed is None else fed.cpu():
         box = boxes(picture[None], len(grids))
         if box is None or box.grid is None:
             return grids
@@ -280,7 +259,7 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStr
     for name, x in sorted(given.kwargs.items(), key=lambda one: one[0] not in SEEN):
         if not isinstance(x, Tensor) or not x.requires_grad or x.ndim != 3 or x.shape[0] != given.batch:
             continue
-        (fed,) = sources(_rows(sequence), [x], channels=-1)
+        fed = fed_singly(_rows(sequence), x, channels=-1)
         if fed is None or bool((fed < 0).any()) or len(fed.unique()) != fed.numel():
             continue
         if any(bool(torch.isin(fed.cpu() + sequence.first, one.tokens).any()) for one in found):
@@ -294,10 +273,7 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStr
 
 
 SEEN = {
-    "visual_embeds": "image",
-    "visual_feats": "image",
-    "image_patches": "image",
-    "pixel_values": "image",
+    **dict.fromkeys(("visual_embeds", "visual_feats", "image_patches", "pixel_values"), "image"),
     "input_features": "audio",
 }
 
@@ -368,8 +344,8 @@ def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Sho
         return [], set()
     tokens, done = torch.full((len(patches),), -1), set()
     for index, sequence in enumerate(streams.sequences):
-        fed = sources(_rows(sequence), [patches], channels=-1)[0] if not bool((tokens >= 0).all()) else None
-        if fed is not None and bool((fed >= 0).any()) and not bool((fed == MIXED).any()):
+        fed = None if bool((tokens >= 0).all()) else fed_singly(_rows(sequence), patches, channels=-1)
+        if fed is not None:
             tokens = torch.where(fed.cpu() >= 0, fed.cpu() + sequence.first, tokens)
             done.add(index)
     if bool((tokens < 0).any()) or bool((sizes[:, 0] != 1).any()) or int(sizes.prod(dim=1).sum()) != len(patches):
@@ -383,8 +359,8 @@ def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Sho
         parts = every.clone()
         sample = int(samples[tokens[places[0]]])
         every[sample], parts[sample] = tokens[places], places
-        shown = ShownStream("image", "image", every, min(done), grid=(high, wide), given="pixel_values", parts=parts)
-        found.append(shown)
+        grid = (high, wide)
+        found.append(ShownStream("image", "image", every, min(done), grid=grid, given="pixel_values", parts=parts))
         start += high * wide
     return _together(found), done
 
@@ -414,11 +390,10 @@ def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> S
     """Tokens of which no more is known than their order: of a sound, of embeddings, or learned."""
     batch = int(samples.max()) + 1
     own = [sequence.tokens[samples[sequence.tokens] == sample] for sample in range(batch)]
-    tokens = torch.full((batch, max(map(len, own))), -1)
-    for row, found in zip(tokens, own, strict=True):
-        row[: len(found)] = found
-    if any(name in inputs.kwargs for name in SOUNDS) and index == 0:
-        return ShownStream("audio", "text", tokens, index, given=next(n for n in SOUNDS if n in inputs.kwargs))
+    tokens = pad_sequence(own, batch_first=True, padding_value=-1)
+    sound = next((name for name in SOUNDS if name in inputs.kwargs), None)
+    if sound is not None and index == 0:
+        return ShownStream("audio", "text", tokens, index, given=sound)
     given = any(isinstance(x, Tensor) and x.is_floating_point() for x in (*inputs.args, *inputs.kwargs.values()))
     embedded = given and inputs.kind == "text" and "input_ids" not in inputs.kwargs
     return ShownStream("text" if embedded else "queries", "text", tokens, index, given=None)
@@ -446,9 +421,5 @@ def _reads(streams: Streams, asking: ShownStream, read: ShownStream) -> bool:
     of = streams.sequence_of
     merged = [i for i in range(len(streams.sequences)) if read.sequence in streams.known_until(frozenset({i}))]
     looked_at = torch.tensor([read.sequence, *(i for i in merged if i != asking.sequence)])
-    return any(
-        isinstance(event, AttentionEvent)
-        and bool((of[event.queries] == asking.sequence).any())
-        and bool(torch.isin(of[event.keys], looked_at).any())
-        for event in streams.events
-    )
+    asked = (event for event in streams.attentions if bool((of[event.queries] == asking.sequence).any()))
+    return any(bool(torch.isin(of[event.keys], looked_at).any()) for event in asked)

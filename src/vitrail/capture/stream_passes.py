@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
 from vitrail.capture.cut_pass import rooted
 from vitrail.capture.executions import start_graph
@@ -32,19 +33,13 @@ Event = tuple[Transition, None] | tuple[AttentionEvent, Layer] | tuple[FeedForwa
 
 @dataclass(frozen=True)
 class StreamAnswer:
-    """What a model with streams answered, and how its answers are read.
-
-    Args:
-        valid: which positions are real where the model answers at every token.
-        causal: whether it predicts the next token.
-        calls: the attention of the tokens it answers at.
-    """
+    """What a model with streams answered, and how its answers are read."""
 
     output: Output
     inputs: Inputs
-    valid: Tensor
-    causal: bool
-    calls: list[AttentionCall]
+    valid: Tensor  # which positions are real where the model answers at every token
+    causal: bool  # whether it predicts the next token
+    calls: list[AttentionCall]  # the attention of the tokens it answers at
 
     def scalars(self, target: object) -> tuple[Scalar, ...]:
         """The scalars of a target."""
@@ -69,13 +64,8 @@ def read_answer(
     masks = [inputs.kwargs.get(name) for name in names]
     fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
     valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
-    own = [call for call in calls if _asks_itself(call, tokens)]
+    own = [x for x in calls if all(y is not None and y.shape[-2] == tokens for y in (x.query, x.key))]
     return StreamAnswer(output, inputs, valid, generates or any(_causal(call, tokens) for call in own), own)
-
-
-def _asks_itself(call: AttentionCall, tokens: int) -> bool:
-    """Whether a call is over this many queries and as many keys."""
-    return all(x is not None and x.shape[-2] == tokens for x in (call.query, call.key))
 
 
 def _causal(call: AttentionCall, tokens: int) -> bool:
@@ -131,28 +121,23 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
     return weights / torch.bincount(groups, weights)[groups].clamp(min=torch.finfo(weights.dtype).tiny)
 
 
+@dataclass(eq=False)
 class StreamPass:
     """One forward pass with its graph, ready to be differentiated."""
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        streams: Streams,
-        calls: list[AttentionCall],
-        answer: StreamAnswer,
-        changes: StreamChanges | None = None,
-    ) -> None:
-        self.inputs, self.streams, self.calls, self.answer = inputs, streams, calls, answer
-        self.changes = changes  # how its layers transform tokens, where a method asks for it
-        self.ran: set[str] = set()  # the backends that computed sums over its maps
+    inputs: Inputs
+    streams: Streams
+    calls: list[AttentionCall]
+    answer: StreamAnswer
+    changes: StreamChanges | None = None  # how its layers transform tokens, where a method asks for it
+    ran: set[str] = field(default_factory=set)  # the backends that computed sums over its maps
 
-    def events(self, part: Scalar, settings: ComputeSettings, *, again: bool, needs_gradient: bool) -> Iterator[Event]:
+    def events(self, part: Scalar, settings: ComputeSettings, *, needs_gradient: bool) -> Iterator[Event]:
         """Every event, last to first, with the gradients of the scalar."""
-        places = [call.weights if call.weights is not None else call.output for call in self.calls]
-        gradients: list[Tensor | None] = [None] * len(places)
         scale = self._scale(part)
+        gradients: list[Tensor | None] = [None] * len(self.calls)
         if needs_gradient:
-            gradients = self._gradients(part, places, scale, again=again)
+            gradients = self._gradients(part, scale)
         with own_dtypes(self.answer.output.logits.device.type):
             for event in reversed(self.streams.events):
                 if isinstance(event, Transition):
@@ -170,14 +155,13 @@ class StreamPass:
         for one in reversed([layer for layer in self.changes.layers if layer.after == call + 1]):
             if not needed or any(gradients[number] is not None for number in one.calls):
                 valid = (one.tokens >= 0) & self.changes.real[one.tokens.clamp(min=0)]
+                states = Stream(ffn_entering=one.entering, ffn_added=one.added)
                 start = torch.zeros(valid.shape, dtype=one.entering.dtype, device=one.entering.device)
-                yield one, Layer(call, len(self.calls), valid.to(start.device), start, stream=one.states())
+                yield one, Layer(call, len(self.calls), valid.to(start.device), start, stream=states)
 
     def _changing(self, event: AttentionEvent, layer: Layer) -> Layer:
         """The layer with what it adds to its stream, where a method asks for that."""
-        if self.changes is None:
-            return layer
-        if event.call in self.changes.pools:
+        if self.changes is None or event.call in self.changes.pools:
             return layer
         if event.call not in self.changes.calls:
             raise SeamError(
@@ -203,21 +187,17 @@ class StreamPass:
         (found,) = torch.autograd.grad(part.scalar.sum(), self.answer.output.wide, retain_graph=True, allow_unused=True)
         return 1.0 if found is None else max(float(found.abs().amax()), torch.finfo(torch.float32).tiny)
 
-    def _gradients(
-        self, part: Scalar, places: list[Tensor | None], scale: float, *, again: bool
-    ) -> list[Tensor | None]:
-        wanted = [(i, x) for i, x in enumerate(places) if x is not None and x.requires_grad]
-        if not wanted or not part.scalar.requires_grad:
+    def _gradients(self, part: Scalar, scale: float) -> list[Tensor | None]:
+        """The gradient at what each attention call gave; None where none arrives."""
+        places = {i: x for i, call in enumerate(self.calls) if (x := call_result(call)) is not None and x.requires_grad}
+        if not places or not part.scalar.requires_grad:
             raise TargetError(UNMOVED)
-        found = torch.autograd.grad(
-            part.scalar.sum() / scale, [x for _, x in wanted], retain_graph=again, allow_unused=True
-        )
+        scalar = part.scalar.sum() / scale
+        found = torch.autograd.grad(scalar, list(places.values()), retain_graph=True, allow_unused=True)
         if all(gradient is None for gradient in found):
             raise TargetError(UNMOVED)
-        every: list[Tensor | None] = [None] * len(places)
-        for (i, _), gradient in zip(wanted, found, strict=True):
-            every[i] = gradient
-        return every
+        every = dict(zip(places, found, strict=True))
+        return [every.get(i) for i in range(len(self.calls))]
 
     def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, settings: ComputeSettings) -> Layer:
         call, rows = self.calls[event.call], event.rows
@@ -241,7 +221,7 @@ class StreamPass:
             **four,
             output_grad=grad if call.weights is None else None,
             weights_grad=grad if call.weights is not None else None,
-            mask=self._mask(call, event),
+            mask=None if call.mask is None else rows.four_of_mask(call.mask.detach()),
             causal=call.causal,
             logsumexp=call.logsumexp if call.query is not None and call.query.ndim == 4 else None,
             scale=call.scale,
@@ -251,16 +231,6 @@ class StreamPass:
             backend=settings.backend,
             chunk_rows=settings.chunk_rows,
         )
-
-    @staticmethod
-    def _mask(call: AttentionCall, event: AttentionEvent) -> Tensor | None:
-        """The mask with four axes, of which the first three may be one."""
-        if call.mask is None:
-            return None
-        mask, rows = call.mask.detach(), event.rows
-        if rows.heads is None and mask.ndim == 3 and mask.shape[0] > 1:
-            return rows.four(mask)
-        return rows.four(mask) if mask.ndim > 4 else mask[(None,) * (4 - mask.ndim)]
 
 
 @contextmanager

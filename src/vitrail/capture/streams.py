@@ -24,21 +24,25 @@ from vitrail.errors import SeamError
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of an operand lie in its axes: `[rows, heads, positions, channels]` after `four`.
+    """How the rows of an operand lie in its axes: `[rows, heads, positions, channels]` after `four`."""
 
-    Args:
-        heads: the axis of the heads; None where there is no such axis.
-        folded: how many heads are folded into the first axis of an operand `[rows * heads, positions, channels]`.
-    """
-
-    heads: int | None
-    folded: int = 1
+    heads: int | None  # the axis of the heads; None where there is no such axis
+    folded: int = 1  # how many heads are folded into the first axis of an operand `[rows * heads, positions, channels]`
 
     def four(self, x: Tensor) -> Tensor:
         """An operand, or a map, with four axes."""
         if self.heads is not None:
             return x.movedim(self.heads, -3).flatten(0, -4) if x.ndim > 4 else x
         return x.reshape(-1, self.folded, *x.shape[-2:])
+
+    def four_of_mask(self, x: Tensor) -> Tensor:
+        """A mask or a map with four axes, of which the first three may be one."""
+        folded = self.heads is None and x.ndim == 3 and x.shape[0] > 1
+        return self.four(x) if folded or x.ndim > 4 else x[(None,) * (4 - x.ndim)]
+
+    def of_keys(self, x: Tensor, count: int) -> "Rows":
+        """How this many rows lie in keys or values, which may have another number of heads."""
+        return self if self.heads is not None else Rows(None, x.shape[0] // count)
 
     def numbers(self, x: Tensor) -> Tensor:
         """The number of the row that every entry of an operand belongs to."""
@@ -59,22 +63,20 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class AttentionEvent:
-    """One attention call.
+    """One attention call."""
 
-    Args:
-        call: its number among the calls of the pass.
-        queries: the token of every query row, `[rows, q]`.
-        keys: the token of every key row, `[rows, k]`.
-        rows: how rows and heads lie in the operands.
-        beside: the first of the calls that this one stands beside: all of them read tokens as they were before any of
-            them gave to one. None where it stands alone.
-    """
-
-    call: int
-    queries: Tensor
-    keys: Tensor
+    call: int  # its number among the calls of the pass
+    queries: Tensor  # the token of every query row, `[rows, q]`
+    keys: Tensor  # the token of every key row, `[rows, k]`
     rows: Rows
     beside: int | None = None
+    """The first of the calls that this one stands beside: all of them read tokens as they were before any of them gave
+    to one. None where it stands alone."""
+
+    @property
+    def joined(self) -> Tensor:
+        """Tokens of one sample in each row."""
+        return torch.cat([self.queries, self.keys], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,25 +87,22 @@ class Transition:
     target: Tensor
     share: Tensor
 
+    @property
+    def joined(self) -> Tensor:
+        """Tokens of one sample in each row."""
+        return torch.stack([self.source, self.target], dim=1)
+
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """Tokens that began together, numbered from `first` on, in the order of rows.
-
-    Args:
-        rows: how many rows of how many positions the call had that read them first.
-        operand: the queries or keys that read them first.
-        layout: how rows lie in this operand.
-        begins: how many attention calls came before.
-        queries: whether they ask; else they are only read, as thinned out keys are.
-    """
+    """Tokens that began together, numbered from `first` on, in the order of rows."""
 
     first: int
-    rows: tuple[int, int]
-    operand: Tensor
+    rows: tuple[int, int]  # how many rows of how many positions the call had that read them first
+    operand: Tensor  # the queries or keys that read them first
     layout: Rows
-    begins: int
-    queries: bool
+    begins: int  # how many attention calls came before
+    queries: bool  # whether they ask; else they are only read, as thinned out keys are
 
     @property
     def count(self) -> int:
@@ -131,16 +130,12 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """What the rows of an operand are made of.
+    """What the rows of an operand are made of."""
 
-    Args:
-        pairs: pairs of a row and a token.
-        earlier: such pairs by the place that tells them, for rows that are made of a token as it was before it became
-            other rows of the same operand.
-    """
-
-    pairs: Tensor
+    pairs: Tensor  # of a row and a token
     earlier: tuple[tuple[Place, Tensor], ...] = ()
+    """Such pairs by the place that tells them, for rows that are made of a token as it was before it became other rows
+    of the same operand."""
 
 
 @dataclass(eq=False)
@@ -268,7 +263,7 @@ def _queries(streams: Streams, index: int, one: CutCall, query: Tensor) -> tuple
 
 def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
     """The token of every key row."""
-    heads = rows if rows.heads is not None else Rows(None, key.shape[0] // queries.shape[0])
+    heads = rows.of_keys(key, len(queries))
     shape = heads.four(key).shape
     count = shape[0] * shape[2]
     made = _relation(streams, index, key, heads.numbers(key))
@@ -413,23 +408,19 @@ def _links(index: int, one: CutCall, query: Tensor, rows: Rows, *, needed: bool)
     Args:
         needed: raise if there is none and tokens are mixed.
     """
-    places = one.before
     found, mixed = [], 0
-    for channels, some in ((-1, places), (1, [x for x in places if x.ndim == 4])):
+    for channels, some in ((-1, one.before), (1, [x for x in one.before if x.ndim == 4])):
         for x, fed in zip(some, sources([(query, rows.numbers(query))], some, channels=channels), strict=True):
             if fed is None:
                 continue
             mixed += int((fed == MIXED).all())
-            if not bool((fed == MIXED).any()) and _single(fed[fed >= 0]):
+            fed_rows = fed[fed >= 0]
+            single = len(fed_rows.unique()) == len(fed_rows) > 0  # else the positions are other tokens than the rows
+            if single and not bool((fed == MIXED).any()):
                 found.append((x, fed.cpu(), channels))
     if needed and mixed and not found:
         raise SeamError(_mixing(index, mixed, mixed, what="tensors"))
     return found
-
-
-def _single(rows: Tensor) -> bool:
-    """Whether there are rows, and each is fed by one position: else the positions are other tokens than the rows."""
-    return len(rows) > 0 and len(rows.unique()) == len(rows)
 
 
 def _name(streams: Streams, links: list[tuple[Tensor, Tensor, int]], tokens: Tensor) -> None:
