@@ -43,19 +43,12 @@ METHODS: dict[str, Callable[[nn.Module, Request], InputAttribution]] = {
 }
 """Methods that read gradients at the inputs alone, some of them by rules of their own."""
 NAMES = {
-    "input_ids": "text",
-    "inputs_embeds": "text",
-    "decoder_input_ids": "decoder",
-    "decoder_inputs_embeds": "decoder",
-    "pixel_values": "image",
-    "input_features": "audio",
-    "input_values": "audio",
-    "visual_embeds": "image",
-    "visual_feats": "image",
-    "image_patches": "image",
+    **dict.fromkeys(("input_ids", "inputs_embeds"), "text"),
+    **dict.fromkeys(("decoder_input_ids", "decoder_inputs_embeds", "tgt"), "decoder"),
+    **dict.fromkeys(("pixel_values", "visual_embeds", "visual_feats", "image_patches"), "image"),
+    **dict.fromkeys(("input_features", "input_values"), "audio"),
     "qformer_input_ids": "text_2",
     "src": "encoder",
-    "tgt": "decoder",
 }
 """What the stream of an input is called."""
 LEVELS = {"pixel_values": "pixels", "pixel_values_videos": "pixels", "image_patches": "pixels"}
@@ -72,7 +65,7 @@ def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStre
     """
     check_level_at_inputs(request)
     made = METHODS[request.entry.name](model, request)
-    pictures = {i: one for i, one in enumerate(_each_picture(shown))}
+    pictures = _each_picture(shown)
     streams: dict[str, Attribution] = {}
     left_out: list[str] = []
     for given, every in made.found.items():
@@ -81,15 +74,18 @@ def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStre
             left_out.append(LEFT_OUT)
             continue
         values, name = every[rows], NAMES.get(given, given)
-        parts = _pictures(values, list(pictures.values())) if given == PICTURE else [values]
+        # Streams are called as a walk calls them, where their tokens are known.
+        names = [one.name for one in shown if one.given == given]
+        parts = _pictures(values, pictures) if given == PICTURE else [values]
         for i, one in enumerate(parts):
             channels = _channels(model, given, one)
             summed = one if channels is None else one.sum(dim=channels)
-            picture = pictures.get(i) if name == "image" else None
-            made_of = _one(request, made, given, summed, picture, rows)
-            streams[_name(shown, given, i, name)] = made_of
+            picture = pictures[i] if name == "image" and i < len(pictures) else None
+            usual = name if i == 0 else f"{name}_{i + 1}"
+            streams[names[i] if i < len(names) else usual] = _one(request, made, given, summed, picture, rows)
     if left_out:
-        streams = {name: _saying(one, left_out) for name, one in streams.items()}
+        said = {name: [*one.provenance.get("assumed", []), *left_out] for name, one in streams.items()}
+        streams = {n: replace(x, provenance={**x.provenance, "assumed": said[n]}) for n, x in streams.items()}
     if "decoder" in streams and "encoder" not in streams and not any(one.name == "decoder" for one in shown):
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
@@ -102,25 +98,11 @@ def _each_picture(shown: Sequence[ShownStream]) -> list[ShownStream]:
     """The streams of pictures that were given, each picture once: CrossViT cuts one into patches of two sizes."""
     found: list[ShownStream] = []
     for one in shown:
-        same = any(other.pictures is not None and _same(one.pictures, other.pictures) for other in found)
+        numbers = one.pictures
+        same = numbers is not None and any(x.pictures is not None and torch.equal(x.pictures, numbers) for x in found)
         if one.kind == "image" and one.given and not same:
             found.append(one)
     return found
-
-
-def _same(a: Tensor | None, b: Tensor) -> bool:
-    return a is not None and torch.equal(a, b)
-
-
-def _name(shown: Sequence[ShownStream], given: str, number: int, usual: str) -> str:
-    """What the stream of an input is called: as a walk calls it, where its tokens are known."""
-    same = [one.name for one in shown if one.given == given]
-    return same[number] if number < len(same) else usual if number == 0 else f"{usual}_{number + 1}"
-
-
-def _saying(one: Attribution, more: list[str]) -> Attribution:
-    """The attribution with more that it does not show."""
-    return replace(one, provenance={**one.provenance, "assumed": [*one.provenance.get("assumed", []), *more]})
 
 
 def level_of(given: str) -> str:
@@ -170,13 +152,6 @@ def shown_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:
         return []
 
 
-def _packed(values: Tensor, pictures: Sequence[ShownStream]) -> list[Tensor]:
-    """The scores `[b, n]` of each picture, for patches of all pictures that stand in one row."""
-    summed = values.sum(dim=-1)
-    places = [(one.parts.clamp(min=0), one.parts >= 0) for one in pictures if one.parts is not None]
-    return [summed[index.to(summed.device)] * real.to(summed.device) for index, real in places]
-
-
 def _channels(model: nn.Module, given: str, values: Tensor) -> int | None:
     """The axis of channels: none of a wave, that before the frames of a sound where the model says so; else the last.
 
@@ -196,8 +171,10 @@ def _pictures(x: Tensor, shown: Sequence[ShownStream]) -> list[Tensor]:
     Args:
         shown: the streams of pictures that were measured.
     """
-    if any(one.parts is not None for one in shown):
-        return _packed(x, [one for one in shown if one.parts is not None])
+    packed = [one.parts for one in shown if one.parts is not None]
+    if packed:
+        summed = x.sum(dim=-1)
+        return [summed[places.clamp(min=0).to(x.device)] * (places >= 0).to(x.device) for places in packed]
     numbers = [one.pictures for one in shown if one.pictures is not None]
     if x.ndim > 3 and numbers and len(numbers) == len(shown):
         every = x.flatten(0, -4)
@@ -215,10 +192,9 @@ def _one(
     rows: slice | Tensor,
 ) -> Attribution:
     """The attribution of one input."""
-    part: Scalar = made.part
     common: dict[str, Any] = {
         "method": request.entry.name,
-        "target": part.target,
+        "target": made.part.target,
         "signed": request.entry.is_signed(request.options),
         "preset": request.preset,
         "options": {**request.options, "level": level_of(given)},
@@ -227,32 +203,25 @@ def _one(
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
     if request.at_inputs is not None:
-        known["assumed"] = [
-            f"relevance is read at the inputs, because attention cannot be followed: {request.at_inputs}"
-        ]
+        why = f"relevance is read at the inputs, because attention cannot be followed: {request.at_inputs}"
+        known["assumed"] = [why]
     if given == PICTURE and values.ndim == 3:
-        grid, assumed = _grid(values, picture)
+        grid, squares = _grid(values, picture)
         size = (values.shape[1], values.shape[2])
-        patch = (size[0] // grid[0], size[1] // grid[1])
-        known |= {"assumed": [*known.get("assumed", []), ASSUMED]} if assumed else {}
-        summed = patch_sums(values, grid, patch)
-        if bool((summed.abs().sum(dim=1) < CANCELLED * values.abs().sum(dim=(1, 2))).any()):
-            known["assumed"] = [*known.get("assumed", []), CANCELS]
-        pixels = None if _by_patch(request) and not assumed else values
+        summed = patch_sums(values, grid, (size[0] // grid[0], size[1] // grid[1]))
+        cancels = bool((summed.abs().sum(dim=1) < CANCELLED * values.abs().sum(dim=(1, 2))).any())
+        if squares or cancels:
+            known["assumed"] = [*known.get("assumed", []), *[ASSUMED] * squares, *[CANCELS] * cancels]
+        # By rules, sums over patches alone are given, as where there is one stream whose attention is followed. Single
+        # pixels are given where the caller asks for them, and where they stand in for a level that cannot be read.
+        by_patch = request.entry.name in BY_PATCH and request.level is None and request.at_inputs is None
+        pixels = None if by_patch and not squares else values
         return Attribution(summed, kind="image", grid=grid, size=size, pixels=pixels, provenance=known, **common)
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
     if picture is not None and picture.grid is not None and (patches := picture.tokens.shape[1]) <= scores.shape[1]:
         return Attribution(scores[:, :patches], kind="image", grid=picture.grid, provenance=known, **common)
     tokens, valid = _labels(request.inputs, given, scores, rows)
     return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
-
-
-def _by_patch(request: Request) -> bool:
-    """Whether sums over patches alone are given: by rules, as where there is one stream whose attention is followed.
-
-    Single pixels are given where the caller asks for them, and where they stand in for a level that cannot be read.
-    """
-    return request.entry.name in BY_PATCH and request.level is None and request.at_inputs is None
 
 
 def _grid(pixels: Tensor, picture: ShownStream | None) -> tuple[tuple[int, int], bool]:
@@ -275,9 +244,9 @@ def _labels(
     own = inputs.tokens is not None and given == "input_ids" and inputs.kind == "text"
     words = inputs.tokens if own else tuple(tuple(map(str, row)) for row in ids.tolist())
     mask = inputs.kwargs.get(f"{given.removesuffix('input_ids')}attention_mask")
-    mask = mask[rows] if isinstance(mask, Tensor) else None
-    fits = isinstance(mask, Tensor) and mask.shape == ids.shape and not bool(mask.bool().all())
-    return words, mask.bool() if fits and isinstance(mask, Tensor) else None
+    valid = mask[rows].bool() if isinstance(mask, Tensor) else None
+    hides = valid is not None and valid.shape == ids.shape and not bool(valid.all())
+    return words, valid if hides else None
 
 
 def is_gradient(name: str) -> bool:

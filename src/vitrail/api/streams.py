@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,14 +57,14 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
 
 def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
     try:
-        return _measured(model, inputs)
+        if known_anatomy(model) is None:
+            return _measured(model, inputs)
+        return _may_have(model, inputs) and _several(model, inputs)
     except SeamError:
         return known_anatomy(model) is None
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:
-    if known_anatomy(model) is not None:
-        return _may_have(model, inputs) and _several(model, inputs)
     try:
         found = discover(model, inputs)
     except CutGraphError:
@@ -73,9 +72,7 @@ def _measured(model: nn.Module, inputs: Inputs) -> bool:
     if _single(found):
         try:
             return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))
-        except (
-            SeamError
-        ):  # such as queries of frozen weights, which have no graph: one stream is measured in another way
+        except SeamError:  # such as queries of frozen weights, without a graph: one stream is measured in another way
             return False
     # Tokens in several axes, or several copies of them (series by channel, AltUp), are numbered by the streams.
     return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) > 2 for block in found.blocks)
@@ -108,36 +105,26 @@ def _may_have(model: nn.Module, inputs: Inputs) -> bool:
     kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
     if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts
         return False
-    both = len(LOOKED_AT & inputs.kwargs.keys()) > 1
     decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
     nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
-    return (
-        both
-        or decodes
-        or nested
-        or bool(getattr(config, "is_encoder_decoder", False))
-        or any(name in inputs.kwargs for name in SECOND)
-    )
+    given = len(LOOKED_AT & inputs.kwargs.keys()) > 1 or any(name in inputs.kwargs for name in SECOND)
+    return given or decodes or nested or bool(getattr(config, "is_encoder_decoder", False))
 
 
 def explain_streams(
-    model: nn.Module,
-    requests: list[Request],
-    settings: ComputeSettings,
+    model: nn.Module, requests: list[Request], settings: ComputeSettings
 ) -> tuple[str, dict[int, Attribution]]:
     """Every request answered from one pass that is measured and one that is differentiated."""
     walking = [i for i, request in enumerate(requests) if not is_gradient(request.entry.name)]
-    rest = [i for i in range(len(requests)) if i not in walking]
     shown, made = _streams_of_default(model, requests), {}
     if walking:
         shown, found = _walks(model, [requests[i] for i in walking], settings)
         made = dict(zip(walking, found, strict=True))
-    for i in rest:
+    for i in (i for i in range(len(requests)) if i not in walking):
         try:
             _, found = explain_at_inputs(model, [requests[i]], shown)
         except RuleError as error:  # an operation that the method has no rule for
-            walk = instead(requests[i], error)
-            _, found = explain_streams(model, [walk], settings)
+            _, found = explain_streams(model, [instead(requests[i], error)], settings)
         made[i] = found[0]
     return fingerprint(model), made
 
@@ -153,9 +140,7 @@ def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[Shown
 
 
 def _walks(
-    model: nn.Module,
-    requests: list[Request],
-    settings: ComputeSettings,
+    model: nn.Module, requests: list[Request], settings: ComputeSettings
 ) -> tuple[list[ShownStream], list[Attribution]]:
     """The streams, and the result of every method that walks over them, from two passes."""
     begun, inputs = time.perf_counter(), requests[0].inputs
@@ -220,41 +205,29 @@ Starts = dict[str, Tensor]
 
 
 def _walked(
-    run: StreamPass,
-    target: object,
-    group: list[Request],
-    starts: list[Starts],
-    settings: ComputeSettings,
+    run: StreamPass, target: object, group: list[Request], starts: list[Starts], settings: ComputeSettings
 ) -> dict[Request, Found]:
     """The relevance of every token, for every request and every scalar of the target."""
     found: dict[Request, Found] = {request: [] for request in group}
     needs = any(request.differentiates for request in group)
-    parts = run.answer.scalars(target)
-    for part, start in zip(parts, starts, strict=True):
+    for part, start in zip(run.answer.scalars(target), starts, strict=True):
         events = list(run.events(part, settings, needs_gradient=needs))
+        attentions = [event for event, layer in events if isinstance(event, AttentionEvent) and layer is not None]
+        crosses = any(not torch.equal(event.queries, event.keys) for event in attentions)
         for request in group:
             begin, plan = start[request.options.get("readout", "equal")].to(run.answer.output.wide), request.plan
             assert isinstance(plan, Walk)
-            crosses = any(
-                layer is not None and not torch.equal(event.queries, event.keys)
-                for event, layer in events
-                if isinstance(event, AttentionEvent)
-            )
             if plan.whole is not None and crosses:
-                own = [one for one in events if not isinstance(one[0], FeedForward)]
-                found[request].append((part, plan.whole(begin, own)))
+                walked = plan.whole(begin, [one for one in events if not isinstance(one[0], FeedForward)])
             else:
                 assert plan.across is not None
                 walked = walk_events(plan.across, begin, events, plan.within)
-                found[request].append((part, _from_lengths(walked, run) if plan.from_lengths else walked))
+                if plan.from_lengths:  # each token's relevance times the length of its first vector
+                    assert run.changes is not None
+                    lengths = run.changes.lengths.nan_to_num(0.0).to(walked.scores)
+                    walked = Relevance(walked.scores * lengths, walked.own * lengths)
+            found[request].append((part, walked))
     return found
-
-
-def _from_lengths(walked: Relevance, run: StreamPass) -> Relevance:
-    """The relevance of every token times the length of its first vector."""
-    assert run.changes is not None
-    lengths = run.changes.lengths.nan_to_num(0.0).to(walked.scores)
-    return Relevance(walked.scores * lengths, walked.own * lengths)
 
 
 def reads_changes(request: Request) -> bool:
@@ -269,8 +242,7 @@ def _changes(
     real = ~hidden_tokens(streams)
     for one in shown:
         if one.mask is not None:
-            hidden = one.tokens[~one.mask & (one.tokens >= 0)]
-            real[hidden] = False
+            real[one.tokens[~one.mask & (one.tokens >= 0)]] = False
             real[list(one.padding)] = False
     try:
         return changes(streams, samples, real), None
@@ -286,30 +258,22 @@ def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError 
     """
     if isinstance(request.plan, Walk) and request.plan.across is not None:
         return unknown if reads_changes(request) else None
-    if getattr(_plan(request.entry), "across", None) is not None:
+    usual = request.entry.resolve("recommended", {}, "text")
+    if getattr(request.entry.build(**usual), "across", None) is not None:
+        given = ", ".join(f"{name}={value!r}" for name, value in request.options.items() if value != usual.get(name))
         return MethodError(
-            f"{request.entry.name} with {_given(request)} reads what is not measured on several streams. Leave these "
-            "options at their defaults."
+            f"{request.entry.name} with {given} reads what is not measured on several streams. Leave these options at "
+            "their defaults."
         )
-    names = ", ".join(one.name for one in shown)
-    several = f"has {len(shown)} ({names})"
+    several = f"has {len(shown)} ({', '.join(one.name for one in shown)})"
     what = several if len(shown) > 1 else "changes its tokens between blocks, or keeps them in several axes"
-    walking = [name for name, entry in METHODS.items() if getattr(_plan(entry), "across", None) is not None]
+    plans = {name: entry.build(**entry.resolve("recommended", {}, "text")) for name, entry in METHODS.items()}
+    walking = [name for name, plan in plans.items() if getattr(plan, "across", None) is not None]
     gradients = [name for name in METHODS if is_gradient(name)]
     return MethodError(
         f"{request.entry.name} is defined on one stream of tokens, but this model {what}. Methods that walk over all "
         f"streams: {', '.join(walking)}; gradients at all inputs: {', '.join(gradients)}."
     )
-
-
-def _given(request: Request) -> str:
-    """The options that are not those of the recommended preset, as the user would write them."""
-    usual = request.entry.resolve("recommended", {}, "text")
-    return ", ".join(f"{name}={value!r}" for name, value in request.options.items() if value != usual.get(name))
-
-
-def _plan(entry: Any) -> object:  # noqa: ANN401
-    return entry.build(**entry.resolve("recommended", {}, "text"))
 
 
 def _attribution(
@@ -321,20 +285,28 @@ def _attribution(
     left_out: list[str],
 ) -> Attribution:
     """The attribution of the stream the user gave, with those of all streams."""
-    absolute = found[0][0].target.absolute
+    part = found[0][0]
     scores, own = (
-        reduce(torch.add, [x.abs() if absolute else x for x in (getattr(r, name) for _, r in found)])
+        reduce(torch.add, [x.abs() if part.target.absolute else x for x in (getattr(r, name) for _, r in found)])
         for name in ("scores", "own")
     )
     start = starts[0]["equal"] if len(starts) == 1 else None
-    assumed = [*_assumed(request, run), *left_out]
-    each = {one.name: _one(request, found[0][0], run, one, scores, own, start, assumed) for one in shown}
-    return replace(each[main_stream(run.streams, shown)], streams=each if len(each) > 1 else {})
+    # What was not measured, or is a choice where the method's paper has one stream alone.
+    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
+    changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
+    assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
+    each = {one.name: _one(request, part, run, one, scores, own, start, assumed) for one in shown}
+    # The stream the user gave: an encoder's, the whole text of a language model with pictures.
+    targets = {target for _, target in run.streams.since}
+    whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
+    main = "encoder" if "encoder" in each else (whole or list(each))[0]
+    return replace(each[main], streams=each if len(each) > 1 else {})
 
 
 def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
     """Refuse a picture or a text none of whose parts is a token of a stream that was seen."""
-    pictures = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and _is_picture(x)]
+    given = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+    pictures = [x for x in given if x.ndim == 4 and x.shape[1] in (1, 3)]
     if pictures and not any(one.kind == "image" for one in shown):
         raise SeamError(
             f"the inputs hold a picture of shape {tuple(pictures[0].shape)}, but which tokens come from which part of "
@@ -348,18 +320,6 @@ def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
                 "another form (within sliding chunks, for example), or mixed before the first attention. A walk would "
                 "leave them out. Use a gradient method, such as integrated_gradients."
             )
-
-
-def _is_picture(x: Tensor) -> bool:
-    return x.ndim == 4 and x.is_floating_point() and x.shape[1] in (1, 3)
-
-
-def main_stream(streams: Streams, shown: Sequence[ShownStream]) -> str:
-    """The name of the stream the user gave: an encoder's, the whole text of a language model with pictures."""
-    names = [one.name for one in shown]
-    targets = {target for _, target in streams.since}
-    whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
-    return "encoder" if "encoder" in names else (whole or names)[0]
 
 
 def _one(
@@ -404,13 +364,6 @@ def _one(
             **({"assumed": assumed} if assumed else {}),
         },
     )
-
-
-def _assumed(request: Request, run: StreamPass) -> list[str]:
-    """What was not measured, or is a choice where the method's paper has one stream alone."""
-    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
-    changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
-    return [*[SHARES] * merged, *run.streams.assumed, *changed]
 
 
 def _words(stream: ShownStream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None:

@@ -19,12 +19,7 @@ from vitrail.capture.shadow import hooks
 from vitrail.errors import InputError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import normalised
-from vitrail.targets import SPAN_SCALARS, AnyTarget, Classes, Target
-
-NO_HEAD = (
-    "a continuation is explained by the logits of every next token, [b, t, vocabulary], but this model gives {what} of "
-    "shape {shape} for {tokens} tokens. Load it with its language-model head, for example with AutoModelForCausalLM."
-)
+from vitrail.targets import SPAN_SCALARS, AnyTarget, Target
 
 
 @dataclass(frozen=True)
@@ -58,19 +53,17 @@ def spans(target: Target, real: Bool[Tensor, "b t"]) -> tuple[tuple[int, ...], t
     """The first column and the one after the last, for each sample, checked against its real tokens."""
     length = real.shape[1]
     end = (length - real.int().flip(1).argmax(dim=1)).tolist()
-    first = [column if column >= 0 else after + column for column, after in _each(target.start, end, "start")]
-    last = [column if column >= 0 else after + column for column, after in _each(target.stop, end, "stop")]
+    columns = []
+    for name, given in (("start", target.start), ("stop", target.stop)):
+        each = end if given is None else [given] * len(end) if isinstance(given, int) else list(given)
+        if len(each) != len(end):
+            said = f"{len(each)} values of {name} were given for a batch of {len(end)}"
+            raise TargetError(f"{said}. Give one, or one each.")
+        columns.append(tuple(x if x >= 0 else after + x for x, after in zip(each, end, strict=True)))
+    first, last = columns
     for sample, (start, stop, row) in enumerate(zip(first, last, real.tolist(), strict=True)):
         _check_span(sample, start, stop, row)
-    return tuple(first), tuple(last)
-
-
-def _each(given: Classes, end: list[int], name: str) -> list[tuple[int, int]]:
-    """One column for each sample, with the column just after the sample's last real token."""
-    each = end if given is None else [given] * len(end) if isinstance(given, int) else list(given)
-    if len(each) != len(end):
-        raise TargetError(f"{len(each)} values of {name} were given for a batch of {len(end)}. Give one, or one each.")
-    return list(zip(each, end, strict=True))
+    return first, last
 
 
 def _check_span(sample: int, start: int, stop: int, real: list[bool]) -> None:
@@ -120,11 +113,20 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
     # Hidden states of a model without a head have the shape of logits.
     if output.span or output.encodes or output.logits.ndim != 3 or output.logits.shape[1] != rows:
         what = "encodings" if output.encodes else "an output"
-        raise TargetError(NO_HEAD.format(what=what, shape=tuple(output.logits.shape), tokens=ids.shape[1]))
+        raise TargetError(
+            f"a continuation is explained by the logits of every next token, [b, t, vocabulary], but this model gives "
+            f"{what} of shape {tuple(output.logits.shape)} for {ids.shape[1]} tokens. Load it with its language-model "
+            "head, for example with AutoModelForCausalLM."
+        )
     first, last = spans(target, real)
-    columns = _columns(first, last, real)
-    if not sequences.decoder:
-        _check_causal(calls, columns)
+    places = torch.arange(real.shape[1], device=real.device)
+    start, stop = (torch.tensor(x, device=real.device)[:, None] for x in (first, last))
+    columns = (places >= start) & (places < stop)
+    if not sequences.decoder and any(not call.causal and bool(_sees(call, columns).any()) for call in calls):
+        raise TargetError(
+            "this model is not causal: the row that predicts a token also attends to it, so there is no "
+            "log p(x_t | x_<t). Explain a model of masked words with targets.logit(c, position=p)."
+        )
     if int(ids[columns].max()) >= output.logits.shape[2]:
         raise InputError(
             f"token {int(ids[columns].max())} is not among the {output.logits.shape[2]} the model predicts. Is this "
@@ -145,23 +147,6 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
             "and their precision."
         )
     return Scalar(scalar, replace(target, start=first, stop=last), read, rows=normalised(columns.roll(-1, dims=1)))
-
-
-def _columns(first: tuple[int, ...], last: tuple[int, ...], like: Tensor) -> Bool[Tensor, "b t"]:
-    """The columns that are explained."""
-    places = torch.arange(like.shape[1], device=like.device)
-    start, stop = (torch.tensor(x, device=like.device)[:, None] for x in (first, last))
-    return (places >= start) & (places < stop)
-
-
-def _check_causal(calls: Sequence[AttentionCall], columns: Bool[Tensor, "b t"]) -> None:
-    """Raise if a row that predicts a token may see it, as in a model that fills in masked words."""
-    for call in calls:
-        if not call.causal and bool(_sees(call, columns).any()):
-            raise TargetError(
-                "this model is not causal: the row that predicts a token also attends to it, so there is no "
-                "log p(x_t | x_<t). Explain a model of masked words with targets.logit(c, position=p)."
-            )
 
 
 def _sees(call: AttentionCall, columns: Bool[Tensor, "b t"]) -> Bool[Tensor, "m h"]:

@@ -26,7 +26,7 @@ from vitrail.capture.executions import (
 )
 from vitrail.capture.long_texts import LONGEST, as_it_was, ends_of_text, part_of_text
 from vitrail.capture.outputs import read_output, run_model
-from vitrail.capture.refusals import check_model, no_attention, no_graph
+from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import call_shape
 from vitrail.capture.shadow import Remembered, autograd, without_recomputation
@@ -403,8 +403,7 @@ def check_single(found: Discovery) -> None:
         raise SeamError(
             f"{found.model} has {dict(found.kinds)} attention calls in {len(found.blocks)} blocks, and "
             f"{len(several)} blocks make more than one: {_listed(cross or list(found.calls))}. Models with several "
-            "streams of tokens are not walked yet. Methods that read the gradient at the inputs need no attention: "
-            "integrated_gradients, input_x_gradient."
+            f"streams of tokens are not walked yet. {AT_THE_INPUTS}"
         )
 
 

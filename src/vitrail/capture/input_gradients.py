@@ -4,10 +4,10 @@ Nothing has to be known of the blocks, so this works for models with several str
 cannot be read.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -101,16 +101,12 @@ def at_inputs(
         pass_options: the precision of the pass, and the context that the model runs in.
     """
     seen = nullcontext() if keeps_saved(model) else _SeesRegions()
-    try:
+    with suppress(CheckpointError):  # recomputed under rules, which is not how it was computed
         found = _run(model, inputs, edit, pass_options, seen)
-        again = isinstance(seen, _SeesRegions) and seen.met
-    except CheckpointError:  # recomputed under rules, which is not how it was computed
-        found, again = None, True
-    if again:
-        keep_saved(model)
-        found = _run(model, inputs, edit, pass_options, nullcontext())
-    assert found is not None
-    return found
+        if not isinstance(seen, _SeesRegions) or not seen.met:
+            return found
+    keep_saved(model)
+    return _run(model, inputs, edit, pass_options, nullcontext())
 
 
 def _run(
@@ -121,12 +117,16 @@ def _run(
     watching: AbstractContextManager[object],
 ) -> AtInputs:
     check_differentiable(model)
-    dtype = pass_options.dtype
+    dtype, within = pass_options.dtype, pass_options.within
+    picture = inputs.main if inputs.kind == "image" else None  # whatever the model calls it
+    # The context that the pass asks for is told where the gradient ends and which module runs; no block is known.
+    capture = Capture(PassPlan(Body(Anatomy(), (), pool=None, owner=model, head=None), options=pass_options))
     roots: dict[str, Tensor] = {}
     with (
         autograd(gradients=True),
-        nullcontext() if pass_options.dtype is None else own_precision(inputs, pass_options.dtype),
-        _rules(model, pass_options) as capture,
+        nullcontext() if dtype is None else own_precision(inputs, dtype),
+        nullcontext() if within is None else naming(model, capture),
+        nullcontext() if within is None else within(model, capture),
     ):
         usable = (inputs if dtype is None else inputs.cast(dtype)).usable()
 
@@ -139,13 +139,13 @@ def _run(
 
         def leaf(name: str, x: Any) -> Any:  # noqa: ANN401
             real = isinstance(x, Tensor) and x.is_floating_point() and "mask" not in name
-            return root(PICTURE if name == _picture(inputs) else name, x) if real else x
+            return root(PICTURE if name == picture else name, x) if real else x
 
         args = tuple(leaf(PICTURE if i == 0 else str(i), x) for i, x in enumerate(usable.args))
         some = replace(usable, args=args, kwargs={name: leaf(name, x) for name, x in usable.kwargs.items()})
-        table = _table(model)
+        texts, table = _texts(some), _table(model)
         handles = [
-            module.register_forward_hook(_words(roots, some, root, first=module is table))
+            module.register_forward_hook(partial(_words, texts, roots, root, module is table))
             for module in model.modules()
             if isinstance(module, nn.Embedding)
         ]
@@ -157,21 +157,6 @@ def _run(
 PICTURE = "pixel_values"
 
 
-def _picture(inputs: Inputs) -> str | None:
-    """The keyword of a picture, whatever the model calls it."""
-    return inputs.main if inputs.kind == "image" else None
-
-
-@contextmanager
-def _rules(model: nn.Module, pass_options: PassOptions) -> Iterator[Capture]:
-    """The context that a pass asks for, told where the gradient ends and which module runs; no block is known."""
-    body = Body(Anatomy(), (), pool=None, owner=model, head=None)
-    capture = Capture(PassPlan(body, options=pass_options))
-    within = pass_options.within
-    with naming(model, capture) if within else nullcontext(), within(model, capture) if within else nullcontext():
-        yield capture
-
-
 def _table(model: nn.Module) -> object:
     """The model's own table of word embeddings, where it names one."""
     found = getattr(model, "get_input_embeddings", None)
@@ -180,41 +165,37 @@ def _table(model: nn.Module) -> object:
 
 
 def _words(
-    roots: dict[str, Tensor], inputs: Inputs, root: Callable[[str, Tensor], Tensor], *, first: bool
-) -> Callable[..., Tensor | None]:
-    """A hook that lets the gradient end where the token ids of an input become vectors."""
-    texts = _texts(inputs)
-    if inputs.args and isinstance(inputs.args[0], Tensor) and not inputs.args[0].is_floating_point():
-        texts["input_ids"] = inputs.args[0]
-
-    def hook(module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
-        for name, ids in texts.items():
-            asked = args[0] if args and isinstance(args[0], Tensor) else None
-            if name in roots or asked is None:
-                continue
-            if asked.ndim == 2 and asked.shape[1] > ids.shape[1] and torch.equal(asked[:, : ids.shape[1]], ids):
-                # Models that attend in windows pad a text to whole ones.
-                return torch.cat([root(name, out[:, : ids.shape[1]]), out[:, ids.shape[1] :]], dim=1)
-            if asked.shape != ids.shape:
-                continue
-            if bool((asked == ids).all()) or (first and len(texts) == 1):
-                return root(name, out).clone()
-        return None
-
-    return hook
+    texts: dict[str, Tensor],
+    roots: dict[str, Tensor],
+    root: Callable[[str, Tensor], Tensor],
+    first: bool,  # noqa: FBT001
+    module: nn.Module,
+    args: tuple,
+    out: Tensor,
+) -> Tensor | None:
+    """Let the gradient end where the token ids of an input become vectors; `first`: in the model's own table."""
+    asked = args[0] if args and isinstance(args[0], Tensor) else None
+    for name, ids in texts.items():
+        if name in roots or asked is None:
+            continue
+        if asked.ndim == 2 and asked.shape[1] > ids.shape[1] and torch.equal(asked[:, : ids.shape[1]], ids):
+            # Models that attend in windows pad a text to whole ones.
+            return torch.cat([root(name, out[:, : ids.shape[1]]), out[:, ids.shape[1] :]], dim=1)
+        if asked.shape == ids.shape and (bool((asked == ids).all()) or (first and len(texts) == 1)):
+            return root(name, out).clone()
+    return None
 
 
 def _texts(inputs: Inputs) -> dict[str, Tensor]:
-    """The token ids among the keywords: by their name, or all whole numbers `[b, n]` where none is named so."""
-    whole = {
-        name: x
-        for name, x in inputs.kwargs.items()
-        if isinstance(x, Tensor) and not x.is_floating_point() and x.dtype is not torch.bool
+    """The token ids: by their keyword, or all whole numbers `[b, n]` where none is named so; and the first argument."""
+    tensors = {name: x for name, x in inputs.kwargs.items() if isinstance(x, Tensor)}
+    whole = {n: x for n, x in tensors.items() if not x.is_floating_point() and x.dtype is not torch.bool}
+    texts = {name: x for name, x in whole.items() if name.endswith("input_ids")} or {
+        name: x for name, x in whole.items() if x.ndim == 2 and not any(word in name for word in NO_TEXTS)
     }
-    named = {name: x for name, x in whole.items() if name.endswith("input_ids")}
-    if named:
-        return named
-    return {name: x for name, x in whole.items() if x.ndim == 2 and not any(word in name for word in NO_TEXTS)}
+    if inputs.args and isinstance(inputs.args[0], Tensor) and not inputs.args[0].is_floating_point():
+        texts["input_ids"] = inputs.args[0]
+    return texts
 
 
 NO_TEXTS = ("mask", "position", "type", "label", "length", "size", "shape", "grid")
@@ -227,15 +208,11 @@ Attributed = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class InputAttribution:
-    """What every entry of every input is worth for a target.
-
-    Args:
-        residual: what the sum lacks of the change of the target, where the method promises completeness.
-    """
+    """What every entry of every input is worth for a target."""
 
     part: Scalar
     found: Attributed
-    residual: Tensor | None = None
+    residual: Tensor | None = None  # what the sum lacks of the change of the target, where completeness is promised
 
 
 def input_x_gradient(

@@ -29,11 +29,17 @@ from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_inpu
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
-from vitrail.capture.refusals import check_model, hybrid, no_graph, why_no_gradient, why_not_differentiable
+from vitrail.capture.refusals import (
+    AT_THE_INPUTS,
+    check_model,
+    hybrid,
+    no_graph,
+    why_no_gradient,
+    why_not_differentiable,
+)
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
 from vitrail.capture.token_order import (
-    AT_THE_INPUTS,
     MeasuredBlock,
     check_chain,
     check_results,

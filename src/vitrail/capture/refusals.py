@@ -16,6 +16,9 @@ SEEN = (
     "Attention is seen in scaled_dot_product_attention, nn.MultiheadAttention, and a softmax over one of the last "
     "two axes, or powers of e divided by their sum over the last axis, followed by a product with the values."
 )
+AT_THE_INPUTS = (
+    "Methods that read the gradient at the inputs need no attention: integrated_gradients, input_x_gradient."
+)
 SHOWN = 6
 """How many classes of modules a message names."""
 
@@ -80,13 +83,13 @@ def check_weights(model: nn.Module) -> None:
             f"the weights of {type(empty[0]).__name__} and {len(empty) - 1} other modules are on the meta device and "
             "hold no values. Load them, for example with from_pretrained or load_state_dict(..., assign=True)."
         )
-    for name, module in model.named_modules() if _has_whole_weights(model) else ():
-        if _whole_weight(module):
-            raise ModelError(
-                f"the weight of {name or type(model).__name__} is a plain parameter of {module.weight.dtype}, which "
-                "torch cannot multiply with real numbers. Convert it to a floating type, or load the model with its "
-                "quantisation library."
-            )
+    if any(map(_whole_weight, every_module(model))):
+        name, module = next(one for one in model.named_modules() if _whole_weight(one[1]))
+        raise ModelError(
+            f"the weight of {name or type(model).__name__} is a plain parameter of {module.weight.dtype}, which "
+            "torch cannot multiply with real numbers. Convert it to a floating type, or load the model with its "
+            "quantisation library."
+        )
 
 
 def _is_empty(module: nn.Module) -> bool:
@@ -94,10 +97,6 @@ def _is_empty(module: nn.Module) -> bool:
     if not any(x is not None and x.is_meta for x in module._parameters.values()):
         return False
     return not module._forward_pre_hooks and "forward" not in vars(module) and not hasattr(module, "_hf_hook")
-
-
-def _has_whole_weights(model: nn.Module) -> bool:
-    return any(map(_whole_weight, every_module(model)))
 
 
 def _whole_weight(module: nn.Module) -> bool:
@@ -204,20 +203,16 @@ def check_plain_call() -> None:
     if current_transform() is not None:
         raise SeamError(
             "the model attends inside of a transform of torch.func (vmap, grad, jvp), where neither the samples of a "
-            "call nor its graph are seen. Call the module on the whole batch. Methods that read the gradient at the "
-            "inputs need no attention: integrated_gradients, input_x_gradient."
+            f"call nor its graph are seen. Call the module on the whole batch. {AT_THE_INPUTS}"
         )
 
 
 def _kinds(modules: Sequence[nn.Module]) -> str:
     """The classes of modules and how many of each there are, those of a model's own code first."""
-    names = Counter(type(m).__name__ for m in modules if not _is_plain(m)) or Counter(type(m).__name__ for m in modules)
+    own = [m for m in modules if not type(m).__module__.startswith("torch.nn.modules.")]
+    names = Counter(type(m).__name__ for m in own or modules)
     shown = [f"{count} {name}" for name, count in names.most_common(SHOWN)]
     return ", ".join(shown) + (" and others" if len(names) > SHOWN else "") if shown else "no modules"
-
-
-def _is_plain(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _lists(model: nn.Module) -> str:

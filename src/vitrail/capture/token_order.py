@@ -14,6 +14,7 @@ from torch import Tensor
 from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, call_result, numbered, sources, with_heads
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.layers import batch_first, unequal
+from vitrail.capture.refusals import AT_THE_INPUTS
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.anatomy import Block, Body
 
@@ -227,11 +228,6 @@ def compare_rows(found: Tensor, what: str, index: int) -> str | None:
     first = wrong.nonzero()[0]
     token, row = int(first[-1]), int(found[tuple(first)]) % tokens
     return unreadable(index, f"{what} are in another order than the tokens: token {token} is row {row}")
-
-
-AT_THE_INPUTS = (
-    "Methods that read the gradient at the inputs need no attention: integrated_gradients, input_x_gradient."
-)
 
 
 def unreadable(index: int, seen: str) -> str:
