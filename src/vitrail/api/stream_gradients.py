@@ -12,7 +12,7 @@ from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.stream_checks import measured_streams
-from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, text_rows
+from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, one_of_each, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.inputs import Inputs, patch_sums
 
@@ -131,14 +131,9 @@ def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part:
         return slice(None)
     compares = hasattr(model, "logit_scale")
     rows = text_rows(len(values), inputs.batch, part.target, compares=compares)
-    if rows is not None or compares or len(values) % inputs.batch:
+    if rows is not None or compares:
         return rows
-    # Each sample has texts of its own: the one that the answer depends on.
-    asked = (values != 0).flatten(1).any(dim=1).view(inputs.batch, -1)
-    if bool((asked.sum(dim=1) != 1).any()):
-        return None
-    first = torch.arange(inputs.batch, device=values.device) * asked.shape[1]
-    return first + asked.long().argmax(dim=1)
+    return one_of_each((values != 0).flatten(1).any(dim=1), inputs.batch)  # each sample has texts of its own
 
 
 def shown_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:

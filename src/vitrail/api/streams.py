@@ -43,13 +43,8 @@ _known: Remembered[bool] = Remembered(MOST_FORMS)
 
 
 def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
-    """Whether a model has several streams, measured where its family or its inputs leave that open.
-
-    Args:
-        model: a shadow.
-        given: the anatomy that the user named; it says that there is one stream.
-    """
-    if given is not None:
+    """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
+    if given is not None:  # the anatomy that the user named says that there is one stream
         return False
     form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
     return _known.get(model, form, lambda: _measured_or_known(model, inputs))

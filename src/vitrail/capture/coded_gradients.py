@@ -58,9 +58,7 @@ class CheapProjections(TorchFunctionMode):
         self.active = active
         self.pairs: dict[tuple[object, ...], Pair] = {}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:  # noqa: ANN401
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
         """Run the function; a projection with the cheap gradient."""
         kwargs, place = kwargs or {}, PROJECTIONS.get(func)
         if place is None or not self.active() or current_transform() is not None or not _is_plain(args, place):
@@ -129,9 +127,7 @@ class EvenMaxima(TorchFunctionMode):
         super().__init__()
         self.on = True
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:  # noqa: ANN401
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
         """Run the function; a maximum over places with the even gradient."""
         kwargs = kwargs or {}
         known = (func in MAXIMA or func in POOLS) and bool(args) and type(args[0]) is Tensor

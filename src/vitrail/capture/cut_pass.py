@@ -58,24 +58,12 @@ class Normed:
     gave: Tensor
 
 
-@dataclass(eq=False)
-class Sums:
-    """All sums and norms of a pass, in the order in which they came."""
-
-    found: list[Sum] = field(default_factory=list)
-    norms: list[Normed] = field(default_factory=list)
-
-
 class WatchSums(TorchFunctionMode):
-    """Let every sum run as the model wrote it, and keep those of two tensors of one shape.
+    """Let every sum run as the model wrote it, and keep those of two tensors of one shape."""
 
-    Args:
-        calls: how many attention calls have come.
-    """
-
-    def __init__(self, sums: Sums, calls: Callable[[], int]) -> None:
+    def __init__(self, seen: "Seen") -> None:
         super().__init__()
-        self.sums, self.calls = sums, calls
+        self.seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
         """Run the function, and keep what it added."""
@@ -86,7 +74,7 @@ class WatchSums(TorchFunctionMode):
         first = args[0].detach().clone() if name in IN_PLACE else args[0]
         out = func(*args)
         versions = (writes_to(first), writes_to(args[1]))
-        self.sums.found.append(Sum((first, args[1]), nodes, out, self.calls(), versions))
+        self.seen.sums.append(Sum((first, args[1]), nodes, out, len(self.seen.calls), versions))
         return out
 
 
@@ -95,12 +83,6 @@ def _alike(args: tuple) -> bool:
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.is_floating_point() for x in args):
         return False
     return args[0].shape == args[1].shape and args[0].ndim >= 2
-
-
-def _watch_norm(sums: Sums, module: nn.Module, args: tuple, out: object) -> None:
-    """Keep what a norm was given and gave."""
-    if is_norm(module) and args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-        sums.norms.append(Normed(module, args[0], out))
 
 
 def base_of(node: Node | None) -> Node | None:
@@ -138,7 +120,8 @@ class Seen:
     cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
     inputs: Inputs | None = None  # with leaves for all floating-point tensors
     answer: Any = None
-    sums: Sums | None = None  # what was added and normed, where that is asked for
+    sums: list[Sum] = field(default_factory=list)  # what was added and normed, where that is asked for
+    norms: list[Normed] = field(default_factory=list)
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
     by_chance: bool = False  # whether random numbers were drawn: another pass may order its tokens in another way
 
@@ -168,9 +151,28 @@ def cut_pass(model: nn.Module, inputs: Inputs, measure: Callable[[Seen], T], *, 
 
 
 def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: bool) -> Seen:
-    seen, start = Seen(inputs=inputs, sums=Sums() if sums else None), torch.get_rng_state()
-    with in_precision(model, dtype), _graph_of_learned_tokens(model), _watching(model, seen):
-        seen.answer = run_model(model, inputs)
+    seen, start, handles = Seen(inputs=inputs), torch.get_rng_state(), []
+
+    def emit(call: AttentionCall) -> None:
+        check_plain_call()
+        if not torch.is_grad_enabled():
+            raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
+        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
+
+    def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
+        leaf = out.detach().requires_grad_()
+        seen.calls[-1].output, seen.calls[-1].order = leaf, order
+        return leaf.clone()  # a copy, because models may write into what attention gave
+
+    with in_precision(model, dtype), _graph_of_learned_tokens(model), hooks(handles):
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(partial(_enter, seen), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(_leave, seen)))
+            if sums and is_norm(module):
+                handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
+        adding = WatchSums(seen) if sums else nullcontext()
+        with adding, seen.maxima, attention_calls(emit, safe=True, cut=cut):
+            seen.answer = run_model(model, inputs)
     seen.by_chance = not torch.equal(start, torch.get_rng_state())
     if not seen.calls:
         raise SeamError(
@@ -215,31 +217,6 @@ def rooted(inputs: Inputs) -> Inputs:
     return replace(usable, args=tuple(map(leaf, usable.args)), kwargs=kwargs)
 
 
-@contextmanager
-def _watching(model: nn.Module, seen: Seen) -> Iterator[None]:
-    handles = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(partial(_enter, seen), with_kwargs=True))
-        handles.append(module.register_forward_hook(partial(_leave, seen)))
-        if seen.sums is not None:
-            handles.append(module.register_forward_hook(partial(_watch_norm, seen.sums)))
-
-    def emit(call: AttentionCall) -> None:
-        check_plain_call()
-        if not torch.is_grad_enabled():
-            raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
-        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
-
-    def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
-        leaf = out.detach().requires_grad_()
-        seen.calls[-1].output, seen.calls[-1].order = leaf, order
-        return leaf.clone()  # a copy, because models may write into what attention gave
-
-    adding = nullcontext() if seen.sums is None else WatchSums(seen.sums, lambda: len(seen.calls))
-    with hooks(handles), adding, seen.maxima, attention_calls(emit, safe=True, cut=cut):
-        yield
-
-
 def _enter(seen: Seen, module: nn.Module, args: tuple, kwargs: dict) -> None:
     for x in (*args, *kwargs.values()):
         _keep(seen, x)
@@ -254,6 +231,11 @@ def _leave(seen: Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noq
     if first.ndim == 4 and first.requires_grad:
         seen.cells.append(first)
     _keep(seen, first)
+
+
+def _keep_norm(seen: Seen, module: nn.Module, args: tuple, out: object) -> None:
+    if args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+        seen.norms.append(Normed(module, args[0], out))
 
 
 def _keep(seen: Seen, x: object) -> None:

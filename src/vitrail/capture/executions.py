@@ -1,7 +1,6 @@
 """One pass that is only watched: every execution of a module, the attention calls between them, the parts of blocks."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -102,29 +101,22 @@ def executions(model: nn.Module, inputs: Inputs) -> Executions:
 
 
 def _executed(model: nn.Module, some: Inputs) -> Executions:
-    seen = Executions(batch=some.batch)
-    with autograd(gradients=True), torch.random.fork_rng(devices=[]):
-        if some.shown.is_floating_point():
-            some = some.showing(some.shown.detach().clone().requires_grad_())
-        with _watching(model, seen):
-            seen.answer = run_model(model, some)
-    return seen
-
-
-@contextmanager
-def _watching(model: nn.Module, seen: Executions) -> Iterator[None]:
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(_enter, seen, name), with_kwargs=True))
-        handles.append(module.register_forward_hook(partial(_leave, seen)))
+    seen, handles = Executions(batch=some.batch), []
 
     def emit(call: AttentionCall) -> None:
         check_plain_call()
         why = "" if torch.is_grad_enabled() else why_no_gradient()
         seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack), why))
 
-    with hooks(handles), attention_calls(emit, safe=True, cut=lambda out, order: out.detach()):
-        yield
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(partial(_enter, seen, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(_leave, seen)))
+    with hooks(handles), autograd(gradients=True), torch.random.fork_rng(devices=[]):
+        if some.shown.is_floating_point():
+            some = some.showing(some.shown.detach().clone().requires_grad_())
+        with attention_calls(emit, safe=True, cut=lambda out, order: out.detach()):
+            seen.answer = run_model(model, some)
+    return seen
 
 
 def _enter(seen: Executions, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -172,34 +164,31 @@ def node_of(x: Tensor | None) -> Node | None:
         return None
 
 
-def from_data(x: Tensor | None) -> bool:
-    """Whether a tensor depends on the input, and not on weights alone."""
-    waiting, known = [node_of(x)], set()
+def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iterator[Any]:
+    """The nodes that a walk back through the graph meets, each once; it does not go on behind those to stop at."""
+    waiting, known = [node for node in start if node is not None], set()
     while waiting:
         node: Any = waiting.pop()
-        if node is None or node in known:
+        if node in known:
             continue
         known.add(node)
-        variable = getattr(node, "variable", None)
-        if node.name().startswith("EmbeddingBackward") or not isinstance(variable, (nn.Parameter, type(None))):
-            return True
-        waiting += [before for before, _ in node.next_functions]
-    return False
+        yield node
+        if node not in stop:
+            waiting += [before for before, _ in node.next_functions if before is not None]
+
+
+def from_data(x: Tensor | None) -> bool:
+    """Whether a tensor depends on the input, and not on weights alone."""
+    return any(
+        node.name().startswith("EmbeddingBackward")
+        or not isinstance(getattr(node, "variable", None), (nn.Parameter, type(None)))
+        for node in _nodes_behind([node_of(x)])
+    )
 
 
 def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
     """Those of the targets that a walk back through the graph meets; it does not go on behind a target."""
-    found, waiting, known = set(), [node for node in start if node is not None], set()
-    while waiting:
-        node = waiting.pop()
-        if node in known:
-            continue
-        known.add(node)
-        if node in targets:
-            found.add(node)
-            continue
-        waiting += [before for before, _ in node.next_functions if before is not None]  # pyright: ignore[reportAttributeAccessIssue]
-    return found
+    return {node for node in _nodes_behind(start, targets) if node in targets}
 
 
 DIGITS = 128

@@ -82,9 +82,7 @@ class _SeesRegions(TorchFunctionMode):
         super().__init__()
         self.outside, self.met = saving_hooks(), False
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:  # noqa: ANN401
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
         """Look, and run the function."""
         self.met = self.met or saving_hooks() != self.outside
         return func(*args, **(kwargs or {}))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitrail.capture import refusals, token_order
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
 from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
@@ -29,24 +30,9 @@ from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_inpu
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
-from vitrail.capture.refusals import (
-    AT_THE_INPUTS,
-    check_model,
-    hybrid,
-    no_graph,
-    why_no_gradient,
-    why_not_differentiable,
-)
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
-from vitrail.capture.token_order import (
-    MeasuredBlock,
-    check_chain,
-    check_results,
-    check_samples,
-    check_sequence,
-    check_tokens,
-)
+from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
@@ -159,8 +145,8 @@ def _setting(x: Tensor) -> int:
 
 def _checked(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     """What is measured of a model whose attention and weights can be read."""
-    check_model(model)
-    return replace(_measured(model, inputs, body), no_gradient=why_not_differentiable(model))
+    refusals.check_model(model)
+    return replace(_measured(model, inputs, body), no_gradient=refusals.why_not_differentiable(model))
 
 
 def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = False) -> Structure:
@@ -247,7 +233,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
 
     def emit(call: AttentionCall) -> None:
         if not torch.is_grad_enabled() and (seen.here is not None or not body.blocks):
-            raise no_graph(f"attention layer {seen.here or 0}", why_no_gradient())
+            raise refusals.no_graph(f"attention layer {seen.here or 0}", refusals.why_no_gradient())
         if not body.blocks and seen.arriving is None and call.value is not None:
             seen.arriving = with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
         (seen.outside if seen.here is None else seen.blocks[seen.here].calls).append(call)
@@ -334,7 +320,9 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     origin = _origin(inputs, body, seen)
     if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
-        return Structure(origin, None if body.blocks else check_chain(seen.outside, inputs.batch), (unknown,))
+        return Structure(
+            origin, None if body.blocks else token_order.check_chain(seen.outside, inputs.batch), (unknown,)
+        )
     assumed: list[str] = []
     refusal, used, together = None, 0, "the blocks have no gradient"
     if _attached(seen):
@@ -342,14 +330,14 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
         used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
         refusal = (
             _outside(body, seen)
-            or check_samples(seen.answer, seen.cuts[-1], body)
-            or check_sequence(seen.blocks, body, read[1:], order=seen.order, real=inputs.attention_mask)
+            or token_order.check_samples(seen.answer, seen.cuts[-1], body)
+            or token_order.check_sequence(seen.blocks, body, read[1:], order=seen.order, real=inputs.attention_mask)
             or _check_read(read[: used + 1])
         )
         together = _together(seen.blocks[: used or None], before=any(bool(rows.any()) for rows in read[:used]))
-    refusal = refusal or check_results(seen.blocks, inputs.batch, body, assumed)
+    refusal = refusal or token_order.check_results(seen.blocks, inputs.batch, body, assumed)
     seen.muted = True
-    refusal = refusal or check_tokens(seen.blocks, inputs.batch, body, assumed)
+    refusal = refusal or token_order.check_tokens(seen.blocks, inputs.batch, body, assumed)
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together)
 
 
@@ -399,9 +387,7 @@ def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
 def _past(block: MeasuredBlock, total: Tensor | None, given: Tensor | None, body: Body) -> Tensor:
     """The tokens of what enters the only block that the answer reads other than by what the block gives.
 
-    Args:
-        total: the gradient of the answer at what enters.
-        given: its gradient at what the block gives.
+    The gradient of the answer is `total` at what enters and `given` at what the block gives.
     """
     entering, leaving = block.entering, block.leaving
     if entering is None or leaving is None or total is None:
@@ -419,7 +405,7 @@ def _check_read(read: list[Tensor]) -> str | None:
             where = f"before block {index}" if index == 0 else f"after block {index - 1}"
             return (
                 f"the answer reads {int(rows[0].sum())} tokens {where} beside the {int(last[0].sum())} it reads after "
-                f"block {len(before) - 1}, so walking from there alone would miss them. {AT_THE_INPUTS}"
+                f"block {len(before) - 1}, so walking from there alone would miss them. {refusals.AT_THE_INPUTS}"
             )
     return None
 
@@ -444,7 +430,7 @@ def _outside(body: Body, seen: _Seen) -> str | None:
         f"{len(counting) - pools} attention calls outside the blocks work on what the {len(body.blocks)} blocks of the "
         f"{body.anatomy.name} anatomy give, or beside them on the input, so walking through the blocks alone would "
         "miss them. Models with several streams of tokens (encoder and decoder, pictures and text) are not walked yet. "
-        f"{AT_THE_INPUTS}"
+        f"{refusals.AT_THE_INPUTS}"
     )
 
 
@@ -463,7 +449,7 @@ def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:
 def no_origin(why: str, body: Body) -> SeamError:
     """What to say where tokens come from no known part of the input."""
     if body.idle and body.blocks:
-        return hybrid(len(body.blocks), body.idle, why)
+        return refusals.hybrid(len(body.blocks), body.idle, why)
     return SeamError(
         f"which token comes from which part of the input is not known: {why}. A map would have to guess where its "
         "scores belong."

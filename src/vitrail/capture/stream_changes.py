@@ -93,12 +93,7 @@ def flat(x: Tensor, channels: int) -> Tensor:
 
 
 def changes(streams: Streams, samples: Tensor, real: Tensor) -> StreamChanges:
-    """What every attention call and every feed-forward layer adds to the streams.
-
-    Args:
-        samples: the sample of every token.
-        real: which tokens are no padding.
-    """
+    """What every attention call and every feed-forward layer adds to the streams; `samples`: that of every token."""
     found = StreamChanges(real, torch.full((streams.count,), torch.nan, dtype=torch.float64))
     entered: list[_Found] = []
     results = {id(place.tensor): place for place in streams.places if place.result}
@@ -137,10 +132,9 @@ def _is_used(streams: Streams, call: int, place: Place) -> bool:
 
 def _entered(streams: Streams, event: AttentionEvent, one: CutCall, place: Place) -> _Found | None:
     """The sum at which the result of a call enters its stream; None for a learned query, whose result enters none."""
-    assert streams.seen.sums is not None
     leaf = node_of(place.tensor)
     asks = [node_of(x) for x in (one.call.query, one.call.value, one.call.key) if x is not None]
-    for some in (x for x in streams.seen.sums.found if x.after > event.call):
+    for some in (x for x in streams.seen.sums if x.after > event.call):
         fed = [bool(leaf is not None and reached([node], {leaf})) for node in some.nodes]
         if fed[0] == fed[1]:
             continue
@@ -246,9 +240,8 @@ def _projection(streams: Streams, event: AttentionEvent, one: CutCall, where: _F
 
 def _norm_between(streams: Streams, one: CutCall, where: _Found) -> Normed | None:
     """The norm whose result is what is added."""
-    assert streams.seen.sums is not None
     leaf, added = node_of(one.output), where.added
-    for norm in streams.seen.sums.norms if leaf is not None and where.channels == -1 else ():
+    for norm in streams.seen.norms if leaf is not None and where.channels == -1 else ():
         same = norm.gave.shape == added.shape and bool((norm.gave == added).all())
         if same and reached([node_of(norm.given)], {leaf}):
             return norm
@@ -316,13 +309,12 @@ def _feed_forward(
     streams: Streams, entered: Sequence[_Found], samples: Tensor, found: StreamChanges
 ) -> list[FeedForward]:
     """The feed-forward layers in order: sums of a state of the stream and of what is made of it."""
-    assert streams.seen.sums is not None
     widths = {where.state.shape[1] for where in entered}
     of_calls = {id(where.sum) for where in entered}
     branches: list[tuple[Node, Node]] = []
     made: list[FeedForward] = []
     results = [place for place in streams.places if place.result]
-    for some in reversed(streams.seen.sums.found):
+    for some in reversed(streams.seen.sums):
         side = None if id(some) in of_calls else _state_side(some)
         result = node_of(some.result)
         inner = any(result in reached([branch], {state, result}) for branch, state in branches if result is not None)
@@ -357,7 +349,10 @@ def _layer(some: Sum, side: int, results: list[Place], samples: Tensor) -> FeedF
     for channels in (-1, 1) if some.result.ndim == 4 else (-1,):
         tokens, calls = _fed_rows(some, channels, results)
         if tokens is not None:
-            rows = _by_sample(tokens, samples)
+            known = torch.nonzero(tokens >= 0)[:, 0]
+            of = samples[tokens[known]]
+            each = [known[of == sample] for sample in of.unique().tolist()]
+            rows = pad_sequence(each, batch_first=True, padding_value=-1)  # -1 where a sample has fewer
             real, wanted = rows >= 0, rows.clamp(min=0)
             state, added = (
                 flat(x, channels)[wanted.to(x.device)] for x in (some.operands[side], some.operands[1 - side])
@@ -381,10 +376,3 @@ def _fed_rows(some: Sum, channels: int, results: list[Place]) -> tuple[Tensor | 
         if found is not None and bool((found >= 0).all()):
             break
     return found, tuple(calls)
-
-
-def _by_sample(tokens: Tensor, samples: Tensor) -> Tensor:
-    """The rows of each sample's tokens, -1 where a sample has fewer."""
-    known = torch.nonzero(tokens >= 0)[:, 0]
-    each = [known[samples[tokens[known]] == sample] for sample in samples[tokens[known]].unique().tolist()]
-    return pad_sequence(each, batch_first=True, padding_value=-1)

@@ -228,9 +228,6 @@ def _unclear(seen: str) -> SeamError:
     return SeamError(f"tokens cannot be told apart by sample: {seen}. Explain one sample at a time.")
 
 
-TEXTS = frozenset({*WORDS, *MASKS.values()})
-
-
 @dataclass(frozen=True, eq=False)
 class StreamsOfPass:
     """The streams of a pass. What is remembered of them are tables of tokens, and no tensor of the pass."""
@@ -316,19 +313,16 @@ def _with_words(shown: ShownStream, inputs: Inputs) -> ShownStream:
 def _form(inputs: Inputs) -> tuple[Any, ...]:
     """All of the inputs that decides the streams of a model."""
     named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    texts = set(inputs.kwargs) <= TEXTS and not inputs.args
+    texts = set(inputs.kwargs) <= {*WORDS, *MASKS.values()} and not inputs.args
 
-    def value(name: int | str, x: object) -> object:
-        if not isinstance(x, Tensor):
-            return repr(x)
-        if x.is_floating_point() and "mask" not in str(name):
-            return None
-        if texts and name in WORDS:
+    def value(name: int | str, x: Tensor) -> int | None:
+        decides_nothing = x.is_floating_point() and "mask" not in str(name)
+        if decides_nothing or (texts and name in WORDS):
             return None
         return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
     shapes = tuple(
-        (name, tuple(x.shape), x.dtype, value(name, x)) if isinstance(x, Tensor) else (name, value(name, x))
+        (name, tuple(x.shape), x.dtype, value(name, x)) if isinstance(x, Tensor) else (name, repr(x))
         for name, x in named.items()
     )
     return shapes, inputs.kind, inputs.batch, inputs.shared

@@ -66,7 +66,7 @@ def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice
 def own_texts(
     found: list[ShownStream], batch: int, target: Target, read: Tensor, *, compares: bool
 ) -> list[ShownStream]:
-    """The streams with those texts that belong to the samples (`text_rows`, `_one_of_each`); such texts come last.
+    """The streams with those texts that belong to the samples (`text_rows`, `one_of_each`); such texts come last.
 
     Args:
         read: which tokens the answer is read from.
@@ -75,21 +75,20 @@ def own_texts(
     for one in found:
         rows = slice(None) if one.words is None else text_rows(len(one.tokens), batch, target, compares=compares)
         part = rows != slice(None)
-        rows = _one_of_each(one.tokens, batch, read) if rows is None and not compares else rows
+        asked = (read[one.tokens.clamp(min=0)] & (one.tokens >= 0)).any(dim=1)
+        rows = one_of_each(asked, batch) if rows is None and not compares else rows
         if rows is not None:
             words, mask = (None if x is None else x[rows] for x in (one.words, one.mask))
             (some if part else kept).append(replace(one, tokens=one.tokens[rows], words=words, mask=mask))
     return [*kept, *some]
 
 
-def _one_of_each(tokens: Tensor, batch: int, read: Tensor) -> Tensor | None:
-    """The one of several texts of each sample that the answer is read from; None where there is no such one."""
-    if len(tokens) % batch:
+def one_of_each(asked: Tensor, batch: int) -> Tensor | None:
+    """The one of several texts of each sample that the answer depends on; None where there is no such one."""
+    each = asked.view(batch, -1) if len(asked) % batch == 0 else None
+    if each is None or bool((each.sum(dim=1) != 1).any()):
         return None
-    asked = (read[tokens.clamp(min=0)] & (tokens >= 0)).any(dim=1).view(batch, -1)
-    if bool((asked.sum(dim=1) != 1).any()):
-        return None
-    return torch.arange(batch) * asked.shape[1] + asked.long().argmax(dim=1)
+    return torch.arange(batch, device=asked.device) * each.shape[1] + each.long().argmax(dim=1)
 
 
 def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
@@ -97,12 +96,13 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     targets = {target for _, target in streams.since}
     found, done = _packed(streams, inputs, samples)
     for index, sequence in enumerate(streams.sequences):
-        if index in done:
-            continue
-        if not sequence.queries:
-            found += [] if index in targets else _read_only(streams, index, sequence, inputs, samples)
+        if index in done or (index in targets and not sequence.queries):
             continue
         text = _text(streams, index, sequence, inputs)
+        if not sequence.queries:  # tokens that are read and never ask: a text, states of an encoder, or pictures
+            read = [] if text is None else [text]
+            found += read or _states(streams, index, sequence) or _pictures(streams, index, sequence, samples)
+            continue
         before = streams.known_until(frozenset({index}))
         same = [] if text is None else [one for one in found if one.given == text.given and one.sequence in before]
         if text is not None and same:  # further up its own stream: its relevance goes on to where it enters
@@ -120,13 +120,6 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     learned = [one for one in found if one.name == "queries" and streams.sequences[one.sequence].rows[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
-
-
-def _read_only(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> list[ShownStream]:
-    """The streams of tokens that are read and never ask: a text, states of an encoder, or pictures."""
-    text = _text(streams, index, sequence, inputs)
-    known = [] if text is None else [text]
-    return known or _states(streams, index, sequence) or _pictures(streams, index, sequence, samples)
 
 
 def _check_whole(found: list[ShownStream]) -> None:
@@ -185,13 +178,9 @@ MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_
 
 def _given(ids: Tensor, inputs: Inputs) -> str | None:
     """The name of the input that token ids are; None where they are none of the texts that were given."""
-    name = next((n for n in WORDS if _same(ids, inputs.kwargs.get(n))), None)
-    first = inputs.args[0] if inputs.args else None
-    return "input_ids" if name is None and _same(ids, first) else name
-
-
-def _same(a: Tensor, b: object) -> bool:
-    return isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
+    texts = [*((name, inputs.kwargs.get(name)) for name in WORDS), *(("input_ids", x) for x in inputs.args[:1])]
+    given = ((name, x) for name, x in texts if isinstance(x, Tensor) and x.shape == ids.shape)
+    return next((name for name, x in given if bool((x == ids).all())), None)
 
 
 def _counts(ids: Tensor) -> bool:
@@ -264,8 +253,10 @@ def _embedded(streams: Streams, index: int, sequence: Sequence) -> list[ShownStr
             continue
         if any(bool(torch.isin(fed.cpu() + sequence.first, one.tokens).any()) for one in found):
             continue
-        grid = _shape(given.kwargs.get("spatial_shapes"), fed.shape[1])
-        fed = fed if grid is None else fed[:, : grid[0] * grid[1]]  # what follows is padding
+        shapes, grid = given.kwargs.get("spatial_shapes"), None
+        if isinstance(shapes, Tensor) and bool((shapes == shapes[0]).all()) and int(shapes[0].prod()) <= fed.shape[1]:
+            grid = (int(shapes[0, 0]), int(shapes[0, 1]))
+            fed = fed[:, : grid[0] * grid[1]]  # what follows is padding
         kind = "text" if grid is None else "image"
         label = SEEN.get(name, "text")
         found.append(ShownStream(label, kind, fed.cpu() + sequence.first, index, grid=grid, given=name))
@@ -276,13 +267,6 @@ SEEN = {
     **dict.fromkeys(("visual_embeds", "visual_feats", "image_patches", "pixel_values"), "image"),
     "input_features": "audio",
 }
-
-
-def _shape(shapes: object, tokens: int) -> tuple[int, int] | None:
-    """Rows and columns of patches, if all samples have the same."""
-    if not isinstance(shapes, Tensor) or not bool((shapes == shapes[0]).all()) or int(shapes[0].prod()) > tokens:
-        return None
-    return int(shapes[0, 0]), int(shapes[0, 1])
 
 
 def _floats(streams: Streams) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
 from vitrail.capture.cut_pass import rooted
+from vitrail.capture.discovery import is_causal
 from vitrail.capture.executions import start_graph
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
@@ -73,11 +74,7 @@ def _causal(call: AttentionCall, tokens: int) -> bool:
     shown = call.weights if call.weights is not None else call.mask
     if call.causal or tokens == 1:
         return True
-    if shown is None or shown.shape[-2:] != (tokens, tokens):
-        return False
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=shown.device).triu(1)
-    hidden = ~shown if shown.dtype is torch.bool else shown == 0 if call.weights is not None else shown < -1e3
-    return bool(hidden.detach()[..., later].all())
+    return shown is not None and shown.shape[-2:] == (tokens, tokens) and is_causal(call)
 
 
 def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool) -> Tensor:
@@ -88,7 +85,6 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
 
     Args:
         samples: the sample of every token.
-        scalar: of the pass whose attention results are cut.
         by_norm: share the weight by the norm of the gradient at the last attention of each token, and not equally.
     """
     places = [place for place in streams.places if place.result and place.tensor.requires_grad]
@@ -237,11 +233,7 @@ class StreamPass:
 def stream_forward(
     model: nn.Module, inputs: Inputs, streams: Streams, changes: StreamChanges | None = None
 ) -> Iterator[StreamPass]:
-    """Run a shadow once and keep the operands of every attention call.
-
-    Args:
-        changes: how its layers transform tokens, where a method asks for it.
-    """
+    """Run a shadow once and keep the operands of every attention call."""
     check_model(model)
     check_differentiable(model)
     calls: list[AttentionCall] = []
