@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
-from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import Remembered, keep_saved, keeps_saved
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
@@ -108,22 +107,19 @@ def _check_same(index: int, keys: Tensor, values: Tensor) -> None:
 
 
 def hidden_tokens(streams: Streams) -> Tensor:
-    """Which tokens are keys of some call and may be seen by no query of any: padding, whatever its mask is called."""
+    """Which tokens are keys of some call and are seen by no query of any: padding, whatever its mask is called."""
     asked, seen = (torch.zeros(streams.count, dtype=torch.bool) for _ in range(2))
     for event in streams.attentions:
+        call = streams.seen.calls[event.call].call
         asked[event.keys.flatten()] = True
-        seen[event.keys[_seen_keys(streams.seen.calls[event.call].call, event)]] = True
+        shown = call.weights if call.weights is not None else call.mask
+        if shown is None:
+            seen[event.keys.flatten()] = True
+            continue
+        four = event.rows.four_of_mask(shown.detach())
+        allowed = four if four.dtype is torch.bool else four != 0 if call.weights is not None else four > HIDDEN
+        seen[event.keys[allowed.any(dim=2).any(dim=1).expand(event.keys.shape).cpu()]] = True
     return asked & ~seen
-
-
-def _seen_keys(call: AttentionCall, event: AttentionEvent) -> Tensor:
-    """Which keys `[rows, k]` of a call some query sees."""
-    shown = call.weights if call.weights is not None else call.mask
-    if shown is None:
-        return torch.ones_like(event.keys, dtype=torch.bool)
-    four = event.rows.four_of_mask(shown.detach())
-    allowed = four if four.dtype is torch.bool else four != 0 if call.weights is not None else four > HIDDEN
-    return allowed.any(dim=2).any(dim=1).expand(event.keys.shape).cpu()
 
 
 HIDDEN = -1e3

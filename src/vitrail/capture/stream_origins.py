@@ -43,11 +43,6 @@ class ShownStream:
     """The number `[b]` of the picture of each sample among all that were given, -1 for none."""
     padding: tuple[int, ...] = ()  # the numbers that padding of the same text has in later sequences
 
-    def with_padding_of(self, later: "ShownStream") -> "ShownStream":
-        """The same, told which tokens of a later sequence are padding."""
-        hidden = () if later.mask is None else later.tokens[~later.mask & (later.tokens >= 0)].tolist()
-        return replace(self, padding=(*self.padding, *hidden))
-
 
 def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
     """Which of several rows of texts belong to the samples of a batch: all, one, or None where that cannot be told.
@@ -106,7 +101,8 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
         before = streams.known_until(frozenset({index}))
         same = [] if text is None else [one for one in found if one.given == text.given and one.sequence in before]
         if text is not None and same:  # further up its own stream: its relevance goes on to where it enters
-            found = [one.with_padding_of(text) if one is same[0] else one for one in found]
+            hidden = () if text.mask is None else text.tokens[~text.mask & (text.tokens >= 0)].tolist()
+            found = [replace(x, padding=(*x.padding, *hidden)) if x is same[0] else x for x in found]
             text = None
         known = [] if text is None else [text]
         if index not in targets:
