@@ -3,6 +3,7 @@
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail.errors import InputError, MethodError, VitrailError, suggest
-from vitrail.targets import Target
+from vitrail.targets import Classes, Target, only
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,10 +32,8 @@ def versions(further: tuple[str, ...] = ()) -> dict[str, str]:
     """The versions of the libraries a result depends on, and of further ones."""
     found = {}
     for package in (*PACKAGES, *further):
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -81,17 +80,18 @@ def class_titles(target: Target, names: Sequence[str] | Mapping[int, str], sampl
     return [" rather than ".join(str(names[i]).split(",")[0] for i in pair) for pair in zip(*columns, strict=True)]
 
 
-def _each(classes: Any, samples: int) -> list[int]:  # noqa: ANN401
-    return list(classes) if isinstance(classes, tuple) and len(classes) == samples else [_only(classes)] * samples
+def _each(classes: Classes, samples: int) -> list[int]:
+    return list(classes) if isinstance(classes, tuple) and len(classes) == samples else [only(classes)] * samples
 
 
-def _own(classes: Any, index: int) -> Any:  # noqa: ANN401
-    """The class of one sample, where every sample has one."""
-    return classes[index] if isinstance(classes, tuple) and index < len(classes) else classes
+def sample_target(attribution: "Attribution", index: int) -> Target:
+    """The target of one sample: its own class where every sample has one."""
 
+    def own(classes: Classes) -> Classes:
+        return classes[index] if isinstance(classes, tuple) and index < len(classes) else classes
 
-def _only(classes: Any) -> int:  # noqa: ANN401
-    return int(classes[0] if isinstance(classes, tuple) else classes)
+    target = attribution.target
+    return replace(target, first=own(target.first), second=own(target.second))
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,8 +238,7 @@ class Attribution:
         own = f", {likely[index]:.1%}" if likely and index < len(likely) else ""
         if names and index < len(names):
             return f"{names[index]}{own}"
-        first, second = (_own(classes, index) for classes in (self.target.first, self.target.second))
-        return f"{replace(self.target, first=first, second=second)}{own}"
+        return f"{sample_target(self, index)}{own}"
 
     def __repr__(self) -> str:
         """One line: what it is of, and how it was made."""
@@ -303,18 +302,15 @@ class Comparison(Sequence[Attribution]):
     def __getitem__(self, key: slice) -> Sequence[Attribution]: ...
     def __getitem__(self, key: int | str | slice) -> Attribution | Sequence[Attribution]:
         """By position, by label, or by a method that was run once: `comparison["gae"]`."""
-        return self._named(key) if isinstance(key, str) else self.attributions[key]
-
-    def _named(self, name: str) -> Attribution:
-        """The attribution of this label; where there is none, the only one of this method."""
-        labelled = [a for a, label in zip(self.attributions, self.labels, strict=True) if label == name]
-        found = labelled or [a for a in self.attributions if a.method == name]
+        if not isinstance(key, str):
+            return self.attributions[key]
+        found = [a for a in self.attributions if a.label == key] or [a for a in self.attributions if a.method == key]
         if len(found) == 1:
             return found[0]
         if not found:
-            raise MethodError(f"{name!r} is not in this comparison. {suggest(name, self.labels)}")
+            raise MethodError(f"{key!r} is not in this comparison. {suggest(key, self.labels)}")
         labels = ", ".join(a.label for a in found)
-        raise MethodError(f"{name!r} names {len(found)} results of this comparison: {labels}. Use a label or a number.")
+        raise MethodError(f"{key!r} names {len(found)} results of this comparison: {labels}. Use a label or a number.")
 
     def __len__(self) -> int:
         """How many methods were compared."""

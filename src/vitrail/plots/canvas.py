@@ -5,7 +5,7 @@ Panels are placed in inches, and text is measured before it is drawn.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.attribution import Attribution
+from vitrail.attribution import Attribution, sample_target
 from vitrail.errors import MissingExtraError, OptionError
-from vitrail.targets import Classes, Target
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 DPI = 150
 INK, GREY, FAINT = "#1c1c1c", "#6b6b6b", "#e9e9e9"
 POINTS = 72
+Ticks = tuple[tuple[float, str], ...]
 FALLBACKS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Emoji")
 
 
@@ -80,7 +80,19 @@ def through(*colours: str) -> "Colormap":
     return LinearSegmentedColormap.from_list("impact", colours)
 
 
-def colour_bar(axes: "Axes", cmap: "str | Colormap", *, ticks: Sequence[tuple[float, str]]) -> None:
+def bar_ticks(least: str, largest: float | None = None, *, signed: bool) -> Ticks:
+    """The words below a colour bar, and where it belongs to one map alone the scores that its ends stand for.
+
+    Args:
+        least: the word at the lower end where there is no sign.
+    """
+    words = ((-1.0, "against"), (0.0, "0"), (1.0, "for")) if signed else ((0.0, least), (1.0, "most"))
+    if largest is None:
+        return words
+    return tuple((place, f"{word} {place * largest:.2g}" if place else word) for place, word in words)
+
+
+def colour_bar(axes: "Axes", cmap: "str | Colormap", *, ticks: Ticks) -> None:
     """Draw a lying colour bar that covers the values from the first tick to the last, with a word at each."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -103,9 +115,8 @@ def font(size: float, weight: str = "normal") -> "FontProperties":
     from matplotlib.font_manager import FontProperties, fontManager
 
     installed = set(fontManager.get_font_names())
-    return FontProperties(
-        family=["DejaVu Sans", *(name for name in FALLBACKS if name in installed)], size=size, weight=weight
-    )
+    family = ["DejaVu Sans", *(name for name in FALLBACKS if name in installed)]
+    return FontProperties(family=family, size=size, weight=weight)
 
 
 @cache
@@ -151,6 +162,11 @@ def stretched(values: Values) -> Values:
     return (values - low) / (high - low) if high > low else values * 0
 
 
+def scaled(values: Values, *, signed: bool) -> Values:
+    """The values within [-1, 1] where they are signed, else within [0, 1]."""
+    return symmetric(values) if signed else stretched(values)
+
+
 @dataclass(frozen=True)
 class Ends:
     """The colours of the largest scores: for the target, against it, and where there is no sign."""
@@ -161,6 +177,11 @@ class Ends:
 
 
 ENDS = Ends()
+
+
+def token_colours(ends: Ends = ENDS, *, signed: bool) -> "Colormap":
+    """The colour map that `shade` takes its colours from."""
+    return through(ends.negative, WHITE, ends.positive) if signed else through(WHITE, ends.unsigned)
 
 
 def shade(score: float, *, signed: bool = True, ends: Ends = ENDS, page: str = WHITE) -> str:
@@ -194,16 +215,6 @@ def check_index(attribution: Attribution, index: int) -> int:
     if not isinstance(index, int) or not -batch <= index < batch:
         raise OptionError(f"there is no sample {index}: the attribution holds {batch}, counted from 0 to {batch - 1}.")
     return index % batch
-
-
-def sample_target(attribution: Attribution, index: int) -> Target:
-    """The target of one sample: its own class where every sample has one."""
-
-    def own(classes: Classes) -> Classes:
-        return classes[index] if isinstance(classes, tuple) and index < len(classes) else classes
-
-    target = attribution.target
-    return replace(target, first=own(target.first), second=own(target.second))
 
 
 def common_target(attributions: Sequence[Attribution], index: int) -> str:

@@ -15,32 +15,10 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.attribution import Attribution
+from vitrail.attribution import Attribution, sample_target
 from vitrail.errors import OptionError, suggest
-from vitrail.plots.canvas import (
-    INK,
-    check_index,
-    common_target,
-    font,
-    new_figure,
-    panel,
-    rendered,
-    sample_target,
-    stretched,
-    symmetric,
-    write,
-)
-from vitrail.plots.pictures import (
-    Panel,
-    Picture,
-    as_picture,
-    map_size,
-    maps_of,
-    overlay,
-    panel_figure,
-    picture_of,
-    sample_map,
-)
+from vitrail.plots import canvas
+from vitrail.plots.pictures import Panel, as_picture, map_size, maps_of, overlay, panel_figure, picture_of, sample_map
 from vitrail.plots.signals import is_signal, signal_figure
 from vitrail.plots.tokens import SentenceRow, join_runs, pieces, sentence, sentence_figure, token_heatmap
 
@@ -72,20 +50,29 @@ def plot_attribution(
             video; of several streams, they draw the main one alone.
     """
     if attribution.streams and not style:
-        return streams_figure(attribution, image, index=index)
+        index = canvas.check_index(attribution, index)
+        title = f"{stream_label(attribution)} · {sample_target(attribution, index)}"
+        return streams_sheet([(title, attribution)], image, index=index)
     kind = "signal" if is_signal(attribution) else attribution.kind
     wrong = sorted(set(style) - STYLES[kind])
     if wrong:
         raise OptionError(f"a picture of {kind} has no style {wrong[0]!r}. {suggest(wrong[0], STYLES[kind])}")
-    if kind == "signal":
-        return signal_figure(attribution, image, index=index, **style)
-    if attribution.kind == "text":
+    if kind == "text":
         return sentence(attribution, index=index, **style)
-    return overlay(attribution, image, index=index, **style)
+    draw = signal_figure if kind == "signal" else overlay
+    return draw(attribution, image, index=index, **style)
 
 
 COLUMNS = 6
 """Heads in a line."""
+LONGEST = 7
+"""More panels than this in a single row are spread over several lines."""
+
+
+def _spread(panels: Sequence[Panel | None], lines: int) -> list[list[Panel | None]]:
+    """The panels in so many lines of almost equal length."""
+    length = -(-len(panels) // lines)
+    return [list(panels[i : i + length]) for i in range(0, len(panels), length)]
 
 
 def head_grid(attribution: Attribution, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
@@ -99,32 +86,26 @@ def head_grid(attribution: Attribution, image: Any = None, *, index: int = 0) ->
             f"{attribution.label} keeps no map per head. Use a method that does, such as gradtoken: "
             "vitrail.explain(model, inputs, 'gradtoken')."
         )
-    index = check_index(attribution, index)
+    index = canvas.check_index(attribution, index)
     names = [f"head {h}" for h in range(attribution.heads.shape[1])]
     heading = f"{attribution.label}\n{attribution.title(index)}"
     if attribution.kind == "text":
         return token_heatmap(attribution, attribution.heads[index], [*names, "together"], index, signed=True)
     picture = None if image is None else as_picture(image, index)
-    maps = symmetric(maps_of(attribution, attribution.heads[index], map_size(attribution, picture)))
+    maps = canvas.symmetric(maps_of(attribution, attribution.heads[index], map_size(attribution, picture)))
     together = Panel("together", sample_map(attribution, index, picture), signed=attribution.signed)
     heads = [Panel(name, values, signed=True) for name, values in zip(names, maps, strict=True)]
     start = [together] if picture is None else [Panel("input"), together]
-    return panel_figure(_lines(start, heads), picture, heading=heading)
-
-
-def _lines(start: list[Panel], heads: list[Panel]) -> list[list[Panel | None]]:
-    """All in one line if they fit; else the first column for input and result, and heads beside them."""
     if len(start) + len(heads) <= COLUMNS:
-        return [[*start, *heads]]
-    count = max(len(start), -(-len(heads) // COLUMNS))
-    length = -(-len(heads) // count)
-    lines = [heads[i : i + length] for i in range(0, len(heads), length)]
-    return [[first, *line] for first, line in zip_longest(start, lines, fillvalue=None) if line is not None]
+        return panel_figure([[*start, *heads]], picture, heading=heading)
+    lines = _spread(heads, max(len(start), -(-len(heads) // COLUMNS)))
+    beside = [[first, *line] for first, line in zip_longest(start, lines) if line is not None]
+    return panel_figure(beside, picture, heading=heading)
 
 
 def layer_heatmap(attribution: Attribution, *, index: int = 0) -> "Figure":
     """A figure of layers x tokens, every row divided by its largest magnitude, with the final scores below."""
-    layers, index = _layers(attribution), check_index(attribution, index)
+    layers, index = _layers(attribution), canvas.check_index(attribution, index)
     if attribution.kind != "text":
         raise OptionError(
             "a heat map of layers x tokens is for text. For an image, use layer_maps(attribution, image)."
@@ -140,20 +121,17 @@ def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -
     Args:
         image: see `as_picture`.
     """
-    layers, index = _layers(attribution), check_index(attribution, index)
+    layers, index = _layers(attribution), canvas.check_index(attribution, index)
     if attribution.kind != "image":
         raise OptionError("small maps of layers are for images. For a text, use layer_heatmap(attribution).")
     picture = None if image is None else as_picture(image, index)
     maps = maps_of(attribution, layers[index], map_size(attribution, picture))
-    scale = symmetric if attribution.signed else stretched
-    panels: list[Panel | None] = [] if picture is None else [Panel("input")]
-    names = _names(attribution, layers)
-    panels += [Panel(name, scale(one), signed=attribution.signed) for name, one in zip(names, maps, strict=True)]
+    panels, signed = [] if picture is None else [Panel("input")], attribution.signed
+    for name, values in zip(_names(attribution, layers), maps, strict=True):
+        panels.append(Panel(name, canvas.scaled(values, signed=signed), signed=signed))
     what = "part by part" if "parts" in attribution.provenance else "layer by layer"
     heading = f"{attribution.label}, {what}\n{attribution.title(index)}"
-    lines = -(-len(panels) // (COLUMNS + 1))
-    length = -(-len(panels) // lines)
-    return panel_figure([panels[i : i + length] for i in range(0, len(panels), length)], picture, heading=heading)
+    return panel_figure(_spread(panels, -(-len(panels) // LONGEST)), picture, heading=heading)
 
 
 def _names(attribution: Attribution, layers: Float[Tensor, "b l n"]) -> list[str]:
@@ -167,10 +145,6 @@ def _layers(attribution: Attribution) -> Float[Tensor, "b l n"]:
             f"{attribution.label} keeps no scores per layer. Use a method that does, such as attcat, cat or tokentm."
         )
     return attribution.layers
-
-
-LONGEST = 7
-"""More panels than this in a single row are spread over several lines."""
 
 
 def comparison_sheet(
@@ -191,17 +165,20 @@ def comparison_sheet(
     if len(kinds) != 1 or not all(len(row) for row in rows):
         found = f"a mix of {' and '.join(sorted(kinds))}" if kinds else "none, or an empty row"
         raise OptionError(f"a sheet needs rows of attributions that are all images or all texts, but got {found}.")
-    index = check_index(rows[0][0], index)
+    index = canvas.check_index(rows[0][0], index)
     titles = [_title(row, index) for row in rows] if row_titles is None else list(row_titles)
     if len(titles) != len(rows):
         raise OptionError(f"{len(titles)} row titles were given for {len(rows)} rows. Give one for each.")
-    return DRAW[kinds.pop()](rows, image, index, titles)
+    if kinds == {"image"}:
+        return _image_sheet(rows, image, index, titles)
+    lines = [[SentenceRow(a.label, join_runs(pieces(a, index))) for a in row] for row in rows]
+    return sentence_figure(list(zip(titles, lines, strict=True)))
 
 
 def _title(row: Sequence[Attribution], index: int) -> str:
     """What a row explains, by the names of its classes where they are known."""
     named = {attribution.title(index) for attribution in row if "classes" in attribution.provenance}
-    return named.pop() if len(named) == 1 else common_target(row, index)
+    return named.pop() if len(named) == 1 else canvas.common_target(row, index)
 
 
 def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
@@ -209,50 +186,20 @@ def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, 
     if len(images) != len(rows):
         raise OptionError(f"{len(images)} images were given for {len(rows)} rows. Give one, or one for each.")
     pictures = [picture_of(row[0], one, index) for row, one in zip(rows, images, strict=True)]
-    grid = [_panels(row, picture, index) for row, picture in zip(rows, pictures, strict=True)]
+    grid = []
+    for row, picture in zip(rows, pictures, strict=True):
+        start = [] if picture is None else [Panel("input", picture=picture)]
+        maps = (Panel(a.label, sample_map(a, index, picture), signed=a.signed, picture=picture) for a in row)
+        grid.append([*start, *maps])
     if len(grid) == 1:
-        return panel_figure(_spread(grid[0]), pictures[0], heading=titles[0])
+        lines = _spread(grid[0], -(-len(grid[0]) // LONGEST))
+        return panel_figure(lines, pictures[0], heading=titles[0])
     return panel_figure(grid, pictures[0], row_titles=titles)
-
-
-def _panels(row: Sequence[Attribution], picture: Picture | None, index: int) -> list[Panel | None]:
-    start: list[Panel | None] = [] if picture is None else [Panel("input", picture=picture)]
-    maps = (Panel(a.label, sample_map(a, index, picture), signed=a.signed, picture=picture) for a in row)
-    return [*start, *maps]
-
-
-def _spread(panels: list[Panel | None]) -> list[list[Panel | None]]:
-    """The panels of a single row in lines of almost equal length."""
-    lines = -(-len(panels) // LONGEST)
-    length = -(-len(panels) // lines)
-    return [panels[i : i + length] for i in range(0, len(panels), length)]
-
-
-def _text_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401
-    groups = [
-        (title, [SentenceRow(a.label, join_runs(pieces(a, index))) for a in row])
-        for title, row in zip(titles, rows, strict=True)
-    ]
-    return sentence_figure(groups)
-
-
-DRAW = {"image": _image_sheet, "text": _text_sheet}
 
 
 WIDE, TALL = 7.0, 1.6
 """Inches of a sound."""
 MARGIN, HEADING = 0.2, 9.0
-
-
-def streams_figure(attribution: Attribution, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
-    """A figure of every stream of one sample, each under its name.
-
-    Args:
-        image: what to draw maps over; None draws the maps alone.
-    """
-    index = check_index(attribution, index)
-    title = f"{stream_label(attribution)} · {sample_target(attribution, index)}"
-    return streams_sheet([(title, attribution)], image, index=index)
 
 
 def stream_label(attribution: Attribution) -> str:
@@ -285,12 +232,12 @@ def streams_sheet(
     ]
     if len(parts) == 1:
         return parts[0]
-    arrays = [imread(BytesIO(rendered(part))) for part in parts]
+    arrays = [imread(BytesIO(canvas.rendered(part))) for part in parts]
     sizes = [part.get_size_inches() for part in parts]
-    whole = new_figure(max(float(width) for width, _ in sizes), sum(float(height) for _, height in sizes))
+    whole = canvas.new_figure(max(float(width) for width, _ in sizes), sum(float(height) for _, height in sizes))
     top = 0.0
     for array, (width, height) in zip(arrays, sizes, strict=True):
-        axes = panel(whole, 0.0, top, float(width), float(height))
+        axes = canvas.panel(whole, 0.0, top, float(width), float(height))
         axes.imshow(array, aspect="auto")
         axes.set_axis_off()
         top += float(height)
@@ -316,15 +263,15 @@ def sound_figure(attribution: Attribution, sound: Any, title: str, *, index: int
     scores = attribution.shown[index].double().cpu()
     most = float(scores.abs().max()) or 1.0
     signed = bool((scores < 0).any())
-    figure = new_figure(WIDE, TALL)
-    write(figure, title, MARGIN, 0.1, fontproperties=font(HEADING, "bold"))
-    axes = panel(figure, MARGIN, 2 * MARGIN, WIDE - 2 * MARGIN, TALL - 4 * MARGIN)
+    figure = canvas.new_figure(WIDE, TALL)
+    canvas.write(figure, title, MARGIN, 0.1, fontproperties=canvas.font(HEADING, "bold"))
+    axes = canvas.panel(figure, MARGIN, 2 * MARGIN, WIDE - 2 * MARGIN, TALL - 4 * MARGIN)
     wave = sound.wave[:: max(1, len(sound.wave) // 2000)].cpu()
     length, high = len(sound.wave) / sound.rate, float(wave.abs().max()) or 1.0
     colours = {"cmap": "RdBu_r" if signed else "Purples", "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
     place = (0.0, sound.seconds, -high, high)
     axes.imshow((scores / most)[None].numpy(), extent=place, aspect="auto", interpolation="nearest", **colours)
-    axes.plot([i * length / len(wave) for i in range(len(wave))], wave.numpy(), color=INK, linewidth=0.5)
+    axes.plot([i * length / len(wave) for i in range(len(wave))], wave.numpy(), color=canvas.INK, linewidth=0.5)
     axes.set_xlim(0.0, min(length, sound.seconds))
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.tick_params(labelsize=7)

@@ -5,7 +5,7 @@ Every page is a Jinja2 template that lies beside the code that fills it. Templat
 """
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from vitrail.attribution import Attribution
 from vitrail.models.texts import is_blank
-from vitrail.plots.canvas import check_index, ink, new_figure, rendered, shade
+from vitrail.plots.canvas import bar_ticks, check_index, ink, new_figure, rendered, shade
 from vitrail.plots.figures import comparison_sheet, stream_label
 from vitrail.plots.pictures import overlay
 from vitrail.plots.signals import is_signal, signal_figure
@@ -66,14 +66,11 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", ins
         script: put at the end of the body.
         inside: the script that the body holds already. The page names the hashes of both; any other is refused.
     """
-    known = " ".join(_hash(one) for one in (script, inside) if one)
+    hashes = [b64encode(sha256(one.encode()).digest()).decode() for one in (script, inside) if one]
+    known = " ".join(f"'sha256-{one}'" for one in hashes)
     policy = f"{POLICY}; script-src {known}" if known else POLICY
     page = render("plots/templates/document.html", title=title, body=body, style=style, script=script, policy=policy)
     return str(page)
-
-
-def _hash(script: str) -> str:
-    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def data_url(data: bytes) -> str:
@@ -82,13 +79,7 @@ def data_url(data: bytes) -> str:
     return f"data:{kind};base64,{b64encode(data).decode()}"
 
 
-def to_html(
-    attribution: Attribution,
-    image: Any = None,  # noqa: ANN401
-    *,
-    index: int | None = None,
-    merge: bool = False,
-) -> str:
+def to_html(attribution: Attribution, image: Any = None, *, index: int | None = None, merge: bool = False) -> str:  # noqa: ANN401
     """A block of HTML: sentences with shaded tokens, or embedded pictures, with how they were made.
 
     Args:
@@ -165,24 +156,17 @@ class ShownSample:
 
 def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool, stream: str) -> ShownSample:  # noqa: ANN401
     target = attribution.title(index)
-    if is_signal(attribution):
-        data = rendered(signal_figure(attribution, image, index=index, title=""))
-        alt = f"{attribution.label} for {target}, sample {index}"
-        return ShownSample(target, stream, data, alt, "width:44em;max-width:100%")
-    if attribution.kind == "text":
+    if attribution.kind == "text" and not is_signal(attribution):
         found = join_runs(pieces(attribution, index, merge=merge))
-        return ShownSample(target, stream, pieces=found, scale=list(_scale(found)))
-    data = rendered(overlay(attribution, image, index=index, title=""))
-    alt = f"Map of {attribution.label} for {target}, sample {index}"
-    return ShownSample(target, stream, data, alt, "width:24em;max-width:100%")
-
-
-def _scale(found: Sequence[Piece]) -> Iterator[tuple[str, str]]:
-    """The darkest shades with their scores."""
-    largest = max((abs(piece.value) for piece in found if not piece.left_out), default=0.0)
-    signed = any(piece.signed for piece in found)
-    for end, word in ((-1.0, "against"), (1.0, "for")) if signed else ((1.0, "most"),):
-        yield _shaded(end, signed=signed), f"{word} {end * largest:.2g}"
+        largest = max((abs(piece.value) for piece in found if not piece.left_out), default=0.0)
+        signed = any(piece.signed for piece in found)
+        ends = [(end, word) for end, word in bar_ticks("", largest, signed=signed) if end]
+        scale = [(_shaded(end, signed=signed), word) for end, word in ends]
+        return ShownSample(target, stream, pieces=found, scale=scale)
+    draw, what, width = (signal_figure, "", 44) if is_signal(attribution) else (overlay, "Map of ", 24)
+    data = rendered(draw(attribution, image, index=index, title=""))
+    alt = f"{what}{attribution.label} for {target}, sample {index}"
+    return ShownSample(target, stream, data, alt, f"width:{width}em;max-width:100%")
 
 
 def _colours(piece: Piece) -> str:
@@ -242,7 +226,10 @@ def answer_body(found: Any, *, script: str = "") -> Markup:  # noqa: ANN401
     Args:
         script: put at the end, for where the document around it brings none.
     """
-    rows, cited = _rows(found), _cited(found)
+    rows = _rows(found)
+    between = " ({0.low:.0%} to {0.high:.0%})" if len(found.tables) > 1 else ""
+    said = "{0.score:.0%}" + between + ", {0.passage.source}: {1}"
+    cited = [[said.format(one, one.passage.text.strip()) for one in row] for row in found.cite(3)]
     method, sink = next(iter(found.sinks.items()))
     return render(
         "plots/templates/answer.html",
@@ -268,13 +255,6 @@ def _rows(found: Any) -> list[list[float]]:  # noqa: ANN401
             table[:, one.start : one.stop] = 0.0
     largest = table.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
     return [[round(float(x), 4) for x in row] for row in table / largest]
-
-
-def _cited(found: Any) -> list[list[str]]:  # noqa: ANN401
-    """For each part of the answer its passages in words."""
-    between = " ({0.low:.0%} to {0.high:.0%})" if len(found.tables) > 1 else ""
-    said = "{0.score:.0%}" + between + ", {0.passage.source}: {1}"
-    return [[said.format(one, one.passage.text.strip()) for one in row] for row in found.cite(3)]
 
 
 def answer_figure(found: Any) -> "Figure":  # noqa: ANN401

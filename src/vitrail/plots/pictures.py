@@ -17,24 +17,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.plots.canvas import (
-    FAINT,
-    GREY,
-    INK,
-    POINTS,
-    SIGNED_MAP,
-    UNSIGNED_MAP,
-    check_index,
-    colour_bar,
-    new_figure,
-    panel,
-    require_matplotlib,
-    stretched,
-    symmetric,
-    text_width,
-    wrap,
-    write,
-)
+from vitrail.plots import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,16 +34,24 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
         index: which image of a batch; a batch of one serves every sample.
     """
     if isinstance(image, Tensor):
-        return _unit(_three_channels(_last_channels(image, index)))
-    if hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
+        image = _last_channels(image, index)
+    elif hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
         deep = image.mode.startswith("I") or image.mode == "F"  # Pillow would clip them at 255
-        return _unit(_three_channels(np.asarray(image if deep else image.convert("RGB"))))
-    if isinstance(image, np.ndarray):
-        return _unit(_three_channels(image))
-    raise InputError(
-        f"an image is a PIL image, an array [h, w, 3] or a tensor [3, h, w] or [b, 3, h, w], not "
-        f"{type(image).__name__}. Open a file with PIL.Image.open(path)."
-    )
+        image = np.asarray(image if deep else image.convert("RGB"))
+    elif not isinstance(image, np.ndarray):
+        raise InputError(
+            f"an image is a PIL image, an array [h, w, 3] or a tensor [3, h, w] or [b, 3, h, w], not "
+            f"{type(image).__name__}. Open a file with PIL.Image.open(path)."
+        )
+    image = image[..., None] if image.ndim == 2 else image
+    if image.ndim != 3 or image.shape[2] not in (1, 3, 4):
+        raise InputError(f"an array image is [h, w, 3], but this one is {list(image.shape)}. Put the channels last.")
+    image = np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[..., :3]
+    if image.dtype == np.uint8:
+        return image / 255
+    image = image.astype(np.float64)
+    within = image.min() >= 0 and image.max() <= 1
+    return image if within else canvas.stretched(torch.from_numpy(image)).numpy()
 
 
 def _last_channels(image: Tensor, index: int) -> np.ndarray:
@@ -75,31 +66,11 @@ def _last_channels(image: Tensor, index: int) -> np.ndarray:
     return (plain.double() if plain.is_floating_point() else plain).permute(1, 2, 0).numpy()
 
 
-def _three_channels(image: np.ndarray) -> np.ndarray:
-    image = image[..., None] if image.ndim == 2 else image
-    if image.ndim != 3 or image.shape[2] not in (1, 3, 4):
-        raise InputError(f"an array image is [h, w, 3], but this one is {list(image.shape)}. Put the channels last.")
-    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[..., :3]
-
-
-def _unit(image: np.ndarray) -> Picture:
-    if image.dtype == np.uint8:
-        return image / 255
-    image = image.astype(np.float64)
-    low, high = image.min(), image.max()
-    if low >= 0 and high <= 1:
-        return image
-    return stretched(torch.from_numpy(image)).numpy()
-
-
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36
 TITLE, HEADING, LINE = 8.0, 10.0, 1.3
 SIGNED_ALPHA, UNSIGNED_ALPHA = 0.35, 0.55
 BOX = "#00e5ff"
 UNSIGNED_ALPHAS = 0.3, 0.65
-Ticks = tuple[tuple[float, str], ...]
-SIGNED_TICKS: Ticks = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
-UNSIGNED_TICKS: Ticks = ((0.0, "least"), (1.0, "most"))
 
 
 @dataclass(frozen=True)
@@ -125,7 +96,7 @@ class Panel:
     @property
     def colours(self) -> str:
         """The name of its colour map."""
-        return self.cmap or (SIGNED_MAP if self.signed else UNSIGNED_MAP)
+        return self.cmap or (canvas.SIGNED_MAP if self.signed else canvas.UNSIGNED_MAP)
 
 
 @dataclass(frozen=True)
@@ -147,11 +118,11 @@ class PanelLayout:
     def title_height(self, row: int) -> float:
         """The room above a row for its longest title."""
         lines = max((title.count("\n") + 1 if title else 0 for title in self.titles[row]), default=0)
-        return lines * TITLE * LINE / POINTS
+        return lines * TITLE * LINE / canvas.POINTS
 
     def top(self, row: int) -> float:
         """The upper edge of a row of panels."""
-        heading = len(self.heading) * HEADING * LINE / POINTS + (GAP if self.heading else 0)
+        heading = len(self.heading) * HEADING * LINE / canvas.POINTS + (GAP if self.heading else 0)
         above = sum(self.title_height(r) + self.cell[1] + GAP for r in range(row))
         return MARGIN + heading + above + self.title_height(row)
 
@@ -174,70 +145,56 @@ def panel_figure(
     plan = _plan(rows, picture, row_titles, heading, side)
     maps = [p for row in rows for p in row if p is not None and p.values is not None]
     used = {p.colours: _ticks([q for q in maps if q.colours == p.colours]) for p in maps}
-    figure = new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if used else 0) + MARGIN)
-    _write_heading(figure, plan)
+    figure = canvas.new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if used else 0) + MARGIN)
+    for number, line in enumerate(plan.heading):
+        style = {"weight": "bold", "color": canvas.INK} if number < plan.bold else {"color": canvas.GREY}
+        top = MARGIN + (number + 0.8) * HEADING * LINE / canvas.POINTS
+        canvas.write(figure, line, plan.width / 2, top, fontsize=HEADING, ha="center", va="baseline", **style)
     for number, row in enumerate(rows):
         if row_titles:
             text, middle = _upright(row_titles[number], plan.cell), plan.top(number) + plan.cell[1] / 2
-            write(figure, text, plan.left - GAP, middle, fontsize=TITLE, rotation=90, ha="right", va="center")
+            canvas.write(figure, text, plan.left - GAP, middle, fontsize=TITLE, rotation=90, ha="right", va="center")
         for column, (item, title) in enumerate(zip(row, plan.titles[number], strict=True)):
             if item is not None:
                 left = plan.left + column * (plan.cell[0] + GAP)
-                axes = panel(figure, left, plan.top(number), *plan.cell)
+                axes = canvas.panel(figure, left, plan.top(number), *plan.cell)
                 draw_panel(axes, item, picture if item.picture is None else item.picture)
                 _write_title(figure, title, left + plan.cell[0] / 2, plan.top(number))
     _draw_bars(figure, used, plan.top(len(rows) - 1) + plan.cell[1] + 0.12)
     return figure
 
 
-def _write_heading(figure: "Figure", plan: PanelLayout) -> None:
-    for number, line in enumerate(plan.heading):
-        style = {"weight": "bold", "color": INK} if number < plan.bold else {"color": GREY}
-        top = MARGIN + (number + 0.8) * HEADING * LINE / POINTS
-        write(figure, line, plan.width / 2, top, fontsize=HEADING, ha="center", va="baseline", **style)
-
-
 def _write_title(figure: "Figure", title: str, middle: float, bottom: float) -> None:
     """Write the lines one by one: only so do titles with and without descenders stand at the same height."""
     for number, line in enumerate(reversed(title.split("\n") if title else [])):
-        height = bottom - 0.055 - number * TITLE * LINE / POINTS
-        write(figure, line, middle, height, fontsize=TITLE, ha="center", va="baseline")
+        height = bottom - 0.055 - number * TITLE * LINE / canvas.POINTS
+        canvas.write(figure, line, middle, height, fontsize=TITLE, ha="center", va="baseline")
 
 
 def _upright(title: str, cell: tuple[float, float]) -> str:
-    return wrap(title, int(cell[1] * POINTS / (TITLE * 0.6)))
+    return canvas.wrap(title, int(cell[1] * canvas.POINTS / (TITLE * 0.6)))
 
 
 def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
     """Draw the map below the picture where it is signed, above it where it is not."""
-    low = -1.0 if item.signed else 0.0
-    layers = []
-    if item.values is not None:
-        layers.append((item.values.numpy(), {"cmap": item.colours, "vmin": low, "vmax": 1.0}))
-    if picture is not None:
-        layers.insert(len(layers) if item.signed else 0, (picture, {}))
-    upper = item.alpha if item.alpha is not None else SIGNED_ALPHA if item.signed else _opacity(item)
-    for number, (values, style) in enumerate(layers):
-        axes.imshow(values, aspect="auto", alpha=upper if number else 1.0, **style)  # pyright: ignore[reportArgumentType]
-    axes.spines[:].set(visible=True, color=FAINT, linewidth=0.6)
-    if item.box is not None:
-        _draw_box(axes, *item.box)
-
-
-def _draw_box(axes: "Axes", x: float, y: float, width: float, height: float) -> None:
     from matplotlib.patches import Rectangle
 
-    corner = (x - width / 2, 1 - y - height / 2)  # shares of the panel, counted from below
-    box = Rectangle(corner, width, height, transform=axes.transAxes, fill=False, edgecolor=BOX, linewidth=1.5)
-    axes.add_patch(box)
-
-
-def _opacity(item: Panel) -> "np.ndarray | float":
-    """How opaque an unsigned map is: little where it is low, so that the picture stays visible below it."""
-    if item.values is None:
-        return 1.0
-    low, high = UNSIGNED_ALPHAS
-    return low + (high - low) * item.values.clamp(0, 1).numpy()
+    layers, upper = [], item.alpha
+    if item.values is not None:
+        values, (low, high) = item.values.numpy(), UNSIGNED_ALPHAS
+        layers.append((values, {"cmap": item.colours, "vmin": -1.0 if item.signed else 0.0, "vmax": 1.0}))
+        if upper is None:  # an unsigned map is less opaque where it is low, so that the picture stays visible below it
+            upper = SIGNED_ALPHA if item.signed else low + (high - low) * values.clip(0, 1)
+    if picture is not None:
+        layers.insert(len(layers) if item.signed else 0, (picture, {}))
+    for number, (shown, style) in enumerate(layers):
+        axes.imshow(shown, aspect="auto", alpha=upper if number else 1.0, **style)
+    axes.spines[:].set(visible=True, color=canvas.FAINT, linewidth=0.6)
+    if item.box is not None:
+        x, y, width, height = item.box
+        corner = (x - width / 2, 1 - y - height / 2)  # shares of the panel, counted from below
+        look = {"fill": False, "edgecolor": BOX, "linewidth": 1.5}
+        axes.add_patch(Rectangle(corner, width, height, transform=axes.transAxes, **look))
 
 
 def _plan(
@@ -252,41 +209,39 @@ def _plan(
     stretch = (width / height) ** 0.5
     cell = (side * stretch, side / stretch)
     columns = max(len(row) for row in rows)
-    letters = int(cell[0] * POINTS / (TITLE * 0.58))
-    titles = [[wrap(p.title, letters) if p is not None and p.title else "" for p in row] for row in rows]
+    letters = int(cell[0] * canvas.POINTS / (TITLE * 0.58))
+    titles = [[canvas.wrap(p.title, letters) if p is not None and p.title else "" for p in row] for row in rows]
     if len(rows) > 1 and all(row == titles[0] for row in titles):
         titles[1:] = [["" for _ in row] for row in rows[1:]]
     upright = max((_upright(title, cell).count("\n") + 1 for title in row_titles), default=0)
-    left = MARGIN + (upright * TITLE * LINE / POINTS + GAP if row_titles else 0)
+    left = MARGIN + (upright * TITLE * LINE / canvas.POINTS + GAP if row_titles else 0)
     room = left + columns * (cell[0] + GAP) - GAP
     parts = [_fit(line, room).split("\n") for line in heading.split("\n") if line]
-    return PanelLayout(
-        cell, columns, left, [line for part in parts for line in part], len(parts[0]) if parts else 0, titles
-    )
+    lines = [line for part in parts for line in part]
+    return PanelLayout(cell, columns, left, lines, len(parts[0]) if parts else 0, titles)
 
 
 def _fit(line: str, room: float) -> str:
-    width = text_width(line, HEADING, "bold")
-    return line if width <= room else wrap(line, max(8, int(len(line) * room / width)))
+    width = canvas.text_width(line, HEADING, "bold")
+    return line if width <= room else canvas.wrap(line, max(8, int(len(line) * room / width)))
 
 
-def _ticks(maps: Sequence[Panel]) -> Ticks:
+def _ticks(maps: Sequence[Panel]) -> canvas.Ticks:
     """The words at a colour bar, with the scores they stand for where it belongs to one map."""
-    words = SIGNED_TICKS if maps[0].signed else UNSIGNED_TICKS
     if len(maps) > 1 or maps[0].limits is None:
-        return words
-    (low, first), *middle, (high, last) = words
-    return ((low, f"{first} {maps[0].limits[0]:.2g}"), *middle, (high, f"{last} {maps[0].limits[1]:.2g}"))
+        return canvas.bar_ticks("least", signed=maps[0].signed)
+    low, high = maps[0].limits
+    return canvas.bar_ticks(f"least {low:.2g}", high, signed=maps[0].signed)
 
 
-def _draw_bars(figure: "Figure", used: dict[str, Ticks], top: float) -> None:
+def _draw_bars(figure: "Figure", used: dict[str, canvas.Ticks], top: float) -> None:
     """Draw one colour bar for every colour map in use, side by side in the middle."""
     width = min(1.8, figure.get_size_inches()[0] / max(len(used), 1) - 3 * MARGIN)
     step = width + 4 * MARGIN
     start = figure.get_size_inches()[0] / 2 - (len(used) * step - 4 * MARGIN) / 2
     for number, (cmap, ticks) in enumerate(used.items()):
-        axes = panel(figure, start + number * step, top, width, 0.09)
-        colour_bar(axes, cmap, ticks=ticks)
+        axes = canvas.panel(figure, start + number * step, top, width, 0.09)
+        canvas.colour_bar(axes, cmap, ticks=ticks)
 
 
 PATCH = 16
@@ -311,13 +266,13 @@ def overlay(
         cmap: one of matplotlib's colour maps.
         title: in place of the method and its target.
     """
-    index = check_index(attribution, index)
+    index = canvas.check_index(attribution, index)
     picture = picture_of(attribution, image, index)
     check_look(alpha, cmap)
     values = values_of(attribution, index, picture)
     largest = float(values.abs().max())
     limits = (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
-    scaled = symmetric(values) if attribution.signed else stretched(values)
+    scaled = canvas.scaled(values, signed=attribution.signed)
     shown = Panel("", scaled, signed=attribution.signed, alpha=alpha, cmap=cmap, limits=limits)
     heading = f"{attribution.label}\n{attribution.title(index)}" if title is None else title
     return panel_figure([[shown]], picture, heading=heading, side=OVERLAY_SIDE)
@@ -335,7 +290,7 @@ def check_look(alpha: float | None, cmap: str | None) -> None:
     """Refuse an opacity or a colour map that there is not."""
     if alpha is not None and not 0 <= alpha <= 1:
         raise OptionError(f"alpha={alpha}, but it says how opaque a layer is: from 0 to 1.")
-    require_matplotlib()
+    canvas.require_matplotlib()
     from matplotlib import colormaps
 
     if cmap is not None and cmap not in colormaps:
@@ -358,16 +313,13 @@ def values_of(attribution: Attribution, index: int, picture: Picture | None) -> 
 
 def sample_map(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
     """The map of one sample at the picture's size, within [-1, 1] where it is signed and [0, 1] where not."""
-    values = values_of(attribution, index, picture)
-    return symmetric(values) if attribution.signed else stretched(values)
+    return canvas.scaled(values_of(attribution, index, picture), signed=attribution.signed)
 
 
 def maps_of(attribution: Attribution, rows: Float[Tensor, "r n"], size: tuple[int, int]) -> Float[Tensor, "r h w"]:
     """Rows of scores, one per patch, as maps of this size."""
-    plain = replace(
-        attribution, scores=rows.detach().double().cpu(), pixels=None, layers=None, heads=None, own=None, readout=None
-    )
-    return plain.heatmap(size)
+    without = dict.fromkeys(("pixels", "layers", "heads", "own", "readout", "valid"))  # they have other batches
+    return replace(attribution, scores=rows.detach().double().cpu(), **without).heatmap(size)
 
 
 THUMBNAIL_SIDE, QUALITY = 160, 82
@@ -404,10 +356,11 @@ def with_map(values: Float[Tensor, "h w"], picture: Picture, *, signed: bool) ->
     Args:
         values: within [-1, 1] where signed, within [0, 1] where not.
     """
-    require_matplotlib()
+    canvas.require_matplotlib()
     from matplotlib import colormaps
 
-    shown = colormaps[SIGNED_MAP](values.numpy() / 2 + 0.5) if signed else colormaps[UNSIGNED_MAP](values.numpy())
+    colours = colormaps[canvas.SIGNED_MAP if signed else canvas.UNSIGNED_MAP]
+    shown = colours(values.numpy() / 2 + 0.5 if signed else values.numpy())
     share = SIGNED_ALPHA if signed else 1 - UNSIGNED_ALPHA
     return share * picture + (1 - share) * shown[..., :3]
 
@@ -416,4 +369,4 @@ def signed_thumbnail(scores: Float[Tensor, "y x"], picture: Picture) -> bytes:
     """The map below the picture as a JPEG: red above zero, blue below."""
     size = (picture.shape[0], picture.shape[1])
     values = F.interpolate(scores[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
-    return thumbnail(with_map(symmetric(values), picture, signed=True))
+    return thumbnail(with_map(canvas.symmetric(values), picture, signed=True))

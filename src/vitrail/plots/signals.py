@@ -15,30 +15,10 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError
-from vitrail.plots.canvas import (
-    AGAINST,
-    FOR,
-    GREY,
-    INK,
-    SIGNED_MAP,
-    UNSIGNED_MAP,
-    VIOLET,
-    WHITE,
-    check_index,
-    colour_bar,
-    font,
-    new_figure,
-    panel,
-    shade,
-    symmetric,
-    text_width,
-    through,
-    write,
-)
+from vitrail.plots import canvas
 from vitrail.plots.pictures import as_picture, with_map
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
@@ -62,15 +42,6 @@ class Shaded:
     signed: bool
     names: tuple[str, ...]
 
-    def shade(self, token: int) -> str:
-        """The colour of a token."""
-        return shade(self.scores[token], signed=self.signed)
-
-    @property
-    def length(self) -> int:
-        """Where the last span of the first axis ends."""
-        return 1 + max(box[0][1] for box in self.boxes)
-
 
 def is_signal(attribution: Attribution) -> bool:
     """Whether the input was audio, a spectrum, a table or a video."""
@@ -91,7 +62,7 @@ def signal_figure(
             it, else shades alone are drawn.
         title: in place of the method and its target.
     """
-    index = check_index(attribution, index)
+    index = canvas.check_index(attribution, index)
     heading = f"{attribution.label} · {attribution.title(index)}" if title is None else title
     kind = attribution.provenance["signal"]
     found = _shaded(attribution, index)
@@ -106,7 +77,7 @@ def _shaded(attribution: Attribution, index: int) -> Shaded:
         raise InputError("the tokens of this attribution do not say which part of the signal they show.")
     boxes = tuple(tuple((int(m[1]), int(m[2] or m[1])) for m in found if m is not None) for found in parsed)
     scores = attribution.shown[index].detach().double().cpu()
-    return Shaded(boxes, tuple(symmetric(scores).tolist()), float(scores.abs().max()), attribution.signed, names)
+    return Shaded(boxes, tuple(canvas.symmetric(scores).tolist()), float(scores.abs().max()), attribution.signed, names)
 
 
 AXES = {"wave": 1, "table": 1, "spectrum": 2, "video": 4}
@@ -129,17 +100,13 @@ def _values(attribution: Attribution, given: Any, index: int, kind: str) -> Tens
     return values
 
 
-def _colours(found: Shaded) -> "Colormap":
-    return through(AGAINST, WHITE, FOR) if found.signed else through(WHITE, VIOLET)
-
-
 def _canvas(height: float, heading: str, found: Shaded, cmap: "str | Colormap | None" = None) -> "Figure":
     """A figure with its heading, and a colour bar below this much room."""
-    figure = new_figure(WIDTH, MARGIN + 0.3 + height + BAR)
-    write(figure, heading, MARGIN, MARGIN, fontproperties=font(HEADING, "bold"))
-    ends = ((-1.0, "against"), (0.0, "0"), (1.0, "for")) if found.signed else ((0.0, "0"), (1.0, "most"))
-    ticks = [(place, f"{word} {place * found.largest:.2g}" if place else word) for place, word in ends]
-    colour_bar(panel(figure, MARGIN, MARGIN + 0.3 + height + 0.12, 2.4, 0.09), cmap or _colours(found), ticks=ticks)
+    figure = canvas.new_figure(WIDTH, MARGIN + 0.3 + height + BAR)
+    canvas.write(figure, heading, MARGIN, MARGIN, fontproperties=canvas.font(HEADING, "bold"))
+    bar = canvas.panel(figure, MARGIN, MARGIN + 0.3 + height + 0.12, 2.4, 0.09)
+    ticks = canvas.bar_ticks("0", found.largest, signed=found.signed)
+    canvas.colour_bar(bar, cmap or canvas.token_colours(signed=found.signed), ticks=ticks)
     return figure
 
 
@@ -147,19 +114,19 @@ def wave(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     """A wave over its frames, each shaded by its score."""
     height = 1.3
     figure = _canvas(height + 0.2, heading, found)
-    axes = panel(figure, MARGIN, MARGIN + 0.3, WIDTH - 2 * MARGIN, height)
-    _shade_frames(axes, found)
+    axes = canvas.panel(figure, MARGIN, MARGIN + 0.3, WIDTH - 2 * MARGIN, height)
+    for token, ((first, last), *_) in enumerate(found.boxes):
+        axes.axvspan(first, last + 1, color=canvas.shade(found.scores[token], signed=found.signed), linewidth=0)
     if values is not None:
         places, heights = _outline(values.numpy())
-        axes.plot(places, heights, color=INK, linewidth=0.6)
-    axes.set_xlim(0, found.length if values is None else max(found.length, len(values)))
-    _mark_ends(axes, "sample")
+        axes.plot(places, heights, color=canvas.INK, linewidth=0.6)
+    length = 1 + max(box[0][1] for box in found.boxes)
+    right = length if values is None else max(length, len(values))
+    axes.set_xlim(0, right)
+    axes.set_xticks([0, right], ["sample 0", f"{right}"], fontsize=LABEL, color=canvas.GREY)
+    for label, side in zip(axes.get_xticklabels(), ("left", "right"), strict=True):
+        label.set_horizontalalignment(side)
     return figure
-
-
-def _shade_frames(axes: "Axes", found: Shaded) -> None:
-    for token, ((first, last), *_) in enumerate(found.boxes):
-        axes.axvspan(first, last + 1, color=found.shade(token), linewidth=0)
 
 
 def _outline(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,14 +136,6 @@ def _outline(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = np.array_split(values, MOST_POINTS // 2)
     places = np.linspace(0, len(values), len(parts) * 2)
     return places, np.array([end for part in parts for end in (part.min(), part.max())])
-
-
-def _mark_ends(axes: "Axes", word: str) -> None:
-    left, right = axes.get_xlim()
-    axes.set_xticks([left, right], [f"{word} {left:.0f}", f"{right:.0f}"], fontsize=LABEL, color=GREY)
-    first, last = axes.get_xticklabels()
-    first.set_horizontalalignment("left")
-    last.set_horizontalalignment("right")
 
 
 def spectrum(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
@@ -192,9 +151,9 @@ def spectrum(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     rows = 1 if values is None else 2
     figure = _canvas(rows * 1.2 + 0.1, heading, found)
     images: list[tuple[Tensor, Any, Span | None]] = [] if values is None else [(values, "gray", None)]
-    images.append((shown, _colours(found), (-1 if found.signed else 0, 1)))
+    images.append((shown, canvas.token_colours(signed=found.signed), (-1 if found.signed else 0, 1)))
     for number, (image, colours, ends) in enumerate(images):
-        axes = panel(figure, MARGIN, MARGIN + 0.3 + number * 1.25, WIDTH - 2 * MARGIN, 1.15)
+        axes = canvas.panel(figure, MARGIN, MARGIN + 0.3 + number * 1.25, WIDTH - 2 * MARGIN, 1.15)
         low, high = ends or (None, None)
         pixels = (image.T if turned else image).numpy()
         axes.imshow(pixels, aspect="auto", origin="lower", cmap=colours, vmin=low, vmax=high, interpolation="nearest")
@@ -206,27 +165,22 @@ def table(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     names = [name.replace("place", "feature", 1) for name in found.names]
     if values is not None:
         spans = [box[0] for box in found.boxes]
-        names = [
-            f"{name} = {values[first]:.3g}" if first == last else name
-            for name, (first, last) in zip(names, spans, strict=True)
-        ]
-    left = MARGIN + 0.1 + max(text_width(name, LABEL) for name in names)
+        said = [f" = {values[first]:.3g}" if first == last else "" for first, last in spans]
+        names = [f"{name}{value}" for name, value in zip(names, said, strict=True)]
+    left = MARGIN + 0.1 + max(canvas.text_width(name, LABEL) for name in names)
     line = 0.2
     figure = _canvas(line * len(names), heading, found)
-    axes = panel(figure, left, MARGIN + 0.3, WIDTH - MARGIN - left, line * len(names))
-    axes.barh(range(len(names)), found.scores, color=[_strong(found, i) for i in range(len(names))], height=0.7)
-    axes.axvline(0.0, color=GREY, linewidth=0.6)
+    axes = canvas.panel(figure, left, MARGIN + 0.3, WIDTH - MARGIN - left, line * len(names))
+    # The length of a bar says how much, so that all have the strongest colour.
+    colours = [canvas.shade(1.0 if score > 0 else -1.0, signed=found.signed) for score in found.scores]
+    axes.barh(range(len(names)), found.scores, color=colours, height=0.7)
+    axes.axvline(0.0, color=canvas.GREY, linewidth=0.6)
     axes.set_xlim(-1.02 if min(found.scores) < 0 else -0.02, 1.02)
     axes.set_ylim(len(names) - 0.5, -0.5)
     for number, name in enumerate(names):
         top = MARGIN + 0.3 + line * (number + 0.5)
-        write(figure, name, left - 0.08, top, ha="right", va="center", fontproperties=font(LABEL), color=INK)
+        canvas.write(figure, name, left - 0.08, top, ha="right", va="center", fontproperties=canvas.font(LABEL))
     return figure
-
-
-def _strong(found: Shaded, token: int) -> str:
-    """The colour of a bar, whose length says how much."""
-    return VIOLET if not found.signed else FOR if found.scores[token] > 0 else AGAINST
 
 
 def video(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
@@ -234,10 +188,9 @@ def video(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     groups = list(dict.fromkeys(box[0] for box in found.boxes))
     height, width = (1 + max(box[axis][1] for box in found.boxes) for axis in (1, 2))
     columns = min(len(groups), COLUMNS)
-    side = (WIDTH - 2 * MARGIN - 0.06 * (columns - 1)) / columns
-    side = min(side, 1.7)
+    side = min((WIDTH - 2 * MARGIN - 0.06 * (columns - 1)) / columns, 1.7)
     tall = side * height / width + 0.22
-    cmap = SIGNED_MAP if found.signed else UNSIGNED_MAP
+    cmap = canvas.SIGNED_MAP if found.signed else canvas.UNSIGNED_MAP
     figure = _canvas(tall * -(-len(groups) // columns), heading, found, cmap)
     for number, frames in enumerate(groups):
         shown = torch.zeros(height, width)
@@ -246,21 +199,19 @@ def video(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
                 shown[box[1][0] : box[1][1] + 1, box[2][0] : box[2][1] + 1] = score
         line, column = divmod(number, columns)
         top, left = MARGIN + 0.3 + line * tall, MARGIN + column * (side + 0.06)
-        axes = panel(figure, left, top, side, tall - 0.22)
+        axes = canvas.panel(figure, left, top, side, tall - 0.22)
         axes.imshow(_frame(shown, values, frames, signed=found.signed), interpolation="nearest")
         said = f"frame {frames[0]}" if frames[0] == frames[1] else f"frames {frames[0]}-{frames[1]}"
-        write(figure, said, left, top + tall - 0.19, fontproperties=font(LABEL), color=GREY)
+        canvas.write(figure, said, left, top + tall - 0.19, fontproperties=canvas.font(LABEL), color=canvas.GREY)
     return figure
 
 
 def _frame(shown: Tensor, values: Tensor | None, frames: Span, *, signed: bool) -> np.ndarray:
     """The map over the first of the frames, or alone."""
     if values is None:
-        blank = np.full((*shown.shape, 3), 0.5)
-        return with_map(shown, blank, signed=signed)
+        return with_map(shown, np.full((*shown.shape, 3), 0.5), signed=signed)
     order = values if values.shape[1] == 3 else values.transpose(0, 1)
-    picture = as_picture(order[frames[0]])
-    return with_map(shown, picture, signed=signed)
+    return with_map(shown, as_picture(order[frames[0]]), signed=signed)
 
 
 DRAWN: dict[str, Callable[[Shaded, Tensor | None, str], "Figure"]] = {

@@ -19,29 +19,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MissingExtraError, OptionError
-from vitrail.plots.canvas import (
-    AGAINST,
-    ENDS,
-    FAINT,
-    FOR,
-    GREY,
-    INK,
-    POINTS,
-    WHITE,
-    Ends,
-    check_index,
-    colour_bar,
-    font,
-    ink,
-    new_figure,
-    panel,
-    shade,
-    symmetric,
-    text_width,
-    through,
-    wrap,
-    write,
-)
+from vitrail.plots import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +53,7 @@ class Piece:
     glued: bool = False
     left_out: bool = False
     signed: bool = True
-    ends: Ends = ENDS
+    ends: canvas.Ends = canvas.ENDS
 
     @property
     def note(self) -> str:
@@ -89,14 +67,14 @@ def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> 
     """The sentence of one sample without padding, scores divided by the largest magnitude."""
     if attribution.kind != "text":
         raise OptionError(f"{attribution.method} was run on an image, which has no sentence. Use .plot(image).")
-    index = check_index(attribution, index)
+    index = canvas.check_index(attribution, index)
     shown = real_tokens(attribution, index)
     tokens = [token_names(attribution, index)[i] for i in shown]
     values = attribution.shown[index, shown].detach().double().cpu()
     groups = word_groups(tokens) if merge else [[i] for i in range(len(tokens))]
     scores = _join(groups, values.tolist(), signed=attribution.signed)
     mark, readout = _mark(tokens), -1 if attribution.readout is None else int(attribution.readout[index])
-    relative = symmetric(torch.tensor(scores, dtype=torch.float64)).tolist()
+    relative = canvas.symmetric(torch.tensor(scores, dtype=torch.float64)).tolist()
     return [
         Piece(
             text=_readable([tokens[i] for i in group], mark)
@@ -217,11 +195,9 @@ def _printable(text: str) -> str:
 
 SIZE, LABEL, HEADING = 11.0, 9.0, 10.0
 WIDTH, MARGIN, LINE, BOX, PAD, SPACE = 8.0, 0.15, 0.27, 0.215, 0.035, 0.05
-BASELINE, BETWEEN, BAR = 0.74, 0.12, 0.36
+BASELINE, ABOVE, BETWEEN, BAR = 0.74, 0.28, 0.12, 0.36
 LABEL_LETTERS = 24
-LABEL_LINE = LABEL * 1.25 / POINTS
-SIGNED_TICKS = ((-1.0, "against"), (0.0, "0"), (1.0, "for"))
-UNSIGNED_TICKS = ((0.0, "none"), (1.0, "most"))
+LABEL_LINE = LABEL * 1.25 / canvas.POINTS
 
 
 @dataclass(frozen=True)
@@ -243,7 +219,7 @@ class SentenceRow:
     @cached_property
     def label_lines(self) -> list[str]:
         """The label as it is wrapped."""
-        return wrap(self.label, LABEL_LETTERS).split("\n") if self.label else []
+        return canvas.wrap(self.label, LABEL_LETTERS).split("\n") if self.label else []
 
     @cached_property
     def lines(self) -> list[list[Placed]]:
@@ -266,7 +242,7 @@ def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, t
         merge: join word pieces into words, see `merge_pieces`.
         title: in place of the method and its target.
     """
-    index = check_index(attribution, index)
+    index = canvas.check_index(attribution, index)
     heading = f"{attribution.label} · {attribution.title(index)}" if title is None else title
     return sentence_figure([(heading, [SentenceRow("", join_runs(pieces(attribution, index, merge=merge)))])])
 
@@ -274,55 +250,41 @@ def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, t
 def sentence_figure(groups: Sequence[Group]) -> "Figure":
     """A figure of sentences in groups, every group below its heading, and a colour bar for each scale."""
     every = [row for _, rows in groups for row in rows]
-    indent = max((text_width(line, LABEL) for row in every for line in row.label_lines), default=0.0)
+    indent = max((canvas.text_width(line, LABEL) for row in every for line in row.label_lines), default=0.0)
     left = MARGIN + (indent + 0.15 if indent else 0)
-    headings = [text_width(heading, HEADING, "bold") - left for heading, _ in groups]
+    headings = [canvas.text_width(heading, HEADING, "bold") - left for heading, _ in groups]
     width = max([item.left + item.width for row in every for line in row.lines for item in line] + headings + [3.4])
-    height = sum(_height(group) + BETWEEN for group in groups)
-    figure = new_figure(left + width + MARGIN, MARGIN + height + BAR)
+    heights = [ABOVE * bool(heading) + sum(row.height for row in rows) + BETWEEN for heading, rows in groups]
+    figure = canvas.new_figure(left + width + MARGIN, MARGIN + sum(heights) + BAR)
     top = MARGIN
-    for group in groups:
-        _draw_group(figure, group, top, left, width)
-        top += _height(group) + BETWEEN
+    for (heading, rows), height in zip(groups, heights, strict=True):
+        canvas.write(figure, heading, MARGIN, top, fontproperties=canvas.font(HEADING, "bold"))
+        place = top + ABOVE * bool(heading)
+        for row in rows:
+            _draw_row(figure, row, place, left, width)
+            place += row.height
+        top += height
     scales = {piece.signed: piece.ends for row in every for piece in row.pieces}
+    largest = max((abs(piece.value) for row in every for piece in row.pieces if not piece.left_out), default=0.0)
     for number, (signed, ends) in enumerate(sorted(scales.items(), key=lambda pair: pair[0], reverse=True)):
-        cmap = through(ends.negative, WHITE, ends.positive) if signed else through(WHITE, ends.unsigned)
-        axes = panel(figure, left + 1.8 * number, top, 1.5, 0.09)
-        colour_bar(axes, cmap, ticks=_ticks(every, signed=signed))
+        axes = canvas.panel(figure, left + 1.8 * number, top, 1.5, 0.09)
+        ticks = canvas.bar_ticks("none", largest if len(every) == 1 else None, signed=signed)
+        canvas.colour_bar(axes, canvas.token_colours(ends, signed=signed), ticks=ticks)
     return figure
 
 
-def _ticks(rows: Sequence[SentenceRow], *, signed: bool) -> tuple[tuple[float, str], ...]:
-    """The words below a colour bar; where one sentence has it alone, with the scores that its ends stand for."""
-    ticks = SIGNED_TICKS if signed else UNSIGNED_TICKS
-    if len(rows) != 1:
-        return ticks
-    largest = max((abs(piece.value) for piece in rows[0].pieces if not piece.left_out), default=0.0)
-    return tuple((place, f"{word} {place * largest:.2g}" if place else word) for place, word in ticks)
-
-
-def _height(group: Group) -> float:
-    heading, rows = group
-    return (0.28 if heading else 0.0) + sum(row.height for row in rows)
-
-
-def _draw_group(figure: "Figure", group: Group, top: float, left: float, width: float) -> None:
-    heading, rows = group
-    write(figure, heading, MARGIN, top, fontproperties=font(HEADING, "bold"))
-    top += _height((heading, []))
-    for row in rows:
-        for number, line in enumerate(row.label_lines):
-            height = top + BOX * BASELINE + number * LABEL_LINE
-            write(figure, line, MARGIN, height, fontproperties=font(LABEL), color=GREY, va="baseline")
-        draw_lines(panel(figure, left, top, width, row.height), row.lines)
-        top += row.height
+def _draw_row(figure: "Figure", row: SentenceRow, top: float, left: float, width: float) -> None:
+    look = {"fontproperties": canvas.font(LABEL), "color": canvas.GREY, "va": "baseline"}
+    for number, line in enumerate(row.label_lines):
+        canvas.write(figure, line, MARGIN, top + BOX * BASELINE + number * LABEL_LINE, **look)
+    draw_lines(canvas.panel(figure, left, top, width, row.height), row.lines)
 
 
 def flow(sentence: Sequence[Piece], room: float) -> list[list[Placed]]:
     """The pieces in lines that fit the room; a piece longer than a line is cut."""
     lines: list[list[Placed]] = [[]]
     for piece in (part for whole in sentence for part in _cut(whole, room)):
-        width = text_width(piece.text, SIZE) + 2 * PAD
+        width = canvas.text_width(piece.text, SIZE) + 2 * PAD
         left = lines[-1][-1].left + lines[-1][-1].width + (0.012 if piece.glued else SPACE) if lines[-1] else 0.0
         if lines[-1] and left + width > room:
             lines.append([])
@@ -332,7 +294,7 @@ def flow(sentence: Sequence[Piece], room: float) -> list[list[Placed]]:
 
 
 def _cut(piece: Piece, room: float) -> list[Piece]:
-    width = text_width(piece.text, SIZE) + 2 * PAD
+    width = canvas.text_width(piece.text, SIZE) + 2 * PAD
     if width <= room:
         return [piece]
     letters = max(1, int(len(piece.text) * (room - 2 * PAD) / width * 0.9))
@@ -348,26 +310,14 @@ def draw_lines(axes: "Axes", lines: Sequence[Sequence[Placed]]) -> None:
     axes.set(xlim=(0, width), ylim=(height, 0))
     for number, line in enumerate(lines):
         for item in line:
-            colour, top = shade(item.piece.score, signed=item.piece.signed, ends=item.piece.ends), number * LINE
-            box = FancyBboxPatch(
-                (item.left, top),
-                item.width,
-                BOX,
-                boxstyle="round,pad=0,rounding_size=0.03",
-                facecolor=colour,
-                linewidth=0,
-            )
-            axes.add_patch(box)
-            axes.text(
-                item.left + item.width / 2,
-                top + BOX * BASELINE,
-                item.piece.text,
-                ha="center",
-                va="baseline",
-                color=GREY if item.piece.left_out else ink(colour) if item.piece.score else INK,
-                fontproperties=font(SIZE),
-                parse_math=False,
-            )
+            piece, top = item.piece, number * LINE
+            ground = canvas.shade(piece.score, signed=piece.signed, ends=piece.ends)
+            look = {"boxstyle": "round,pad=0,rounding_size=0.03", "facecolor": ground, "linewidth": 0}
+            axes.add_patch(FancyBboxPatch((item.left, top), item.width, BOX, **look))
+            colour = canvas.GREY if piece.left_out else canvas.ink(ground) if piece.score else canvas.INK
+            place = (item.left + item.width / 2, top + BOX * BASELINE)
+            look = {"ha": "center", "va": "baseline", "fontproperties": canvas.font(SIZE), "parse_math": False}
+            axes.text(*place, piece.text, color=colour, **look)
 
 
 HEATMAP_SIZE, ROW = 8.0, 0.2
@@ -388,18 +338,24 @@ def token_heatmap(
     shown, words = real_tokens(attribution, index), [piece.text for piece in pieces(attribution, index)]
     values = relative_rows(attribution, rows, index)[:, shown]
     cell = min(max(WIDEST / len(shown), CELLS[0]), CELLS[1])
-    left = MARGIN + max(text_width(name, HEATMAP_SIZE) for name in names) + 0.08
-    below = max(text_width(word, HEATMAP_SIZE) for word in words) + 0.1
+    left = MARGIN + max(canvas.text_width(name, HEATMAP_SIZE) for name in names) + 0.08
+    below = max(canvas.text_width(word, HEATMAP_SIZE) for word in words) + 0.1
     heading = f"{attribution.label} · {attribution.title(index)}"
-    width = max(left + cell * len(shown), MARGIN + text_width(heading, HEADING, "bold"), left + 1.6) + MARGIN
-    figure = new_figure(width, MARGIN + 0.3 + ROW * len(names) + below + 0.45)
-    write(figure, heading, MARGIN, MARGIN, fontproperties=font(HEADING, "bold"))
-    cmap = (through(AGAINST, WHITE, FOR) if signed else through(WHITE, FOR)).with_extremes(bad=FAINT)
-    axes = panel(figure, left, MARGIN + 0.3, cell * len(shown), ROW * len(names))
+    width = max(left + cell * len(shown), MARGIN + canvas.text_width(heading, HEADING, "bold"), left + 1.6) + MARGIN
+    figure = canvas.new_figure(width, MARGIN + 0.3 + ROW * len(names) + below + 0.45)
+    canvas.write(figure, heading, MARGIN, MARGIN, fontproperties=canvas.font(HEADING, "bold"))
+    cmap = canvas.token_colours(canvas.Ends(unsigned=canvas.FOR), signed=signed).with_extremes(bad=canvas.FAINT)
+    axes = canvas.panel(figure, left, MARGIN + 0.3, cell * len(shown), ROW * len(names))
     axes.imshow(values, cmap=cmap, vmin=-1 if signed else 0, vmax=1, aspect="auto", interpolation="nearest")
-    _label(axes, names, words)
-    bar = panel(figure, left, MARGIN + 0.3 + ROW * len(names) + below + 0.1, 1.5, 0.09)
-    colour_bar(bar, cmap, ticks=SIGNED_TICKS if signed else UNSIGNED_TICKS)
+    axes.set_yticks(range(len(names)), labels=list(names))
+    axes.set_xticks(range(len(words)), labels=words, rotation=90, parse_math=False)
+    axes.tick_params(length=0, pad=3, labelcolor=canvas.INK)
+    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
+        label.set_fontproperties(canvas.font(HEATMAP_SIZE))
+    axes.axhline(len(names) - 1.5, color=canvas.INK, linewidth=1.2)  # sets the last row apart
+    axes.spines[:].set(visible=True, color=canvas.GREY, linewidth=0.5)
+    bar = canvas.panel(figure, left, MARGIN + 0.3 + ROW * len(names) + below + 0.1, 1.5, 0.09)
+    canvas.colour_bar(bar, cmap, ticks=canvas.bar_ticks("none", signed=signed))
     return figure
 
 
@@ -409,19 +365,8 @@ def relative_rows(attribution: Attribution, rows: Float[Tensor, "r n"], index: i
     hidden = torch.zeros_like(table, dtype=torch.bool)
     if attribution.readout is not None and attribution.readout[index] >= 0:
         hidden[:, int(attribution.readout[index])] = True
-    relative = torch.stack([symmetric(row) for row in table.masked_fill(hidden, 0.0)])
+    relative = torch.stack([canvas.symmetric(row) for row in table.masked_fill(hidden, 0.0)])
     return np.ma.MaskedArray(relative.numpy(), mask=hidden.numpy())
-
-
-def _label(axes: "Axes", names: Sequence[str], words: Sequence[str]) -> None:
-    """Write the names and the words beside the cells, and set the last row apart."""
-    axes.set_yticks(range(len(names)), labels=list(names))
-    axes.set_xticks(range(len(words)), labels=list(words), rotation=90, parse_math=False)
-    axes.tick_params(length=0, pad=3, labelcolor=INK)
-    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
-        label.set_fontproperties(font(HEATMAP_SIZE))
-    axes.axhline(len(names) - 1.5, color=INK, linewidth=1.2)
-    axes.spines[:].set(visible=True, color=GREY, linewidth=0.5)
 
 
 def terminal(attribution: Attribution, *, index: int = 0, merge: bool = False) -> "Text":
@@ -437,13 +382,8 @@ def terminal(attribution: Attribution, *, index: int = 0, merge: bool = False) -
     text = Text()
     for number, piece in enumerate(join_runs(pieces(attribution, index, merge=merge))):
         text.append("" if number == 0 or piece.glued else " ")
-        text.append(piece.text, style=_style(piece))
+        colour = canvas.shade(piece.score, signed=piece.signed)
+        # No background for a score of zero, which would be a white box on a dark terminal.
+        plain = "dim" if piece.left_out else ""
+        text.append(piece.text, style=f"{canvas.ink(colour)} on {colour}" if piece.score else plain)
     return text
-
-
-def _style(piece: Piece) -> str:
-    """No background for a score of zero, which would be a white box on a dark terminal."""
-    if piece.score == 0:
-        return "dim" if piece.left_out else ""
-    colour = shade(piece.score, signed=piece.signed)
-    return f"{ink(colour)} on {colour}"
