@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitrail.evaluate import bench
 from vitrail.plots import report
-from vitrail.plots.report.entries import Entry, Map, Report, Row
+from vitrail.plots.report.pages import Entry, Map, Report, Row
 
 pytestmark = needs_browser
 NASTY = "<img src=x onerror=alert(1)>.png"

@@ -340,16 +340,6 @@ def thumbnail(picture: Picture, *, side: int = THUMBNAIL_SIDE, quality: int = QU
     return sink.getvalue()
 
 
-def smallest(picture: Picture, steps: Sequence[tuple[int, int]], *, most: int, form: str = "JPEG") -> bytes:
-    """The picture at the first of these sides and qualities that needs no more bytes, else at the last."""
-    data = b""
-    for side, quality in steps:
-        data = thumbnail(picture, side=side, quality=quality, form=form)
-        if len(data) <= most:
-            return data
-    return data
-
-
 def with_map(values: Float[Tensor, "h w"], picture: Picture, *, signed: bool) -> Picture:
     """The picture with a map of its size: signed ones below it, others above, as `overlay` draws them.
 

@@ -3,8 +3,7 @@
 `of_inputs(model, source)` explains, `of_results(path)` reads what `vitrail bench run` measured; `.save(path)` writes.
 """
 
-from vitrail.plots.report.entries import Entry, Map, Report, Row
 from vitrail.plots.report.explaining import of_inputs
-from vitrail.plots.report.measured import Measured, of_results
+from vitrail.plots.report.pages import Entry, Map, Measured, Report, Row, of_results
 
 __all__ = ["Entry", "Map", "Measured", "Report", "Row", "of_inputs", "of_results"]

@@ -5,7 +5,7 @@ methods; optionally the highest-scored parts are removed step by step, and rando
 small that a page of fifty stays under five megabytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -28,8 +28,8 @@ from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
-from vitrail.plots.pictures import as_picture, sample_map, smallest, with_map
-from vitrail.plots.report.entries import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
+from vitrail.plots.pictures import Picture, as_picture, sample_map, thumbnail, with_map
+from vitrail.plots.report.pages import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
 from vitrail.plots.tokens import pieces
 from vitrail.targets import AnyTarget, only, probability
 
@@ -37,60 +37,50 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True)
-class Item:
-    """An input that is opened when its turn comes.
-
-    Args:
-        read: raises InputError where the input is broken.
-    """
-
-    name: str
-    read: Callable[[], tuple[Sample, str]]
+Item = tuple[str, Callable[[], tuple[Sample, str]]]
+"""The name of an input, and what opens it when its turn comes; it raises InputError where the input is broken."""
+TASKS = ("image", "sequence", "causal")
+"""What a model may be made for."""
 
 
 def items_of(source: Path, loaded: Loaded, *, squash: bool, limit: int | None) -> list[Item]:
     """The inputs, at most so many, at even distances."""
     if limit is not None and limit < 1:
         raise OptionError(f"limit={limit}: a report needs at least one input.")
-    if loaded.task not in READERS:
+    if loaded.task not in TASKS:
         raise InputError(f"{loaded.name} answers questions, but a report takes pictures or sentences: use explain.")
     if not source.exists():
         raise InputError(f"there is no folder or file {source}. Check its name.")
-    found = READERS[loaded.task](source, loaded, squash)
+    found = _pictures(source, loaded, squash=squash) if loaded.task == "image" else _texts(source, loaded)
     if limit is None or limit >= len(found):
         return found
     return [found[i * len(found) // limit] for i in range(limit)]
 
 
-def _picture_items(source: Path, loaded: Loaded, squash: bool) -> list[Item]:  # noqa: FBT001
-    from vitrail.models.loading.images import images_in
+def _pictures(source: Path, loaded: Loaded, *, squash: bool) -> list[Item]:
+    from vitrail.models.loading.images import images_in, open_image
 
-    paths = images_in(source) if source.is_dir() else [source]
-    return [Item(path.name, partial(_picture, path, loaded, squash=squash)) for path in paths]
+    def read(path: Path) -> tuple[Sample, str]:
+        return loaded.image(open_image(path), squash=squash), ""
 
-
-def _picture(path: Path, loaded: Loaded, *, squash: bool) -> tuple[Sample, str]:
-    from vitrail.models.loading.images import open_image
-
-    return loaded.image(open_image(path), squash=squash), ""
+    return [(path.name, partial(read, path)) for path in (images_in(source) if source.is_dir() else [source])]
 
 
-def _text_items(source: Path, loaded: Loaded, squash: bool) -> list[Item]:  # noqa: FBT001
+def _texts(source: Path, loaded: Loaded) -> list[Item]:
+    def read(text: str | Path) -> tuple[Sample, str]:
+        text = _content(text) if isinstance(text, Path) else text
+        return loaded.text(text.strip()), text.strip()
+
     if source.is_dir():
         paths = sorted(p for p in source.glob("*.txt") if p.is_file() and not p.name.startswith("."))
         if not paths:
             raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
-        return [Item(path.name, lambda path=path: _line(_content(path).strip(), loaded)) for path in paths]
-    lines = list(enumerate(_content(source).splitlines(), 1))
-    found = [Item(f"line {n}", partial(_line, line.strip(), loaded)) for n, line in lines if line.strip()]
+        return [(path.name, partial(read, path)) for path in paths]
+    lines = enumerate(_content(source).splitlines(), 1)
+    found: list[Item] = [(f"line {n}", partial(read, line)) for n, line in lines if line.strip()]
     if not found:
         raise InputError(f"{source} is empty: write one sentence on each line.")
     return found
-
-
-def _line(text: str, loaded: Loaded) -> tuple[Sample, str]:
-    return loaded.text(text), text
 
 
 def _content(path: Path) -> str:
@@ -101,14 +91,6 @@ def _content(path: Path) -> str:
         raise InputError(f"{path} cannot be read as text: {reason}.") from error
 
 
-READERS: dict[str, Callable[[Path, Loaded, bool], list[Item]]] = {
-    "image": _picture_items,
-    "sequence": _text_items,
-    "causal": _text_items,
-}
-"""A model's task -> how its inputs are listed."""
-
-
 FILL = "black"
 Curves = tuple[list[Curve], Curve]
 Measure = Callable[[Sample, Sequence[Attribution], int], Curves]
@@ -116,12 +98,10 @@ Measure = Callable[[Sample, Sequence[Attribution], int], Curves]
 
 def measure_of(loaded: Loaded) -> Measure:
     """The function that gives the methods' curves and the random one, for an input and a class."""
-    if loaded.task not in MEASURES:
+    if loaded.task == "causal":
         raise InputError(f"{loaded.name} is a language model; curves need a model with classes.")
-    return MEASURES[loaded.task](loaded)
-
-
-def _on_pictures(loaded: Loaded) -> Measure:
+    if loaded.task == "sequence":
+        return partial(_text_curves, loaded)
     device = next(loaded.model.parameters()).device
     return partial(_picture_curves, Opened(loaded, device, *affine(loaded)))
 
@@ -130,8 +110,9 @@ def _picture_curves(opened: Opened, sample: Sample, found: Sequence[Attribution]
     inputs = read_inputs(sample.inputs).shown.detach()
     image = ((inputs - opened.shift.to(inputs)) / opened.scale.to(inputs)).clamp(0, 1)
     size = (image.shape[2], image.shape[3])
-    rows, columns = found[0].grid or size
-    maps = torch.cat([*(a.heatmap(size).detach().to(image) for a in found), _noise((rows, columns), size).to(image)])
+    noise = torch.rand(RANDOM, 1, *(found[0].grid or size), generator=torch.Generator().manual_seed(0))
+    noise = F.interpolate(noise, size=size, mode="bilinear", align_corners=False)[:, 0]
+    maps = torch.cat([*(a.heatmap(size).detach().to(image) for a in found), noise.to(image)])
     images, labels = image.expand(len(maps), -1, -1, -1), [index] * len(maps)
     inner = perturbation_curve(opened.logits, images, maps, labels, levels=LEVELS[1:-1], fill=FILL).probability
     # Nothing or all removed: the same for every map.
@@ -140,40 +121,23 @@ def _picture_curves(opened: Opened, sample: Sample, found: Sequence[Attribution]
     return _split(np.concatenate([first, inner, last]).T, len(found))
 
 
-def _noise(grid: tuple[int, int], size: tuple[int, int]) -> Float[Tensor, "r h w"]:
-    values = torch.rand(RANDOM, 1, *grid, generator=torch.Generator().manual_seed(0))
-    return F.interpolate(values, size=size, mode="bilinear", align_corners=False)[:, 0]
-
-
 def _text_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
-    tokenizer = loaded.tokenizer
+    tokenizer, device = loaded.tokenizer, next(loaded.model.parameters()).device
+
+    def logits(ids: Tensor, mask: Tensor) -> Tensor:
+        return loaded.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+
     ids = np.asarray(read_inputs(sample.inputs).shown[0].cpu())
     generator = np.random.default_rng(0)
     scores = [*(a.scores[0].detach().cpu().numpy() for a in found), *generator.random((RANDOM, len(ids)))]
-    curve = text_curve(
-        partial(_logits, loaded),
-        [ids] * len(scores),
-        scores,
-        [index] * len(scores),
-        special=set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id},
-        pad=tokenizer.pad_token_id or 0,
-    )
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    labels, pad = [index] * len(scores), tokenizer.pad_token_id or 0
+    curve = text_curve(logits, [ids] * len(scores), scores, labels, special=special, pad=pad)
     return _split(curve.p_k, len(found))
-
-
-def _logits(loaded: Loaded, ids: Tensor, mask: Tensor) -> Tensor:
-    device = next(loaded.model.parameters()).device
-    return loaded.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
 
 
 def _split(rows: Float[np.ndarray, "n l"], methods: int) -> Curves:
     return [tuple(row) for row in rows[:methods].tolist()], tuple(rows[methods:].mean(axis=0).tolist())
-
-
-MEASURES: dict[str, Callable[[Loaded], Measure]] = {
-    "image": _on_pictures,
-    "sequence": lambda loaded: partial(_text_curves, loaded),
-}
 
 
 ROOM = 60_000
@@ -190,13 +154,18 @@ def _form() -> str:
     return "WEBP" if features.check("webp") else "JPEG"
 
 
-def drawn_picture(picture: "Image", share: int) -> bytes:
-    """What the model saw.
+def _fitted(picture: Picture, share: int) -> bytes:
+    """The picture at the first of the steps that fits, else at the last.
 
     Args:
         share: so many pictures have to get on with the room of an input.
     """
-    return smallest(as_picture(picture), STEPS, most=ROOM // share, form=_form())
+    data = b""
+    for side, quality in STEPS:
+        data = thumbnail(picture, side=side, quality=quality, form=_form())
+        if len(data) <= ROOM // share:
+            break
+    return data
 
 
 def drawn(made: Attribution, picture: "Image | None", share: int) -> dict[str, Any]:
@@ -205,8 +174,7 @@ def drawn(made: Attribution, picture: "Image | None", share: int) -> dict[str, A
         return {"pieces": tuple(pieces(made, merge=True))}
     assert picture is not None
     seen = as_picture(picture)
-    shown = with_map(sample_map(made, 0, seen), seen, signed=made.signed)
-    return {"picture": smallest(shown, STEPS, most=ROOM // share, form=_form())}
+    return {"picture": _fitted(with_map(sample_map(made, 0, seen), seen, signed=made.signed), share)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +203,8 @@ def row_of(plan: ReportPlan, sample: Sample, target: AnyTarget, logits: Tensor, 
     found, failed = _explained(plan, sample, target)
     if not found:
         return Row("", None, (), failed)
-    labels = _labels(found)
+    plain = [made.label for made in found]  # with the preset where only it differs
+    labels = [f"{x}, {made.preset}" if plain.count(x) > 1 else x for x, made in zip(plain, found, strict=True)]
     for label, made in zip(labels, found, strict=True):
         origins.setdefault(label, made)
     aim = found[0].target
@@ -246,7 +215,11 @@ def row_of(plan: ReportPlan, sample: Sample, target: AnyTarget, logits: Tensor, 
         for label, made, curve in zip(labels, found, curves, strict=True)
     ]
     likely = None if index is None else float(probability(index)(logits))
-    alike = _alike(labels, found) if len(found) > 1 else None
+    alike = None
+    if len(found) > 1:
+        valid, scores = found[0].valid, [made.scores.detach().cpu() for made in found]
+        named = dict(zip(labels, scores, strict=True))
+        alike = agreement(named, valid=None if valid is None else valid.cpu()).matrix
     return Row(plan.loaded.target_name(aim), likely, tuple(maps), failed, alike, random, reason)
 
 
@@ -263,12 +236,6 @@ def _explained(plan: ReportPlan, sample: Sample, target: AnyTarget) -> tuple[lis
     return list(made), failed
 
 
-def _labels(found: Sequence[Attribution]) -> list[str]:
-    """The methods' names, with the preset where only it differs."""
-    plain = [made.label for made in found]
-    return [f"{x}, {made.preset}" if plain.count(x) > 1 else x for x, made in zip(plain, found, strict=True)]
-
-
 def _curves(
     plan: ReportPlan, sample: Sample, found: Sequence[Attribution], index: int | None
 ) -> tuple[Sequence[Curve | None], Curve | None, str]:
@@ -281,12 +248,6 @@ def _curves(
         return *plan.measure(sample, found, index), ""
     except VitrailError as error:
         return none, None, one_line(error)
-
-
-def _alike(labels: Sequence[str], found: Sequence[Attribution]) -> Float[np.ndarray, "m m"]:
-    valid = found[0].valid
-    maps = {label: made.scores.detach().cpu() for label, made in zip(labels, found, strict=True)}
-    return agreement(maps, valid=None if valid is None else valid.cpu()).matrix
 
 
 def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
@@ -321,22 +282,23 @@ def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
     entries: list[Entry] = []
     origins: dict[str, Attribution] = {}
     broken: dict[str, str] = {}
-    for number, item in enumerate(items, 1):
+    for number, (name, read) in enumerate(items, 1):
         try:
-            sample, text = item.read()
-            entries.append(_entry(plan, item.name, sample, text, origins))
+            entries.append(_entry(plan, name, *read(), origins))
         except MethodError:
             raise
         except VitrailError as error:
-            broken[item.name] = one_line(error)
+            broken[name] = one_line(error)
         watch(number, len(items))
     if not entries:
-        raise InputError(
-            f"none of the {len(items)} inputs could be explained; {items[0].name}: {broken[items[0].name]}"
-        )
-    name = Path(source).resolve().name
-    described = {label: _described(made) for label, made in origins.items()}
-    return Report(name, loaded.kind, datetime.now(UTC), _about(plan, origins), described, tuple(entries), broken)
+        first = items[0][0]
+        raise InputError(f"none of the {len(items)} inputs could be explained; {first}: {broken[first]}")
+    described = {}
+    for label, made in origins.items():
+        options = ", ".join(f"{name}={value}" for name, value in made.options.items())
+        described[label] = f"preset {made.preset}{f'; {options}' if options else ''}"
+    source, about = Path(source).resolve().name, _about(loaded, next(iter(origins.values())))
+    return Report(source, loaded.kind, datetime.now(UTC), about, described, tuple(entries), broken)
 
 
 def _entry(plan: ReportPlan, name: str, sample: Sample, text: str, origins: dict[str, Attribution]) -> Entry:
@@ -345,29 +307,18 @@ def _entry(plan: ReportPlan, name: str, sample: Sample, text: str, origins: dict
     rows = tuple(row_of(plan, sample, target, logits, origins) for target in plan.targets)
     if not any(row.maps for row in rows):
         raise InputError("; ".join(f"{method}: {reason}" for method, reason in rows[0].failed.items()))
-    return Entry(
-        name,
-        plan.loaded.class_name(predicted),
-        float(probability(predicted)(logits)),
-        rows,
-        text,
-        b"" if sample.picture is None else drawn_picture(sample.picture, plan.pictures),
-    )
+    likely = float(probability(predicted)(logits))
+    picture = b"" if sample.picture is None else _fitted(as_picture(sample.picture), plan.pictures)
+    return Entry(name, plan.loaded.class_name(predicted), likely, rows, text, picture)
 
 
-def _about(plan: ReportPlan, origins: Mapping[str, Attribution]) -> dict[str, str]:
+def _about(loaded: Loaded, made: Attribution) -> dict[str, str]:
     """Where the results come from, in words."""
-    known = next(iter(origins.values())).provenance
-    weight = next(plan.loaded.model.parameters())
+    known, weight = made.provenance, next(loaded.model.parameters())
     return {
-        "model": plan.loaded.name,
+        "model": loaded.name,
         "weights": str(known["model_hash"]),
         "class": str(known["model_class"]),
         "device": f"{weight.device}, {str(weight.dtype).removeprefix('torch.')}",
         "versions": ", ".join(f"{name} {number}" for name, number in known["versions"].items()),
     }
-
-
-def _described(made: Attribution) -> str:
-    options = ", ".join(f"{name}={value}" for name, value in made.options.items())
-    return f"preset {made.preset}{f'; {options}' if options else ''}"

@@ -1,15 +1,19 @@
-"""The report of inputs: the model's answer to each, every method's map, and the page that shows them."""
+"""Reports and their pages: inputs with the model's answer and every method's map, or a results file of the bench."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
+from vitrail.attribution import versions
+from vitrail.evaluate.bench.forms import PANELS, Panels, close, count, number, panels_of
+from vitrail.evaluate.bench.table import Estimate, Table, tables
 from vitrail.evaluate.metrics import area
 from vitrail.plots.canvas import AGAINST, FOR, SIGNED_MAP, UNSIGNED_MAP, WHITE
 from vitrail.plots.page import render
@@ -139,7 +143,21 @@ class Report:
 
     def to_html(self) -> str:
         """The page."""
-        return to_page(self)
+        one, many = KINDS[self.kind]
+        counted = f"{len(self.entries)} {one if len(self.entries) == 1 else many}"
+        methods = f"{len(self.methods)} method{'' if len(self.methods) == 1 else 's'}"
+        parts = [Section("summary", "Summary", _summary(self)), Section("methods", "Methods", _methods(self))]
+        if self.curves:
+            parts.append(Section("curves", "Curves", _curves(self)))
+        if any(row.agreement is not None for row in self.rows()):
+            parts.append(Section("agreement", "Agreement between methods", _agreement(self)))
+        inputs = Markup().join(_article(self, i) for i in range(len(self.entries)))
+        parts.append(Section("inputs", many.capitalize(), _scales(self) + inputs))
+        if self.broken:
+            broken = table("Left out", ["input", "reason"], list(self.broken.items()))
+            parts.append(Section("broken", f"Left out: {len(self.broken)}", broken))
+        about = {"made": f"{self.made:%Y-%m-%d %H:%M} UTC", **self.about}
+        return report_page(f"{self.source}: {counted} explained by {methods}", about, parts, contents=True)
 
     def save(self, path: str | Path) -> Path:
         """Write the page; it needs no other file."""
@@ -153,26 +171,25 @@ def area_under(curve: Curve) -> float:
     return float(area(np.array(curve), rule="unit")) / 100
 
 
-def key_of(number: int) -> str:
+def key_of(place: int) -> str:
     """The id of an input's part of the page."""
-    return f"input-{number + 1}"
+    return f"input-{place + 1}"
 
 
-def article(report: Report, number: int) -> Markup:
+def _article(report: Report, place: int) -> Markup:
     """The part of the page of one input."""
-    entry = report.entries[number]
-    rows = [(row, _alike(row), _curves_of(report, row)) for row in entry.rows]
-    values = {"key": key_of(number), "entry": entry, "rows": rows, "token_class": token_class}
+    entry = report.entries[place]
+    looks = {label: look_of(order) for order, label in enumerate(report.methods)}
+    rows = []
+    for row in entry.rows:
+        lines = [Line(m.label, looks[m.label], LEVELS, m.curve) for m in row.maps if m.curve is not None]
+        curves = Markup()
+        if row.random is not None:
+            lines.append(Line(CHANCE, CHANCE, LEVELS, row.random))
+            curves = chart(lines, across="removed fraction", up="probability")
+        rows.append((row, _alike(row), curves))
+    values = {"key": key_of(place), "entry": entry, "rows": rows, "token_class": token_class}
     return render("plots/report/templates/input.html", **values)
-
-
-def _curves_of(report: Report, row: Row) -> Markup:
-    if row.random is None:
-        return Markup()
-    numbers = {label: number for number, label in enumerate(report.methods)}
-    lines = [Line(m.label, look_of(numbers[m.label]), LEVELS, m.curve) for m in row.maps if m.curve is not None]
-    lines.append(Line(CHANCE, CHANCE, LEVELS, row.random))
-    return chart(lines, across="removed fraction", up="probability")
 
 
 def _alike(row: Row) -> str:
@@ -190,60 +207,33 @@ def _alike(row: Row) -> str:
     return "; ".join(words)
 
 
-def scales(report: Report) -> Markup:
-    """What the colours mean, for the kinds of map that there are."""
-    signs = sorted({shown.signed for row in report.rows() for shown in row.maps})
-    words = Markup(" ").join(_scale(*SCALES[report.kind, sign]) for sign in signs)
-    seen = " The first picture is what the model saw of the input." if report.kind == "image" else ""
-    return small(Markup("{} Every map is scaled by its own largest value.{}").format(words, seen))
-
-
-def _scale(what: str, colours: Callable[[], Sequence[str]], low: str, high: str) -> Markup:
-    shown = Markup('{}: {}<span class="scale" style="background:linear-gradient(90deg,{})"></span>{}.')
-    return shown.format(what, low, ",".join(colours()), high)
-
-
-def _stops(name: str) -> list[str]:
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return [to_hex(colormaps[name](step / 8)) for step in range(9)]
-
-
-SCALES: dict[tuple[str, bool], tuple[str, Callable[[], Sequence[str]], str, str]] = {
-    ("image", True): ("Maps with a sign", partial(_stops, SIGNED_MAP), "against", "for the class"),
-    ("image", False): ("Maps without a sign", partial(_stops, UNSIGNED_MAP), "least", "most"),
-    ("text", True): ("Scores with a sign", lambda: (AGAINST, WHITE, FOR), "against", "for the class"),
-    ("text", False): ("Scores without a sign", lambda: (WHITE, FOR), "none", "most"),
+SCALES: dict[tuple[str, bool], tuple[str, str | tuple[str, ...], str, str]] = {
+    ("image", True): ("Maps with a sign", SIGNED_MAP, "against", "for the class"),
+    ("image", False): ("Maps without a sign", UNSIGNED_MAP, "least", "most"),
+    ("text", True): ("Scores with a sign", (AGAINST, WHITE, FOR), "against", "for the class"),
+    ("text", False): ("Scores without a sign", (WHITE, FOR), "none", "most"),
 }
-"""Kind and sign -> what it is called, its colours, and the words at their ends."""
+"""Kind and sign -> what it is called, its colour map or its colours, and the words at their ends."""
+
+
+def _scales(report: Report) -> Markup:
+    """What the colours mean, for the kinds of map that there are."""
+    shown = Markup('{}: {}<span class="scale" style="background:linear-gradient(90deg,{})"></span>{}.')
+    words = []
+    for sign in sorted({shown.signed for row in report.rows() for shown in row.maps}):
+        what, colours, low, high = SCALES[report.kind, sign]
+        if isinstance(colours, str):
+            from matplotlib import colormaps  # not needed for text
+            from matplotlib.colors import to_hex
+
+            colours = [to_hex(colormaps[colours](step / 8)) for step in range(9)]
+        words.append(shown.format(what, low, ",".join(colours), high))
+    seen = " The first picture is what the model saw of the input." if report.kind == "image" else ""
+    return small(Markup("{} Every map is scaled by its own largest value.{}").format(Markup(" ").join(words), seen))
 
 
 CUT = 90
 KINDS = {"image": ("picture", "pictures"), "text": ("text", "texts")}
-
-
-def to_page(report: Report) -> str:
-    """The whole document."""
-    one, many = KINDS[report.kind]
-    counted = f"{len(report.entries)} {one if len(report.entries) == 1 else many}"
-    methods = f"{len(report.methods)} method{'' if len(report.methods) == 1 else 's'}"
-    title = f"{report.source}: {counted} explained by {methods}"
-    about = {"made": f"{report.made:%Y-%m-%d %H:%M} UTC", **report.about}
-    parts = [
-        Section("summary", "Summary", _summary(report)),
-        Section("methods", "Methods", _methods(report)),
-    ]
-    if report.curves:
-        parts.append(Section("curves", "Curves", _curves(report)))
-    if any(row.agreement is not None for row in report.rows()):
-        parts.append(Section("agreement", "Agreement between methods", _agreement(report)))
-    inputs = Markup().join(article(report, i) for i in range(len(report.entries)))
-    parts.append(Section("inputs", many.capitalize(), scales(report) + inputs))
-    if report.broken:
-        broken = table("Left out", ["input", "reason"], list(report.broken.items()))
-        parts.append(Section("broken", f"Left out: {len(report.broken)}", broken))
-    return report_page(title, about, parts, contents=True)
 
 
 def _summary(report: Report) -> Markup:
@@ -251,17 +241,15 @@ def _summary(report: Report) -> Markup:
     head = ["input", "prediction", "probability", "explained", "its probability", "methods"]
     head += ["agreement"] * several + [f"area, {label}" for label in report.methods] * report.curves
     head += [f"area, {CHANCE}"] * report.curves
-    rows, keys = [], []
-    for number, entry in enumerate(report.entries):
-        for row in entry.rows:
-            rows.append(list(_line(report, number, entry, row)))
-            keys.append(key_of(number))
+    found = [(key_of(place), entry, row) for place, entry in enumerate(report.entries) for row in entry.rows]
+    rows, keys = [list(_line(report, *one)) for one in found], [key for key, _, _ in found]
     made = table("Summary of the inputs", head, rows, sortable=True, keys=keys)
     return render("plots/report/templates/summary.html", table=made, left_out=len(report.broken))
 
 
-def _line(report: Report, number: int, entry: Entry, row: Row) -> Iterator[Content]:
-    yield Markup('<a href="#{}">{}</a>{}').format(key_of(number), entry.name, _cut(entry.text))
+def _line(report: Report, key: str, entry: Entry, row: Row) -> Iterator[Content]:
+    text = entry.text if len(entry.text) <= CUT else f"{entry.text[: CUT - 1].rstrip()}…"
+    yield Markup('<a href="#{}">{}</a>{}').format(key, entry.name, f" {text}" if text else "")
     yield entry.answer
     yield percent(entry.probability)
     yield row.target
@@ -274,11 +262,6 @@ def _line(report: Report, number: int, entry: Entry, row: Row) -> Iterator[Conte
         areas = {shown.label: shown.area for shown in row.maps}
         yield from (decimal(areas.get(label)) for label in report.methods)
         yield decimal(None if row.random is None else area_under(row.random))
-
-
-def _cut(text: str) -> str:
-    short = text if len(text) <= CUT else f"{text[: CUT - 1].rstrip()}…"
-    return f" {short}" if text else ""
 
 
 def _methods(report: Report) -> Markup:
@@ -305,10 +288,10 @@ def _methods(report: Report) -> Markup:
 def _curves(report: Report) -> Markup:
     """The mean over inputs, level by level."""
     lines = []
-    for number, label in enumerate(report.methods):
+    for place, label in enumerate(report.methods):
         own = [shown.curve for row in report.rows() for shown in row.maps if shown.label == label and shown.curve]
         if own:
-            lines.append(Line(label, look_of(number), LEVELS, np.mean(own, axis=0).tolist()))
+            lines.append(Line(label, look_of(place), LEVELS, np.mean(own, axis=0).tolist()))
     chance = [row.random for row in report.rows() if row.random]
     lines.append(Line(CHANCE, CHANCE, LEVELS, np.mean(chance, axis=0).tolist()))
     removed = "pixels are turned black" if report.kind == "image" else "tokens are deleted"
@@ -335,3 +318,93 @@ def _agreement(report: Report) -> Markup:
     ]
     said = "Rank correlation (Spearman) of the scores of two methods, mean over the inputs: 1 the same order, 0 none."
     return small(said) + table("Agreement between methods", ["method", *labels], rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The tables and curves of a results file.
+
+    Args:
+        source: the file's name.
+        panels: for each model, data set and protocol, by its title: kind of curve -> methods and their curves.
+    """
+
+    source: str
+    made: datetime
+    tables: tuple[Table, ...]
+    panels: dict[str, Panels]
+
+    def to_html(self) -> str:
+        """The page."""
+        title = f"{self.source}: {len(self.tables)} table{'' if len(self.tables) == 1 else 's'} of the bench"
+        about = {"made": f"{self.made:%Y-%m-%d %H:%M} UTC", "with": f"vitrail {versions().get('vitrail', '')}"}
+        rows, parts, drawn = [], [], set()
+        for place, one in enumerate(self.tables, 1):
+            examples = max((e.count for _, row in one.rows for e in row if e is not None), default=0)
+            link = Markup('<a href="#table-{}">{}</a>').format(place, one.title)
+            rows.append([link, *(Cell(str(n), n) for n in (len(one.rows), examples, len(one.columns)))])
+            curves = {} if one.title in drawn else self.panels.get(one.title, {})  # those of a title are drawn once
+            parts.append(Section(f"table-{place}", one.title, _measured_table(one) + _charts(curves) + _origin(one)))
+            drawn.add(one.title)
+        first = table("Tables", ["table", "methods", "examples", "measures"], rows, sortable=True)
+        return report_page(title, about, [Section("summary", "Summary", first + small(LEGEND)), *parts], contents=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page; it needs no other file."""
+        from vitrail.storage import write_bytes
+
+        return write_bytes(Path(path), self.to_html().encode())
+
+
+def of_results(path: str | Path, *, seed: int = 0) -> Measured:
+    """A report of what `vitrail bench run` measured.
+
+    Args:
+        seed: of the bootstrap, as in `vitrail bench table`.
+    """
+    made = tables(path, seed=seed)
+    return Measured(Path(path).name, datetime.now(UTC), tuple(made), dict(panels_of(path)))
+
+
+LEGEND = "Bold is the best of its column, ~ is not significantly different from it; in brackets 95 % intervals."
+
+
+def _measured_table(one: Table) -> Markup:
+    """A table with its notes."""
+    head = ["method", "n", *(column.title for column in one.columns)]
+    rows = [[name, Cell(count(row), int(count(row))), *map(_cell, row)] for name, row in one.rows]
+    return table(one.title, head, rows, sortable=True) + Markup().join(small(note) for note in one.notes)
+
+
+def _cell(estimate: Estimate | None) -> Cell:
+    """The number as the tables of `bench table` print it."""
+    if estimate is None:
+        return Cell("–")
+    value = number(estimate.value)
+    shown = Markup("<strong>{}</strong>").format(value) if estimate.best else f"{value}{close(estimate)}"
+    between = Markup("{} <small>[{}, {}]</small>").format(shown, number(estimate.low), number(estimate.high))
+    return Cell(between, estimate.value)
+
+
+def _charts(panels: Panels) -> Markup:
+    labels = sorted({label for series in panels.values() for label, _ in series})
+    looks = {label: look_of(place) for place, label in enumerate(labels)}
+    drawn = []
+    for name, series in panels.items():
+        _, panel = PANELS[name]
+        lines = [Line(label, looks[label], x.astype(float).tolist(), y.tolist()) for label, (x, y) in series]
+        drawn.append(chart(lines, across=panel.across, up=panel.up, title=name))
+    return Markup('<div class="charts">{}</div>').format(Markup().join(drawn)) if drawn else Markup()
+
+
+def _origin(one: Table) -> Markup:
+    made = table(f"Origin of {one.title}", ["what", "value"], list(_flat(one.about)))
+    return Markup("<details><summary>All that decided these numbers</summary>{}</details>").format(made)
+
+
+def _flat(about: Mapping[str, Any], before: str = "") -> Iterator[list[str]]:
+    for name, value in about.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield [f"{before}{name}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
