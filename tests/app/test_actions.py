@@ -153,14 +153,14 @@ def test_removal_follows_the_curve_of_the_library(explorer, session, do, tiny):
 def test_the_advantage_over_random_orders_has_an_honest_interval():
     random = np.array([[1.0, 0.6, 0.2], [1.0, 0.4, 0.2], [1.0, 0.5, 0.2]])
     same = removing.advantage(random.mean(axis=0), random)
-    assert same.mean == pytest.approx(0)
-    assert same.low < 0 < same.high
+    assert same["mean"] == pytest.approx(0)
+    assert same["low"] < 0 < same["high"]
     faster = removing.advantage(np.array([1.0, -0.5, 0.2]), random)
-    assert faster.low > 0
+    assert faster["low"] > 0
     gains = random.mean(axis=1) - (0.7 / 3)
-    assert faster.mean == pytest.approx(gains.mean())
+    assert faster["mean"] == pytest.approx(gains.mean())
     reach = 4.302653 * gains.std(ddof=1) * np.sqrt(4 / 3)  # Student's t, two degrees of freedom
-    assert faster.high - faster.mean == pytest.approx(reach, rel=1e-5)
+    assert faster["high"] - faster["mean"] == pytest.approx(reach, rel=1e-5)
 
 
 def test_compare_gives_rank_correlations_and_a_row_of_trust(explorer, session, do, tiny):

@@ -116,11 +116,7 @@ def layer_heatmap(attribution: Attribution, *, index: int = 0) -> "Figure":
 
 
 def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
-    """A figure with one small map per layer, each on its own scale.
-
-    Args:
-        image: see `as_picture`.
-    """
+    """A figure with one small map per layer, each on its own scale, over an image (see `as_picture`)."""
     layers, index = _layers(attribution), canvas.check_index(attribution, index)
     if attribution.kind != "image":
         raise OptionError("small maps of layers are for images. For a text, use layer_heatmap(attribution).")

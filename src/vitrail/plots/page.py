@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -32,11 +33,7 @@ KINDS = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image
 
 
 def render(template: str, **values: Any) -> Markup:  # noqa: ANN401
-    """A template, filled.
-
-    Args:
-        template: its path inside the package, such as `plots/templates/document.html`.
-    """
+    """A template, by its path inside the package such as `plots/templates/document.html`, filled."""
     return Markup(_environment().get_template(template).render(values))
 
 
@@ -185,34 +182,15 @@ ANSWER_STYLE = """:root{color-scheme:light dark}body{background:#fff}
 @media screen and (prefers-color-scheme:dark){body{background:#181818}
 main .vt-answer{--page:#181818;--ink:#ececec;--grey:#b4afa9;--line:#454545;--ring:#8ab4f8}}"""
 """Of a page of its own. Inside another document, such as a notebook, an answer stays light."""
-WIRE = """
-function vitrailAnswer(root){
-  var data=JSON.parse(root.querySelector('script[type="application/json"]').textContent);
-  var spans=root.querySelectorAll('[data-column]'), units=root.querySelectorAll('.unit');
-  var cited=root.querySelector('.cited');
-  function show(u){
-    var row=data.rows[u];
-    spans.forEach(function(s){var v=row[+s.dataset.column];
-      s.style.background=v>0?'rgba(178,24,43,'+(data.strongest*v).toFixed(3)+')':v<0?'rgba(33,102,172,'+(-data.strongest*v).toFixed(3)+')':'';});
-    units.forEach(function(b,i){b.setAttribute('aria-pressed',String(i===u));});
-    cited.replaceChildren();
-    data.cited[u].forEach(function(c){var li=document.createElement('li');li.textContent=c;cited.appendChild(li);});
-  }
-  units.forEach(function(b,i){['mouseenter','focus','click'].forEach(function(e){b.addEventListener(e,function(){show(i);});});});
-  if(units.length)show(0);
-}
-"""
+WIRE = "\n" + files("vitrail.plots").joinpath("static", "answer.js").read_text("utf-8")
+"""What shows the sources of the part of an answer that is pointed at."""
 PAGE_SCRIPT = f"{WIRE}document.querySelectorAll('.vt-answer').forEach(vitrailAnswer);"
 """For pages that hold answers: `document(..., script=PAGE_SCRIPT)`."""
 FRAGMENT_SCRIPT = f"(function(){{{WIRE}vitrailAnswer(document.currentScript.closest('.vt-answer'));}})();"
 
 
 def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
-    """A page without anything from outside; a fragment of it for notebooks.
-
-    Args:
-        found: an explained answer, `vitrail.tools.generations.Generation`.
-    """
+    """The page of a `vitrail.tools.generations.Generation`, without anything from outside; a fragment for notebooks."""
     body = answer_body(found, script=FRAGMENT_SCRIPT)
     if fragment:
         return str(body)
@@ -221,11 +199,7 @@ def answer_html(found: Any, *, fragment: bool = False) -> str:  # noqa: ANN401
 
 
 def answer_body(found: Any, *, script: str = "") -> Markup:  # noqa: ANN401
-    """The answer, its passages and its context; the first part is shown where no script runs.
-
-    Args:
-        script: put at the end, for where the document around it brings none.
-    """
+    """The answer, its passages and its context, the first part shown where no script runs; `script` comes last."""
     rows = _rows(found)
     between = " ({0.low:.0%} to {0.high:.0%})" if len(found.tables) > 1 else ""
     said = "{0.score:.0%}" + between + ", {0.passage.source}: {1}"

@@ -244,8 +244,7 @@ def _draw_bars(figure: "Figure", used: dict[str, canvas.Ticks], top: float) -> N
         canvas.colour_bar(axes, cmap, ticks=ticks)
 
 
-PATCH = 16
-OVERLAY_SIDE = 3.6
+PATCH, OVERLAY_SIDE = 16, 3.6
 
 
 def overlay(
@@ -268,7 +267,13 @@ def overlay(
     """
     index = canvas.check_index(attribution, index)
     picture = picture_of(attribution, image, index)
-    check_look(alpha, cmap)
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise OptionError(f"alpha={alpha}, but it says how opaque a layer is: from 0 to 1.")
+    canvas.require_matplotlib()
+    from matplotlib import colormaps
+
+    if cmap is not None and cmap not in colormaps:
+        raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
     values = values_of(attribution, index, picture)
     largest = float(values.abs().max())
     limits = (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
@@ -284,17 +289,6 @@ def picture_of(attribution: Attribution, image: Any, index: int) -> Picture | No
         return as_picture(image, index)
     seen = None if attribution.seen is None else attribution.seen(index)
     return None if seen is None else as_picture(seen)
-
-
-def check_look(alpha: float | None, cmap: str | None) -> None:
-    """Refuse an opacity or a colour map that there is not."""
-    if alpha is not None and not 0 <= alpha <= 1:
-        raise OptionError(f"alpha={alpha}, but it says how opaque a layer is: from 0 to 1.")
-    canvas.require_matplotlib()
-    from matplotlib import colormaps
-
-    if cmap is not None and cmap not in colormaps:
-        raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
 
 
 def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, int]:
@@ -322,15 +316,8 @@ def maps_of(attribution: Attribution, rows: Float[Tensor, "r n"], size: tuple[in
     return replace(attribution, scores=rows.detach().double().cpu(), **without).heatmap(size)
 
 
-THUMBNAIL_SIDE, QUALITY = 160, 82
-
-
-def thumbnail(picture: Picture, *, side: int = THUMBNAIL_SIDE, quality: int = QUALITY, form: str = "JPEG") -> bytes:
-    """The picture as a file whose longer side is short.
-
-    Args:
-        form: a format of Pillow's.
-    """
+def thumbnail(picture: Picture, *, side: int = 160, quality: int = 82, form: str = "JPEG") -> bytes:
+    """The picture as a file of one of Pillow's formats, whose longer side is short."""
     from PIL import Image
 
     image = Image.fromarray((picture.clip(0, 1) * 255).round().astype(np.uint8))
@@ -341,11 +328,7 @@ def thumbnail(picture: Picture, *, side: int = THUMBNAIL_SIDE, quality: int = QU
 
 
 def with_map(values: Float[Tensor, "h w"], picture: Picture, *, signed: bool) -> Picture:
-    """The picture with a map of its size: signed ones below it, others above, as `overlay` draws them.
-
-    Args:
-        values: within [-1, 1] where signed, within [0, 1] where not.
-    """
+    """The picture with a map of its size as `scaled` gives it: signed ones below it, others above, as in `overlay`."""
     canvas.require_matplotlib()
     from matplotlib import colormaps
 

@@ -6,53 +6,17 @@ page, and names of queues (see `workers`).
 
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import vitrail
-from vitrail.apps.web import downloads, explaining, payload, questions, removing, workers
-from vitrail.apps.web.explaining import (
-    Case,
-    Explorer,
-    Steps,
-    case_of,
-    data_url,
-    input_of,
-    map_of,
-    maps_of,
-    read_picture,
-    read_text,
-    thumbnail,
-)
-from vitrail.apps.web.guard import (
-    AnswerAsk,
-    Ask,
-    AttentionAsk,
-    ClassesAsk,
-    CompareAsk,
-    ContrastAsk,
-    DownloadAsk,
-    ExplainAsk,
-    MethodAsk,
-    RemoveAsk,
-    WhatIfAsk,
-)
+from vitrail.apps.web import downloads, explaining, guard, payload, questions, removing, workers
+from vitrail.apps.web.explaining import Case, Explorer, Steps, case_of, input_of, map_of, maps_of
 from vitrail.apps.web.model_cache import OpenModel, running
-from vitrail.apps.web.payload import (
-    DEFAULT_METHODS,
-    case_json,
-    cautions,
-    class_json,
-    map_json,
-    method_cards,
-    model_card,
-    packed,
-    token_json,
-)
+from vitrail.apps.web.payload import case_json, class_json, map_json
 from vitrail.apps.web.sessions import Session
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.errors import OptionError
+from vitrail.errors import OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
 
@@ -68,8 +32,8 @@ def start(explorer: Explorer) -> dict[str, Any]:
     return {
         "models": {kind: explorer.models.names(kind) for kind in ("image", "text")},
         "any_model": explorer.models.any_model,
-        "methods": {kind: method_cards(kind) for kind in ("image", "text")},
-        "chosen": DEFAULT_METHODS,
+        "methods": {kind: payload.method_cards(kind) for kind in ("image", "text")},
+        "chosen": payload.DEFAULT_METHODS,
         "fills": list(FILLS),
         "palettes": list(downloads.PALETTES),
         "forms": list(downloads.FORMS),
@@ -84,18 +48,18 @@ def take_picture(explorer: Explorer, session: Session, data: bytes) -> Steps:
 
 
 def _checked(data: bytes, explorer: Explorer) -> tuple[str, list[int]]:
-    picture = read_picture(data, explorer.limits)
-    return thumbnail(picture), [picture.height, picture.width]
+    picture = explaining.read_picture(data, explorer.limits)
+    return explaining.thumbnail(picture), [picture.height, picture.width]
 
 
 def take_text(explorer: Explorer, session: Session, text: str) -> Steps:
     """Check a text and keep it."""
     yield workers.QUICK
-    plain = read_text(text, explorer.limits)
+    plain = explaining.read_text(text, explorer.limits)
     yield {"input": explorer.sessions.add_text(session, plain), "kind": "text", "text": plain}
 
 
-def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> Steps:
+def explain(explorer: Explorer, session: Session, ask: guard.ExplainAsk, job: Job) -> Steps:
     """The answer of the model, then each map as it becomes known."""
     given = input_of(session, ask.input)
     methods = explaining.check_methods(ask.methods, given.kind, explorer.limits)
@@ -104,9 +68,9 @@ def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> 
         yield from questions.shown(explorer, given, opened)
         return
     case, target = yield from _situation(explorer, session, ask, job)
-    said = {**case_json(case, target), "card": model_card(case.opened.loaded), "cautions": cautions(case)}
+    said = {"card": payload.model_card(case.opened.loaded), "cautions": payload.cautions(case)}
     like = yield from _like(explorer, case, case.best, job)  # one recording for all classes
-    yield {"case": {**said, "tokens": token_json(like), "grid": like.grid}}
+    yield {"case": {**case_json(case, target), **said, "tokens": payload.token_json(like), "grid": like.grid}}
     for step in maps_of(explorer, case, target, methods, ask.preset, job):
         if not isinstance(step, tuple):
             yield step
@@ -116,7 +80,7 @@ def explain(explorer: Explorer, session: Session, ask: ExplainAsk, job: Job) -> 
     yield {"done": True}
 
 
-def _situation(explorer: Explorer, session: Session, ask: Ask, job: Job) -> Steps:
+def _situation(explorer: Explorer, session: Session, ask: guard.Ask, job: Job) -> Steps:
     case: Case = yield from case_of(explorer, input_of(session, ask.input), ask.model, job)
     return case, case.target(ask.target)
 
@@ -135,30 +99,41 @@ def _like(explorer: Explorer, case: Case, target: int, job: Job) -> Steps:
     raise OptionError(f"this model cannot be explained: {reason}")
 
 
-def remove(explorer: Explorer, session: Session, ask: RemoveAsk, job: Job) -> Steps:
+def _drawn(explorer: Explorer, case: Case, target: int, methods: list[str], preset: str, job: Job) -> Steps:
+    """The maps by method, as the generator's return value; methods that give none are left out."""
+    found = {}
+    for step in maps_of(explorer, case, target, methods, preset, job):
+        if not isinstance(step, tuple):
+            yield step
+        elif isinstance(step[1], Attribution):
+            found[step[0]] = step[1]
+    return found
+
+
+def remove(explorer: Explorer, session: Session, ask: guard.RemoveAsk, job: Job) -> Steps:
     """The probability while parts are removed in the order of a map, at random and from the centre."""
     case, target = yield from _situation(explorer, session, ask, job)
     removing.check_fill(ask.fill, case.kind)
     found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
     yield workers.SLOW
     fill = removing.fill_of(explorer, case, target, ask.fill, job)
-    base = removing.baselines(explorer, case, target, found, fill, job)
+    random, centre = removing.baselines(explorer, case, target, found, fill, job)
     made = removing.removal(explorer, case, target, found, fill, job)
     yield {
         "levels": list(removing.LEVELS),
         "curve": made.curve.tolist(),
-        "random": base.random.tolist(),
-        "centre": base.centre.tolist(),
+        "random": random.tolist(),
+        "centre": centre.tolist(),
         "ends": removing.ends_of(explorer, case, target, job),
         "fill": fill,
-        "advantage": asdict(removing.advantage(made.curve, base.random)),
-        "removed_at": packed(made.removed_at),
+        "advantage": removing.advantage(made.curve, random),
+        "removed_at": payload.packed(made.removed_at),
         "shape": made.shape,
         "background": _background(case, fill) if fill else None,
     }
 
 
-def fills(explorer: Explorer, session: Session, ask: MethodAsk, job: Job) -> Steps:
+def fills(explorer: Explorer, session: Session, ask: guard.MethodAsk, job: Job) -> Steps:
     """The probability while parts are removed in the order of a map, with every fill; text has none."""
     case, target = yield from _situation(explorer, session, ask, job)
     if case.kind == "text":
@@ -175,10 +150,10 @@ def _background(case: Case, fill: str) -> str:
     from PIL import Image
 
     whole = filled(removing.pixels_of(case), fill)[0].permute(1, 2, 0)
-    return data_url(Image.fromarray((whole * 255).round().clamp(0, 255).byte().numpy()))
+    return explaining.data_url(Image.fromarray((whole * 255).round().clamp(0, 255).byte().numpy()))
 
 
-def what_if(explorer: Explorer, session: Session, ask: WhatIfAsk, job: Job) -> Steps:
+def what_if(explorer: Explorer, session: Session, ask: guard.WhatIfAsk, job: Job) -> Steps:
     """The probabilities without some patches or tokens, beside those of the whole input."""
     case, target = yield from _situation(explorer, session, ask, job)
     removing.check_fill(ask.fill, case.kind)
@@ -196,7 +171,7 @@ def what_if(explorer: Explorer, session: Session, ask: WhatIfAsk, job: Job) -> S
     }
 
 
-def contrast(explorer: Explorer, session: Session, ask: ContrastAsk, job: Job) -> Steps:
+def contrast(explorer: Explorer, session: Session, ask: guard.ContrastAsk, job: Job) -> Steps:
     """The map of evidence for one class against another."""
     case, first = yield from _situation(explorer, session, ask, job)
     second = case.target(ask.other)
@@ -212,14 +187,14 @@ def contrast(explorer: Explorer, session: Session, ask: ContrastAsk, job: Job) -
     yield {"map": map_json(found), "first": class_json(case, first), "second": class_json(case, second)}
 
 
-def layers(explorer: Explorer, session: Session, ask: MethodAsk, job: Job) -> Steps:
+def layers(explorer: Explorer, session: Session, ask: guard.MethodAsk, job: Job) -> Steps:
     """A method's own map for each layer and each head."""
     case, target = yield from _situation(explorer, session, ask, job)
     found = yield from map_of(explorer, case, target, ask.method, ask.preset, job)
     yield {"method": ask.method, "signed": found.signed, **payload.parts_json(found)}
 
 
-def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job) -> Steps:
+def attention(explorer: Explorer, session: Session, ask: guard.AttentionAsk, job: Job) -> Steps:
     """Attention of every layer and head, from one token."""
     case, target = yield from _situation(explorer, session, ask, job)
     like = yield from _like(explorer, case, target, job)
@@ -227,7 +202,7 @@ def attention(explorer: Explorer, session: Session, ask: AttentionAsk, job: Job)
     yield payload.attention_json(payload.attention_of(explorer, case, target, job), ask.token, like)
 
 
-def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> Steps:
+def answer(explorer: Explorer, session: Session, ask: guard.AnswerAsk, job: Job) -> Steps:
     """What a language model writes after the text or about a picture, and what each word of it rests on."""
     given = input_of(session, ask.input)
     opened: OpenModel = yield from explaining.opened_for(explorer, given, ask.model)
@@ -239,17 +214,12 @@ def answer(explorer: Explorer, session: Session, ask: AnswerAsk, job: Job) -> St
     yield questions.answer_json(questions.answer_of(explorer, case, given.text, ask.length, job))
 
 
-def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> Steps:
+def compare(explorer: Explorer, session: Session, ask: guard.CompareAsk, job: Job) -> Steps:
     """The rank correlation of the maps, then how much faster than in random order the probability falls for each."""
     case, target = yield from _situation(explorer, session, ask, job)
     methods = explaining.check_methods(ask.methods, case.kind, explorer.limits)
     removing.check_fill(ask.fill, case.kind)
-    found: dict[str, Attribution] = {}
-    for step in maps_of(explorer, case, target, methods, ask.preset, job):
-        if not isinstance(step, tuple):
-            yield step
-        elif isinstance(step[1], Attribution):
-            found[step[0]] = step[1]
+    found = yield from _drawn(explorer, case, target, methods, ask.preset, job)
     if not found:
         raise OptionError("there is no map to compare: choose other methods.")
     maps = {name: one.shown.detach().double().cpu() for name, one in found.items()}
@@ -258,15 +228,15 @@ def compare(explorer: Explorer, session: Session, ask: CompareAsk, job: Job) -> 
     fill = removing.fill_of(explorer, case, target, ask.fill, job)
     yield {"ends": removing.ends_of(explorer, case, target, job), "start": float(case.probs[target]), "fill": fill}
     yield workers.SLOW
-    base = removing.baselines(explorer, case, target, next(iter(found.values())), fill, job)
+    random, _ = removing.baselines(explorer, case, target, next(iter(found.values())), fill, job)
     for name, one in found.items():
         yield workers.SLOW
         curve = removing.removal(explorer, case, target, one, fill, job).curve
-        yield {"trust": name, **asdict(removing.advantage(curve, base.random))}
+        yield {"trust": name, **removing.advantage(curve, random)}
     yield {"done": True}
 
 
-def classes(explorer: Explorer, session: Session, ask: ClassesAsk, job: Job) -> Steps:
+def classes(explorer: Explorer, session: Session, ask: guard.ClassesAsk, job: Job) -> Steps:
     """Classes whose name holds the words, the most probable first."""
     case, _ = yield from _situation(explorer, session, ask, job)
     yield workers.QUICK
@@ -279,36 +249,31 @@ def classes(explorer: Explorer, session: Session, ask: ClassesAsk, job: Job) -> 
     yield {"found": [class_json(case, i) for i, _ in zip(fitting, range(FOUND), strict=False)]}
 
 
-def download(explorer: Explorer, session: Session, ask: DownloadAsk, job: Job) -> Steps:
+def download(explorer: Explorer, session: Session, ask: guard.DownloadAsk, job: Job) -> Steps:
     """All maps as a file."""
-    downloads.check_form(ask.form)
+    if ask.form not in downloads.FORMS:
+        raise OptionError(f"there is no form {ask.form!r}. {suggest(ask.form, downloads.FORMS)}")
     case, target = yield from _situation(explorer, session, ask, job)
     methods = explaining.check_methods(ask.methods, case.kind, explorer.limits)
-    found = {}
-    for step in maps_of(explorer, case, target, methods, ask.preset, job):
-        if isinstance(step, tuple):
-            found[step[0]] = step[1]
-        else:
-            yield step
+    found = yield from _drawn(explorer, case, target, methods, ask.preset, job)
     yield workers.DRAW
-    kind, data = downloads.file_of(ask.form, case, target, [found[name] for name in methods], ask.palette)
+    if not found:
+        raise OptionError("there is no map to download: choose another method.")
+    kind, make = downloads.FORMS[ask.form]
+    data = make(ask.form, case, target, [found[name] for name in methods if name in found], ask.palette)
     yield {"file": f"vitrail.{ask.form}", "type": kind, "base64": b64encode(data).decode()}
 
 
-Action = Callable[[Explorer, Session, Any, Job], Steps]
-ACTIONS: dict[str, Action] = {
-    name: cast(Action, action)
-    for name, action in {
-        "explain": explain,
-        "remove": remove,
-        "fills": fills,
-        "whatif": what_if,
-        "contrast": contrast,
-        "layers": layers,
-        "attention": attention,
-        "answer": answer,
-        "compare": compare,
-        "classes": classes,
-        "download": download,
-    }.items()
+ACTIONS: dict[str, Callable[[Explorer, Session, Any, Job], Steps]] = {
+    "explain": explain,
+    "remove": remove,
+    "fills": fills,
+    "whatif": what_if,
+    "contrast": contrast,
+    "layers": layers,
+    "attention": attention,
+    "answer": answer,
+    "compare": compare,
+    "classes": classes,
+    "download": download,
 }

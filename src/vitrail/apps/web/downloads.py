@@ -11,43 +11,18 @@ from markupsafe import Markup
 from vitrail.apps.web import bundle
 from vitrail.apps.web.explaining import Case, data_url
 from vitrail.apps.web.payload import PLAIN, case_json, map_json, parts_json, token_json
-from vitrail.attribution import Attribution
+from vitrail.attribution import Attribution, sample_target
 from vitrail.errors import OptionError, suggest
-from vitrail.plots.canvas import Ends, check_index, rendered, sample_target
+from vitrail.plots.canvas import Ends, check_index, rendered
 from vitrail.plots.page import document, origin, render
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.storage import WRITERS, json_text, write_bytes
 
 
-def attribution_page(attributions: Sequence[Attribution], image: Any = None, *, index: int = 0) -> str:  # noqa: ANN401
-    """The page with one sample of attributions inside; the picture should show what the model saw."""
-    from PIL import Image
-
-    first = attributions[0]
-    picture = None
-    if image is not None:
-        picture = Image.fromarray((as_picture(image, index) * 255).round().clip(0, 255).astype("uint8"))
-    size = first.size if picture is None else (picture.height, picture.width)
-    about = {
-        "kind": first.kind,
-        "model": str(first.provenance.get("model", "")),
-        "target": {"index": -1, "name": str(sample_target(first, index)), "probability": None},
-        "classes": [],
-        "count": 0,
-        "picture": None if picture is None else data_url(picture),
-        "size": size,
-    }
-    return page_of(about, attributions, index=index)
-
-
 @dataclass(frozen=True)
 class Page:
-    """A page that needs no server. Notebooks show it; `save` writes it as a file.
-
-    Args:
-        height: pixels of its frame in a notebook.
-    """
+    """A page that needs no server. Notebooks show it in a frame of this height; `save` writes it as a file."""
 
     html: str = field(repr=False)
     height: int = 620
@@ -62,25 +37,34 @@ class Page:
 
 
 def explore(attributions: Sequence[Attribution], image: Any = None, *, index: int = 0) -> Page:  # noqa: ANN401
-    """Attributions of the same inputs as one page."""
-    check_index(attributions[0], index)
-    return Page(attribution_page(attributions, image, index=index))
+    """One sample of attributions of the same inputs as one page; the picture should show what the model saw."""
+    from PIL import Image
+
+    first = attributions[0]
+    check_index(first, index)
+    picture = None
+    if image is not None:
+        picture = Image.fromarray((as_picture(image, index) * 255).round().clip(0, 255).astype("uint8"))
+    about = {
+        "kind": first.kind,
+        "model": str(first.provenance.get("model", "")),
+        "target": {"index": -1, "name": str(sample_target(first, index)), "probability": None},
+        "classes": [],
+        "count": 0,
+        "picture": None if picture is None else data_url(picture),
+        "size": first.size if picture is None else (picture.height, picture.width),
+    }
+    return Page(page_of(about, attributions, index=index))
 
 
 def page_of(about: dict[str, Any], found: Sequence[Attribution], *, palette: str = "Inferno", index: int = 0) -> str:
     """The document: front end, style and data in one file, with a policy that lets it fetch nothing."""
+    tokens = token_json(found[0], index=index)
+    parted = [one for one in found if one.layers is not None or one.heads is not None]
     data = {
-        "case": {
-            **about,
-            "grid": found[0].grid,
-            "tokens": token_json(found[0], index=index),
-            "cautions": [],
-            "card": None,
-        },
+        "case": {**about, "grid": found[0].grid, "tokens": tokens, "cautions": [], "card": None},
         "maps": [map_json(one, index=index) for one in found],
-        "parts": {
-            one.label: parts_json(one, index=index) for one in found if one.layers is not None or one.heads is not None
-        },
+        "parts": {one.label: parts_json(one, index=index) for one in parted},
         "plain": {one.label: PLAIN.get(one.method, "") for one in found},
         "palette": palette,
     }
@@ -97,30 +81,26 @@ PALETTES = {
 """Matplotlib's names of the page's colours: for maps without and with a sign. Warm always means for the answer."""
 
 
-def _ends(palette: str) -> Ends:
-    """The colours of the strongest words, as the page has them."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    sequential, diverging = (colormaps[name] for name in PALETTES[palette])
-    return Ends(to_hex(diverging(0.93)), to_hex(diverging(0.07)), to_hex(sequential(0.72)))
-
-
 def figure(form: str, case: Case, target: int, found: Sequence[Attribution], palette: str) -> bytes:
     """All maps side by side as PNG, SVG or PDF."""
     if palette not in PALETTES:
         raise OptionError(f"there are no colours {palette!r}. {suggest(palette, PALETTES)}")
     name = case.name(target)
     if case.kind == "text":
-        rows = [SentenceRow(one.label, [replace(piece, ends=_ends(palette)) for piece in pieces(one)]) for one in found]
+        from matplotlib import colormaps
+        from matplotlib.colors import to_hex
+
+        sequential, diverging = (colormaps[name] for name in PALETTES[palette])
+        ends = Ends(to_hex(diverging(0.93)), to_hex(diverging(0.07)), to_hex(sequential(0.72)))  # as the page has them
+        rows = [SentenceRow(one.label, [replace(piece, ends=ends) for piece in pieces(one)]) for one in found]
         sheet = sentence_figure([(name, rows)])
     else:
         picture = as_picture(case.sample.picture)
-        maps = [
-            Panel(one.label, sample_map(one, 0, picture), signed=one.signed, cmap=PALETTES[palette][one.signed])
-            for one in found
-        ]
-        sheet = panel_figure([[Panel("input", picture=picture), *maps]], picture, heading=name)
+        panels = [Panel("input", picture=picture)]
+        for one in found:
+            colours = PALETTES[palette][one.signed]
+            panels.append(Panel(one.label, sample_map(one, 0, picture), signed=one.signed, cmap=colours))
+        sheet = panel_figure([panels], picture, heading=name)
     about = {"Title": f"{name}: {', '.join(one.label for one in found)}"}
     if form == "png":
         about["Source"] = origin(found[0])
@@ -146,18 +126,4 @@ FORMS: dict[str, tuple[str, Make]] = {
     "html": ("text/html", page),
     "json": ("application/json", numbers),
 }
-
-
-def file_of(form: str, case: Case, target: int, found: Sequence[Any], palette: str) -> tuple[str, bytes]:
-    """The type and the bytes of a file; maps that failed are left out."""
-    drawn = [one for one in found if isinstance(one, Attribution)]
-    if not drawn:
-        raise OptionError("there is no map to download: choose another method.")
-    kind, make = FORMS[form]
-    return kind, make(form, case, target, drawn, palette)
-
-
-def check_form(form: str) -> None:
-    """Refuse a form that does not exist."""
-    if form not in FORMS:
-        raise OptionError(f"there is no form {form!r}. {suggest(form, FORMS)}")
+"""The type of each file, and what makes it of all maps."""

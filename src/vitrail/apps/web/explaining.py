@@ -54,12 +54,14 @@ def read_picture(data: bytes, limits: Limits) -> Image.Image:
             f"the file has {len(data) / MEGABYTE:.1f} MB, but at most {limits.upload / MEGABYTE:.0f} MB are accepted. "
             "Make it smaller."
         )
-    kind = _kind(data)
+    kinds = [kind for kind, marks in KINDS.items() if all(data.startswith(mark, place) for place, mark in marks)]
+    if not kinds:
+        raise InputError(f"this is not a picture the server can read: it takes {', '.join(KINDS)}, by content.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(data), formats=(kind,)) as image:
+            with Image.open(BytesIO(data), formats=kinds) as image:
                 _check_size(image, limits)  # only the header has been read so far
                 image.load()
                 return to_rgb(upright(image))
@@ -69,13 +71,6 @@ def read_picture(data: bytes, limits: Limits) -> Image.Image:
         raise
     except (*BROKEN, struct.error) as error:
         raise InputError("the picture cannot be read: its file is damaged or cut short. Try another.") from error
-
-
-def _kind(data: bytes) -> str:
-    for kind, marks in KINDS.items():
-        if all(data[place : place + len(mark)] == mark for place, mark in marks):
-            return kind
-    raise InputError(f"this is not a picture the server can read: it takes {', '.join(KINDS)}, by content.")
 
 
 def _check_size(image: Image.Image, limits: Limits) -> None:
@@ -100,11 +95,11 @@ def read_text(text: str, limits: Limits) -> str:
     return plain
 
 
-def data_url(picture: Image.Image, *, form: str = "JPEG") -> str:
+def data_url(picture: Image.Image) -> str:
     """The picture as an address that holds all of it."""
     sink = BytesIO()
-    picture.save(sink, form, quality=QUALITY, subsampling=0)
-    return f"data:image/{form.lower()};base64,{b64encode(sink.getvalue()).decode()}"
+    picture.save(sink, "JPEG", quality=QUALITY, subsampling=0)
+    return f"data:image/jpeg;base64,{b64encode(sink.getvalue()).decode()}"
 
 
 def thumbnail(picture: Image.Image) -> str:
@@ -160,11 +155,7 @@ class Explorer:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One input before one model: what the model was shown, and what it said.
-
-    Args:
-        probs: the probability of every class.
-    """
+    """One input before one model: what the model was shown, and the probability it gave to every class."""
 
     key: tuple[tuple[str, str], str]
     opened: OpenModel
@@ -204,9 +195,8 @@ Steps = Iterator[Any]
 
 def input_of(session: Session, name: str) -> Input:
     """The visitor's input of this id, or an example."""
-    if name.startswith("example:"):
-        return EXAMPLES.get(name.removeprefix("example:")) or session.get(name)
-    return session.get(name)
+    known = EXAMPLES.get(name.removeprefix("example:")) if name.startswith("example:") else None
+    return known or session.get(name)
 
 
 def opened_for(explorer: Explorer, given: Input, model: str) -> Steps:
@@ -229,20 +219,16 @@ def case_of(explorer: Explorer, given: Input, model: str, job: Job) -> Steps:
     yield workers.DECODE
     if (found := explorer.results.get(key)) is not None:  # another request has come first
         return found
-    sample = sample_of(given, opened, explorer.limits)
+    if given.path is None:
+        sample = opened.loaded.text(read_text(given.text, explorer.limits))
+    else:
+        sample = opened.loaded.image(picture_of(given, explorer.limits))
     yield workers.QUICK
     if (found := explorer.results.get(key)) is not None:
         return found
     with running(opened, job, "looking at the input"):
         probs = predict(opened.loaded.model, sample.inputs).logits[0].float().softmax(dim=0)
     return explorer.results.put(key, Case(key, opened, sample, probs))
-
-
-def sample_of(given: Input, opened: OpenModel, limits: Limits) -> Sample:
-    """The input as the model takes it."""
-    if given.path is None:
-        return opened.loaded.text(read_text(given.text, limits))
-    return opened.loaded.image(picture_of(given, limits))
 
 
 def picture_of(given: Input, limits: Limits) -> Image.Image:
@@ -280,14 +266,9 @@ def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str
     return wanted
 
 
-def preset_of(method: str, preset: str) -> str:
-    """The preset if the method has it, else the recommended one."""
-    return preset if preset in METHODS[method].presets else "recommended"
-
-
-def key_of(case: Case, target: int, method: str, preset: str) -> tuple[object, ...]:
-    """Under what a map is kept."""
-    return (case.key, target, method, preset_of(method, preset))
+def key_of(case: Case, target: int, method: str, preset: str) -> tuple[Any, ...]:
+    """Under what a map is kept; a preset that the method does not have is the recommended one."""
+    return (case.key, target, method, preset if preset in METHODS[method].presets else "recommended")
 
 
 Found = Attribution | str
@@ -301,14 +282,9 @@ def maps_of(explorer: Explorer, case: Case, target: int, methods: Sequence[str],
     if any(kept.get(key) is None and is_quick(name) for name, key in keys.items()):
         yield workers.QUICK
         _record(explorer, case, target, preset, job)
-    waiting = []
-    for name, key in keys.items():
-        found = kept.get(key)
-        if found is None:
-            waiting.append(name)
-        else:
-            yield name, found
-    for name in waiting:
+    found = {name: kept.get(key) for name, key in keys.items()}
+    yield from ((name, one) for name, one in found.items() if one is not None)
+    for name in (name for name, one in found.items() if one is None):
         yield workers.SLOW
         yield name, _slow(explorer, case, keys[name], job)
 
@@ -317,18 +293,21 @@ def _slow(explorer: Explorer, case: Case, key: tuple[Any, ...], job: Job) -> Fou
     """One slow map, unless another request of the same visitor has made it meanwhile."""
     if (found := explorer.results.get(key)) is not None:
         return found
-    twin, what = case.opened.twin, key[2:]
-    with running(twin, job, f"computing {key[2]}", twin.passes.get(what)) as watch:
-        made = _one(twin, case, key)
-    if isinstance(made, Attribution) and watch.passes:  # a recording that is replayed makes none
-        twin.passes[what] = watch.passes
+    twin, (_, target, method, preset) = case.opened.twin, key
+    with running(twin, job, f"computing {method}", twin.passes.get((method, preset))) as watch:
+        try:
+            made = twin.explainer(case.sample.inputs, method, targets.logit(target), preset)
+        except VitrailError as error:
+            return explorer.results.put(key, str(error))
+    if watch.passes:  # a recording that is replayed makes none
+        twin.passes[method, preset] = watch.passes
     return explorer.results.put(key, made)
 
 
 def _record(explorer: Explorer, case: Case, target: int, preset: str, job: Job) -> None:
     """Every quick method at once: they share the forward pass, and a backward pass for each scalar."""
     quick = [name for name in offered(case.kind) if is_quick(name)]
-    keys: list[Any] = [key_of(case, target, name, preset) for name in quick]
+    keys = [key_of(case, target, name, preset) for name in quick]
     keys = [key for key in keys if explorer.results.get(key) is None]
     specs = [(key[2], {"preset": key[3]}) for key in keys]
     with running(case.opened, job, "looking inside the model"):
@@ -337,13 +316,6 @@ def _record(explorer: Explorer, case: Case, target: int, preset: str, job: Job) 
     found = iter(made)
     for place, key in enumerate(keys):
         explorer.results.put(key, str(made.failed[place]) if place in made.failed else next(found))
-
-
-def _one(opened: OpenModel, case: Case, key: tuple[Any, ...]) -> Found:
-    try:
-        return opened.explainer(case.sample.inputs, key[2], targets.logit(key[1]), key[3])
-    except VitrailError as error:
-        return str(error)
 
 
 def map_of(explorer: Explorer, case: Case, target: int, method: str, preset: str, job: Job) -> Steps:

@@ -6,7 +6,7 @@ The fields that a route takes are types. A request that does not fit is refused 
 import asyncio
 from collections.abc import Collection
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -65,9 +65,8 @@ def check_host(headers: Headers, bind: str, names: Collection[str]) -> None:
 def check_origin(headers: Headers) -> None:
     """Refuse what the page of another host sends: its Origin or Sec-Fetch-Site says so."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
-        raise ForeignError("this request comes from a page of another host, and is not answered.")
-    if site is not None and site not in SAME_SITE:
+    elsewhere = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    if elsewhere or (site is not None and site not in SAME_SITE):
         raise ForeignError("this request comes from a page of another host, and is not answered.")
 
 
@@ -218,11 +217,7 @@ class AttentionAsk(Ask):
 
 
 class AnswerAsk(Ask):
-    """What a language model writes after the text, or about a picture, and what each word rests on.
-
-    Args:
-        question: about the picture; a text is its own.
-    """
+    """What a language model writes after the text, or answers to a question about a picture, word by word."""
 
     length: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
     question: str = Field(default="", max_length=10_000)
@@ -241,7 +236,7 @@ class DownloadAsk(ExplainAsk):
     palette: Name = "Inferno"
 
 
-def parse(schema: type[Strict], body: bytes) -> Strict:
+def parse(schema: type[Strict], body: bytes) -> Any:  # noqa: ANN401
     """The request as its type, or an error that names the field."""
     try:
         return schema.model_validate_json(body)

@@ -101,9 +101,8 @@ class ModelCache:
     def open(self, name: str, kind: str) -> OpenModel:
         """The model of this name, if the server may open it and it reads this kind of input."""
         if name not in (*EMBEDDED, *self.allowed) and not self.any_model:
-            raise ModelError(
-                f"this server may not open {name!r}. To allow it, start the server with: vitrail app --allow {name}"
-            )
+            how = f"start the server with: vitrail app --allow {name}"
+            raise ModelError(f"this server may not open {name!r}. To allow it, {how}")
         opened = self._find(name) or self._loaded(name)
         if opened.kind != kind:
             raise ModelError(f"{name} reads {READS[opened.kind]}, not {READS[kind]}. Choose another model.")
@@ -155,7 +154,6 @@ class Watch:
 
     Args:
         total: how many passes there will be, if that is known.
-        blocks: blocks of the model.
     """
 
     job: Job
@@ -190,16 +188,16 @@ class Watch:
 
 @contextmanager
 def running(opened: OpenModel, job: Job, words: str, total: int | None = None) -> Iterator[Watch]:
-    """Use the model alone, with every pass reported, until the block ends or the job is stopped.
-
-    Args:
-        total: how many passes there will be, if that is known.
-    """
+    """Use the model alone, with every pass reported, until the block ends or the job is stopped."""
     blocks = blocks_of(opened.loaded.model)
     watch = Watch(job, words, total, len(blocks))
     with opened.lock:
         job.check()
-        _observe(opened.loaded.model, blocks)
+        # The hooks stay: a model that changes between two jobs would need a new shadow. A copy has them already.
+        if _begin not in opened.loaded.model._forward_pre_hooks.values():
+            opened.loaded.model.register_forward_pre_hook(_begin)
+            for block in blocks:
+                block.register_forward_pre_hook(_step)
         token = _current.set(watch)
         try:
             yield watch
@@ -208,14 +206,6 @@ def running(opened: OpenModel, job: Job, words: str, total: int | None = None) -
 
 
 _current: ContextVar[Watch | None] = ContextVar("watch", default=None)
-
-
-def _observe(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Hook the model once. The hooks stay: a model that changes between two jobs would need a new shadow."""
-    if _begin not in model._forward_pre_hooks.values():  # a copy of a model has its hooks already
-        model.register_forward_pre_hook(_begin)
-        for block in blocks:
-            block.register_forward_pre_hook(_step)
 
 
 def _begin(module: nn.Module, args: object) -> None:

@@ -22,7 +22,7 @@ from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError
 from vitrail.methods import METHODS
 from vitrail.models.loading import EMBEDDED, Loaded
-from vitrail.plots.tokens import pieces, real_tokens, token_names, word_groups
+from vitrail.plots.tokens import pieces, real_tokens, word_groups
 
 TOP = 6
 """Classes that are listed before one searches."""
@@ -43,8 +43,7 @@ def packed(values: "Tensor | np.ndarray") -> dict[str, Any]:
 
 def map_json(found: Attribution, *, index: int = 0) -> dict[str, Any]:
     """One map: its scores as pictures show them, and how it was made."""
-    entry = METHODS.get(found.method)
-    made = found.provenance
+    entry, made, scores = METHODS.get(found.method), found.provenance, found.shown[index]
     return {
         "method": found.method,
         "label": found.label,
@@ -52,9 +51,7 @@ def map_json(found: Attribution, *, index: int = 0) -> dict[str, Any]:
         "signed": found.signed,
         "class_specific": entry.class_specific if entry is not None else True,
         "grid": found.grid,
-        "scores": packed(
-            found.shown[index] if found.kind == "image" else found.shown[index][real_tokens(found, index)]
-        ),
+        "scores": packed(scores if found.kind == "image" else scores[real_tokens(found, index)]),
         "pixels": None if found.pixels is None else packed(found.pixels[index]),
         "seconds": made.get("seconds"),
         "parts": list(made.get("parts") or ()),
@@ -75,25 +72,20 @@ def token_json(found: Attribution, *, index: int = 0) -> dict[str, Any] | None:
     """The tokens of a text as they are read, and which of them make up a word."""
     if found.kind != "text":
         return None
-    shown = real_tokens(found, index)
-    raw = [token_names(found, index)[i] for i in shown]
     readable = pieces(found, index)
     return {
         "text": [piece.text for piece in readable],
         "glued": [piece.glued or piece.raw.startswith("##") for piece in readable],
         "read_here": [piece.left_out for piece in readable],
-        "words": word_groups(raw),
+        "words": word_groups([piece.raw for piece in readable]),
         "names": [piece.text for piece in pieces(found, index, merge=True)],
     }
 
 
 def class_json(case: Case, index: int, *, probs: Tensor | None = None) -> dict[str, Any]:
     """A class, its name and its probability."""
-    return {
-        "index": index,
-        "name": case.name(index),
-        "probability": float((case.probs if probs is None else probs)[index]),
-    }
+    probability = float((case.probs if probs is None else probs)[index])
+    return {"index": index, "name": case.name(index), "probability": probability}
 
 
 def case_json(case: Case, target: int) -> dict[str, Any]:
@@ -137,29 +129,27 @@ def attention_of(explorer: Explorer, case: Case, target: int, job: Job) -> Atten
     shapes = {tuple(layer.probs.shape) for layer in layers}
     if len(shapes) != 1:
         raise OptionError("the layers of this model have unequal shapes, so they do not fit one grid.")
-    shape = shapes.pop()
-    if len(layers) * 4 * torch.Size(shape).numel() > MOST:
-        raise OptionError(
-            f"the attention maps of {len(layers)} layers of shape {list(shape)} are too large for the page."
-        )
-    probs = torch.stack([layer.probs[0].detach().float().cpu() for layer in layers])
     last = layers[-1]
+    shape = list(last.probs.shape)
+    if len(layers) * 4 * last.probs.numel() > MOST:
+        raise OptionError(f"the attention maps of {len(layers)} layers of shape {shape} are too large for the page.")
+    probs = torch.stack([layer.probs[0].detach().float().cpu() for layer in layers])
     return explorer.results.put(key, Attention(probs, last.readout[0].detach().float().cpu(), last.prefix))
 
 
 def attention_json(found: Attention, token: int | None, like: Attribution) -> dict[str, Any]:
     """One row of every layer and head: from a patch or token, or from where the answer is read."""
-    count = found.probs.shape[-1]
-    picture = like.kind == "image"
+    count, picture = found.probs.shape[-1], like.kind == "image"
+    tokens = real_tokens(like, 0)
     if token is None:
         rows = torch.einsum("q,lhqk->lhk", found.readout, found.probs)
     else:
-        place = token + found.prefix if picture else real_tokens(like, 0)[min(token, len(real_tokens(like, 0)) - 1)]
+        place = token + found.prefix if picture else tokens[min(token, len(tokens) - 1)]
         if place >= count:
             raise InputError(f"token {token} does not exist: there are {count - found.prefix}, from 0 on.")
         rows = found.probs[:, :, place]
-    kept = rows[..., found.prefix : found.prefix + like.scores.shape[1]] if picture else rows[..., real_tokens(like, 0)]
-    return {"token": token, "rows": packed(kept)}
+    shown = slice(found.prefix, found.prefix + like.scores.shape[1]) if picture else tokens
+    return {"token": token, "rows": packed(rows[..., shown])}
 
 
 def parts_json(found: Attribution, *, index: int = 0) -> dict[str, Any]:
@@ -283,16 +273,10 @@ def cautions(case: Case) -> list[str]:
         said.append(known.sure[1])
     elif known is None and loaded.task != "causal" and top < CAUTION:
         said.append(f"The model is unsure: its most probable class has {top:.0%}. What it was trained on is not known.")
-    if loaded.tokenizer is not None:
-        said += _text_cautions(case, known)
-    return said
-
-
-def _text_cautions(case: Case, known: Knowledge | None) -> list[str]:
+    if loaded.tokenizer is None:
+        return said
     ids = case.sample.inputs["input_ids"][0].tolist()  # pyright: ignore[reportCallIssue, reportArgumentType]
-    unknown = case.opened.loaded.tokenizer.unk_token_id
-    share = ids.count(unknown) / len(ids) if unknown is not None else 0.0
-    said = []
+    share = ids.count(loaded.tokenizer.unk_token_id) / len(ids)
     if share > UNKNOWN_SHARE:
         said.append(f"{share:.0%} of the tokens are unknown to the model's vocabulary, so it cannot read them.")
     if known is not None and known.longest is not None and len(ids) > known.longest:

@@ -4,8 +4,9 @@ A vision-language model answers a question about a picture once. Each word is th
 picture and over the tokens of the question. A language model's answer is explained over the text.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,7 +20,6 @@ from vitrail.apps.web.model_cache import OpenModel, running
 from vitrail.apps.web.payload import model_card, packed
 from vitrail.apps.web.sessions import Input
 from vitrail.apps.web.workers import Job
-from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError
 from vitrail.models.inputs import position_limit
 from vitrail.models.loading import Loaded, Sample
@@ -47,8 +47,7 @@ class Rests:
 class Answered:
     """An answer with its words, the tokens of the question, the picture as the model saw it, and what is known so far.
 
-    Args:
-        columns: of the tokens that are shown; those that stand for patches are left out.
+    `columns` are those of the tokens that are shown; those that stand for patches are left out.
     """
 
     text: str
@@ -74,6 +73,7 @@ def shown(explorer: Explorer, given: Input, opened: OpenModel) -> Steps:
     yield workers.DECODE
     picture = picture_of(given, explorer.limits)
     picture.thumbnail((SHOWN, SHOWN))
+    kind = type(opened.loaded.model).__name__
     yield {
         "case": {
             "kind": "image",
@@ -84,17 +84,13 @@ def shown(explorer: Explorer, given: Input, opened: OpenModel) -> Steps:
             "count": 0,
             "picture": data_url(picture),
             "size": [picture.height, picture.width],
-            "card": {**model_card(opened.loaded), "what": f"{_kind(opened.loaded)}. It answers questions on pictures."},
+            "card": {**model_card(opened.loaded), "what": f"{kind}. It answers questions on pictures."},
             "cautions": [],
             "tokens": None,
             "grid": [1, 1],
         }
     }
     yield {"done": True}
-
-
-def _kind(loaded: Loaded) -> str:
-    return type(loaded.model).__name__
 
 
 def answered(explorer: Explorer, given: Input, opened: OpenModel, ask: AnswerAsk, job: Job) -> Steps:
@@ -110,14 +106,23 @@ def answered(explorer: Explorer, given: Input, opened: OpenModel, ask: AnswerAsk
         yield workers.SLOW
         with running(opened, job, "writing the answer"):
             found = _written(opened.loaded, picture, question, ask.length)
-    yield _written_json(found)
+    yield {
+        "text": found.text,
+        "method": METHOD,
+        "units": [{"text": text} for text, _ in found.units],
+        "prompt": list(found.prompt),
+        "picture": found.picture,
+        "size": found.size,
+    }
     rests = list(found.rests)
     for number, (text, span) in enumerate(found.units):
         if number == len(rests):
             yield workers.SLOW
             with running(opened, job, f"explaining {text}"):
                 rests.append(_rests(opened.loaded, found, span))
-        yield _rests_json(number, rests[number])
+        one = rests[number]
+        patches = None if one.patches is None else packed(one.patches)
+        yield {"word": number, "scores": packed(one.text), "patches": patches, "grid": one.grid}
     explorer.results.put(key, replace(found, rests=tuple(rests)))
     yield {"done": True}
 
@@ -133,53 +138,25 @@ def _written(loaded: Loaded, picture: Any, question: str, length: int) -> Answer
     seen.thumbnail((SHOWN, SHOWN))
     inputs: Any = sample.inputs
     ids = inputs["input_ids"][0, : sample.start].tolist()
-    columns = [place for place, one in enumerate(ids) if one not in _placeholders(loaded)]
+    names = ("image_token_id", "image_token_index")  # of the tokens that stand for patches of the picture
+    patches = [getattr(loaded.model.config, name, None) for name in names]
+    columns = [place for place, one in enumerate(ids) if one not in patches]
     prompt = decoded(loaded.tokenizer, [ids[place] for place in columns])
     size = (seen.height, seen.width)
     return Answered(answer_text(loaded, sample), tuple(units), sample, data_url(seen), size, tuple(columns), prompt)
-
-
-def _placeholders(loaded: Loaded) -> set[int]:
-    """The tokens that stand for patches of the picture."""
-    names = ("image_token_id", "image_token_index")
-    return {int(one) for name in names if isinstance(one := getattr(loaded.model.config, name, None), int)}
 
 
 def _rests(loaded: Loaded, found: Answered, span: Span) -> Rests:
     """What the word in these columns rests on."""
     target = targets.continuation(*span)
     streams = vitrail.explain(loaded.model, found.sample.inputs, METHOD, target).streams
-    text = _stream(streams, "text", loaded).scores[0, list(found.columns)].detach().float().cpu()
+    if "text" not in streams:
+        raise OptionError(f"{loaded.name} has no stream of text tokens, so its answers cannot be shown here.")
+    text = streams["text"].scores[0, list(found.columns)].detach().float().cpu()
     image = streams.get("image")
     if image is None or image.grid is None:
         return Rests(text, None, None)
     return Rests(text, image.scores[0].detach().float().cpu(), image.grid)
-
-
-def _stream(streams: Any, name: str, loaded: Loaded) -> Attribution:  # noqa: ANN401
-    if name not in streams:
-        raise OptionError(f"{loaded.name} has no stream of {name} tokens, so its answers cannot be shown here.")
-    return streams[name]
-
-
-def _written_json(found: Answered) -> dict[str, Any]:
-    return {
-        "text": found.text,
-        "method": METHOD,
-        "units": [{"text": text} for text, _ in found.units],
-        "prompt": list(found.prompt),
-        "picture": found.picture,
-        "size": found.size,
-    }
-
-
-def _rests_json(number: int, one: Rests) -> dict[str, Any]:
-    return {
-        "word": number,
-        "scores": packed(one.text),
-        "patches": None if one.patches is None else packed(one.patches),
-        "grid": one.grid,
-    }
 
 
 CITED = 3
@@ -194,23 +171,19 @@ def answer_of(explorer: Explorer, case: Case, prompt: str, length: int, job: Job
     key = ("answer", case.key, length)
     if (found := explorer.results.get(key)) is not None:
         return found
-    twin = case.opened.twin
+    twin, inputs = case.opened.twin, cast(Mapping[str, Tensor], case.sample.inputs)
     limit = position_limit(twin.loaded.model)
-    room = length if limit is None else min(length, max(1, limit - _tokens(case)))
+    room = length if limit is None else min(length, max(1, limit - inputs["input_ids"].shape[1]))
     with running(twin, job, "writing the answer"):
         made = vitrail.generate(twin.loaded.model, loaded.tokenizer, prompt, unit="word", max_new_tokens=room)
     return explorer.results.put(key, made)
-
-
-def _tokens(case: Case) -> int:
-    """How long the text is."""
-    return int(case.sample.inputs["input_ids"].shape[1])  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def answer_json(found: Generation) -> dict[str, Any]:
     """The answer's words, the tokens of the text, and a row of scores over them for each word."""
     method, table = next(iter(found.tables.items()))
     first = found.units[0].start
+    cited = [[one for one in row if one.score > 0] for row in found.cite(CITED)]
     return {
         "text": found.text,
         "method": method,
@@ -220,12 +193,8 @@ def answer_json(found: Generation) -> dict[str, Any]:
         "earlier": [_earlier(row, first) for row in table],
         "sink": [float(share) for share in found.sinks[method]],
         "cited": [
-            [
-                {"source": one.passage.source, "text": one.passage.text.strip(), "share": one.score}
-                for one in row
-                if one.score > 0
-            ]
-            for row in found.cite(CITED)
+            [{"source": one.passage.source, "text": one.passage.text.strip(), "share": one.score} for one in row]
+            for row in cited
         ],
     }
 

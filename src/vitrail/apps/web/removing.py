@@ -32,19 +32,6 @@ Curve = Float[np.ndarray, " l"]
 
 
 @dataclass(frozen=True, eq=False)
-class Baselines:
-    """What the curves of all maps of one class are compared with.
-
-    Args:
-        random: one curve for each random order.
-        centre: parts nearest to the middle first; for text, first to last.
-    """
-
-    random: Float[np.ndarray, "r l"]
-    centre: Curve
-
-
-@dataclass(frozen=True, eq=False)
 class Removal:
     """The probability of the class at every level, in the order of one map.
 
@@ -58,21 +45,15 @@ class Removal:
     shape: tuple[int, int] | None
 
 
-@dataclass(frozen=True)
-class Advantage:
-    """How much smaller the area under a map's curve is than that of random orders, with a 95 % interval."""
+def advantage(curve: Curve, random: Float[np.ndarray, "r l"]) -> dict[str, float]:
+    """How much smaller the area under a map's curve is than that of random orders.
 
-    mean: float
-    low: float
-    high: float
-
-
-def advantage(curve: Curve, random: Float[np.ndarray, "r l"]) -> Advantage:
-    """The mean difference to random orders, and where the difference to one more random order lies (95 %)."""
+    The mean difference, and where the difference to one more random order lies (95 %).
+    """
     gains = random.mean(axis=1) - curve.mean()
-    middle = float(gains.mean())
+    mean = float(gains.mean())
     reach = float(scipy.stats.t.ppf(CERTAIN, len(gains) - 1) * gains.std(ddof=1) * np.sqrt(1 + 1 / len(gains)))
-    return Advantage(middle, middle - reach, middle + reach)
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
 
 
 def check_fill(fill: str, kind: str) -> None:
@@ -89,17 +70,21 @@ def fill_of(explorer: Explorer, case: Case, target: int, fill: str, job: Job) ->
     return min(ends, key=lambda name: ends[name]) if fill == AUTO else fill
 
 
-def baselines(explorer: Explorer, case: Case, target: int, like: Attribution, fill: str, job: Job) -> Baselines:
-    """The curves of random orders and of the order from the centre, computed once for each class and fill."""
+def baselines(
+    explorer: Explorer, case: Case, target: int, like: Attribution, fill: str, job: Job
+) -> tuple[Float[np.ndarray, "r l"], Curve]:
+    """A curve for each random order, and that of the order from the centre, or from first to last for text.
+
+    The curves of all maps of one class are compared with them; they are computed once for each class and fill.
+    """
     key = ("baselines", case.key, target, fill)
-    if (found := explorer.results.get(key)) is not None:
-        return found
-    n = like.scores.shape[1]
-    random = [torch.rand(n, generator=torch.Generator().manual_seed(seed)).double() for seed in range(RANDOM)]
-    orders = torch.stack([*random, CENTRES[case.kind](like)])
-    with running(case.opened.twin, job, "removing parts at random", _passes(case, len(orders))):
-        curves = MEASURES[case.kind](case, target, like, orders, fill)
-    return explorer.results.put(key, Baselines(curves[:-1], curves[-1]))
+    if (curves := explorer.results.get(key)) is None:
+        n = like.scores.shape[1]
+        random = [torch.rand(n, generator=torch.Generator().manual_seed(seed)).double() for seed in range(RANDOM)]
+        orders = torch.stack([*random, _from_centre(like)])
+        with running(case.opened.twin, job, "removing parts at random", _passes(case, len(orders))):
+            curves = explorer.results.put(key, MEASURES[case.kind](case, target, like, orders, fill))
+    return curves[:-1], curves[-1]
 
 
 def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fill: str, job: Job) -> Removal:
@@ -119,13 +104,12 @@ def _passes(case: Case, orders: int) -> int | None:
 
 
 def _from_centre(like: Attribution) -> Float[Tensor, " n"]:
+    """Scores that are highest in the middle of a picture, or at the beginning of a text."""
+    if like.kind == "text":
+        return -torch.arange(like.scores.shape[1]).double()
     assert like.grid is not None
     rows, columns = (torch.arange(count).double() - (count - 1) / 2 for count in like.grid)
     return -(rows[:, None] ** 2 + columns[None] ** 2).flatten()
-
-
-def _first_to_last(like: Attribution) -> Float[Tensor, " n"]:
-    return -torch.arange(like.scores.shape[1]).double()
 
 
 def pixels_of(case: Case) -> Float[Tensor, "1 3 h w"]:
@@ -143,12 +127,10 @@ def unit_of(like: Attribution) -> str:
 
 def _image(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
     assert like.grid is not None
-    found = metrics.perturbation_curve(
-        case.opened.twin.logits, pixels_of(case).expand(len(orders), -1, -1, -1),
-        orders.reshape(len(orders), *like.grid), [target] * len(orders),
-        levels=LEVELS, fill=fill, units=unit_of(like), batch=BATCH,
-    )  # fmt: skip
-    return found.probability.T
+    images, maps = pixels_of(case).expand(len(orders), -1, -1, -1), orders.reshape(len(orders), *like.grid)
+    how = {"levels": LEVELS, "fill": fill, "units": unit_of(like), "batch": BATCH}
+    logits, labels = case.opened.twin.logits, [target] * len(orders)
+    return metrics.perturbation_curve(logits, images, maps, labels, **how).probability.T
 
 
 def ends_of(explorer: Explorer, case: Case, target: int, job: Job) -> dict[str, float]:
@@ -191,12 +173,10 @@ def _blank(case: Case) -> int:
 
 def _text(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
     ids, ordinary = _ids(case)
-    found = metrics.text_curve(
-        _scorer(case.opened.twin.loaded.model), [ids] * len(orders), [order.numpy() for order in orders],
-        [target] * len(orders), special=set(case.opened.loaded.tokenizer.all_special_ids), pad=_blank(case),
-        how="pad" if ordinary.all() else "delete",  # without special tokens nothing would be left at the end
-        batch=BATCH,
-    )  # fmt: skip
+    special, scorer = set(case.opened.loaded.tokenizer.all_special_ids), _scorer(case.opened.twin.loaded.model)
+    texts, scores, labels = [ids] * len(orders), [order.numpy() for order in orders], [target] * len(orders)
+    how = "pad" if ordinary.all() else "delete"  # without special tokens nothing would be left at the end
+    found = metrics.text_curve(scorer, texts, scores, labels, special=special, pad=_blank(case), how=how, batch=BATCH)
     return found.p_k
 
 
@@ -212,37 +192,33 @@ def _scorer(model: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda ids, mask: predict(model, {"input_ids": ids.to(device), "attention_mask": mask.to(device)}).logits
 
 
-CENTRES = {"image": _from_centre, "text": _first_to_last}
-MEASURES: dict[str, Callable[[Case, int, Attribution, Tensor, str], Float[np.ndarray, "o l"]]] = {
-    "image": _image,
-    "text": _text,
-}
+MEASURES = {"image": _image, "text": _text}
 REMOVED = {"image": _removed_pixels, "text": _removed_tokens}
 
 
 def without(case: Case, cells: Sequence[int], grid: tuple[int, int] | None, fill: str, job: Job) -> Float[Tensor, " c"]:
     """The probabilities of all classes without these patches or tokens."""
-    with running(case.opened, job, "asking again without them"):
+    with running(case.opened, job, "asking again without them"), torch.no_grad():
         wanted = sorted(set(cells))
-        return _without_tokens(case, wanted) if grid is None else _without_patches(case, wanted, grid, fill)
+        logits = _without_tokens(case, wanted) if grid is None else _without_patches(case, wanted, grid, fill)
+        return logits[0].float().softmax(dim=0)
 
 
-def _without_patches(case: Case, cells: list[int], grid: tuple[int, int], fill: str) -> Float[Tensor, " c"]:
+def _without_patches(case: Case, cells: list[int], grid: tuple[int, int], fill: str) -> Float[Tensor, "1 c"]:
     image = pixels_of(case)
     if cells and cells[-1] >= grid[0] * grid[1]:
         raise InputError(f"patch {cells[-1]} does not exist: the picture has {grid[0]} x {grid[1]} patches, from 0 on.")
     chosen = torch.zeros(grid[0] * grid[1])
     chosen[cells] = 1
     mask = torch.nn.functional.interpolate(chosen.reshape(1, 1, *grid), size=image.shape[2:], mode="nearest") > 0
-    with torch.no_grad():
-        return case.opened.logits(torch.where(mask, filled(image, fill), image))[0].float().softmax(dim=0)
+    return case.opened.logits(torch.where(mask, filled(image, fill), image))
 
 
-def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, " c"]:
+def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, "1 c"]:
     ids, ordinary = _ids(case)
     if cells and cells[-1] >= len(ids):
         raise InputError(f"token {cells[-1]} does not exist: the text has {len(ids)} tokens, from 0 on.")
     gone = np.isin(np.arange(len(ids)), cells) & (ordinary | ordinary.all())
     left = np.where(gone, _blank(case), ids) if ordinary.all() else ids[~gone]
     together = torch.from_numpy(left)[None]
-    return _scorer(case.opened.loaded.model)(together, torch.ones_like(together))[0].float().softmax(dim=0)
+    return _scorer(case.opened.loaded.model)(together, torch.ones_like(together))

@@ -6,10 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -22,33 +21,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from vitrail.apps.web import BusyError, MalformedError, Refusal, Settings, bundle
-from vitrail.apps.web.guard import ASKS, Ask, Cancel, Guard, Text, parse, read_body, refused
+from vitrail.apps.web.guard import ASKS, Cancel, Guard, Strict, Text, parse, read_body, refused
 from vitrail.apps.web.sessions import MODELS, PICTURES, TEXTS, Session, Sessions, example_thumbnail
-from vitrail.apps.web.workers import LOAD, Event, Job, Steps, Workers, said
+from vitrail.apps.web.workers import LOAD, Job, Steps, Workers, said
 from vitrail.errors import VitrailError
 
 SESSION = "x-vitrail-session"
 UPLOADS = 12
 """Bodies of pictures that may arrive at a time, of all visitors."""
-
-
-@dataclass(frozen=True)
-class File:
-    """A static file, as it is and compressed."""
-
-    kind: str
-    data: bytes
-
-    def answer(self, request: Request) -> Response:
-        """The file, or that the browser has it already."""
-        tag = f'"{sha256(self.data).hexdigest()[:20]}"'
-        headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        small = "gzip" in request.headers.get("accept-encoding", "")
-        more = {"content-encoding": "gzip"} if small else {}
-        data = gzip.compress(self.data, 9, mtime=0) if small else self.data
-        return Response(data, media_type=self.kind, headers={**headers, **more})
 
 
 class Served:
@@ -62,10 +42,10 @@ class Served:
         self.begun = time.monotonic()
         self.running = self.uploads = 0
         self.files = {
-            "/": File("text/html; charset=utf-8", bundle.read("index.html").encode()),
-            "/app.js": File("text/javascript; charset=utf-8", bundle.script().encode()),
-            "/app.css": File("text/css; charset=utf-8", bundle.style().encode()),
-            "/icon.svg": File("image/svg+xml", bundle.read("icon.svg").encode()),
+            "/": ("text/html; charset=utf-8", bundle.read("index.html").encode()),
+            "/app.js": ("text/javascript; charset=utf-8", bundle.script().encode()),
+            "/app.css": ("text/css; charset=utf-8", bundle.style().encode()),
+            "/icon.svg": ("image/svg+xml", bundle.read("icon.svg").encode()),
         }
 
     def start(self) -> None:
@@ -85,21 +65,13 @@ class Served:
         explorer = explaining.Explorer(models, self.sessions, results, self.limits)
         return actions, explorer, actions.start(explorer)
 
-    def steps(self, name: str, session: Session, ask: Any, job: Job) -> Steps:  # noqa: ANN401
-        """An action, once torch is there."""
+    def steps(self, begin: Callable[[Any, Any], Steps]) -> Steps:
+        """What `begin` makes of the actions and of what all visitors share, once torch is there."""
         assert self.loading is not None
         if not self.loading.done():
             yield LOAD
         actions, explorer, _ = self.loading.result()
-        yield from actions.ACTIONS[name](explorer, session, ask, job)
-
-    def taking(self, session: Session, data: bytes | str) -> Steps:
-        """Keep a picture or a text, once torch is there."""
-        assert self.loading is not None
-        if not self.loading.done():
-            yield LOAD
-        actions, explorer, _ = self.loading.result()
-        yield from (actions.take_text if isinstance(data, str) else actions.take_picture)(explorer, session, data)
+        yield from begin(actions, explorer)
 
     def close(self) -> None:
         """End the workers and delete the folder."""
@@ -127,30 +99,39 @@ def _session(request: Request) -> Session:
     return _of(request).sessions.get(request.headers.get(SESSION))
 
 
-def _json_only(request: Request) -> None:
+async def _asked(request: Request, schema: type[Strict] | None) -> tuple[Session, Any]:
+    """The visitor's session, and the request as its type; None where there is no such route."""
+    owner, limits = _session(request), _of(request).limits
     if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
         raise MalformedError("this route takes JSON: send content-type: application/json.")
+    if schema is None:
+        raise HTTPException(404)
+    return owner, parse(schema, await read_body(request, limits.body, limits.patience))
 
 
 async def static(request: Request) -> Response:
-    """One of the page's own files."""
-    return _of(request).files[request.url.path].answer(request)
+    """One of the page's own files, or that the browser has it already."""
+    kind, data = _of(request).files[request.url.path]
+    headers = {"etag": f'"{sha256(data).hexdigest()[:20]}"', "cache-control": "no-cache", "vary": "accept-encoding"}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        data, headers["content-encoding"] = gzip.compress(data, 9, mtime=0), "gzip"
+    return Response(data, media_type=kind, headers=headers)
 
 
 async def health(request: Request) -> Response:
     """Whether the models are there, and how busy the server is."""
     served = _of(request)
     loading = served.loading
-    ready = loading is not None and loading.done() and loading.exception() is None
-    return JSONResponse(
-        {
-            "ready": ready,
-            "requests": served.running,
-            "sessions": len(served.sessions),
-            "stored": served.sessions.stored,
-            "seconds": round(time.monotonic() - served.begun, 1),
-        }
-    )
+    about = {
+        "ready": loading is not None and loading.done() and loading.exception() is None,
+        "requests": served.running,
+        "sessions": len(served.sessions),
+        "stored": served.sessions.stored,
+        "seconds": round(time.monotonic() - served.begun, 1),
+    }
+    return JSONResponse(about)
 
 
 async def session(request: Request) -> Response:
@@ -190,10 +171,13 @@ async def inputs(request: Request) -> Response:
     try:
         most = served.limits.body if is_text else served.limits.upload
         body = await read_body(request, most, served.limits.patience)
-        text = parse(Text, body) if is_text else None
+        if is_text:
+            text = parse(Text, body).text
+            steps = served.steps(lambda actions, explorer: actions.take_text(explorer, owner, text))
+        else:
+            steps = served.steps(lambda actions, explorer: actions.take_picture(explorer, owner, body))
         job = Job(owner.id, time.monotonic() + served.limits.seconds)
-        taking = served.taking(owner, text.text if isinstance(text, Text) else body)
-        async with aclosing(served.workers.run(job, taking)) as events:
+        async with aclosing(served.workers.run(job, steps)) as events:
             async for event in events:
                 if "error" in event:
                     return JSONResponse(event, 429 if event.get("busy") else 422)
@@ -206,14 +190,8 @@ async def inputs(request: Request) -> Response:
 
 async def act(request: Request) -> Response:
     """One of the actions that compute, as a stream of events."""
-    served, owner = _of(request), _session(request)
-    _json_only(request)
-    name = request.path_params["action"]
-    if name not in ASKS:
-        raise HTTPException(404)
-    body = await read_body(request, served.limits.body, served.limits.patience)
-    ask = parse(ASKS[name], body)
-    assert isinstance(ask, Ask)
+    served, name = _of(request), request.path_params["action"]
+    owner, ask = await _asked(request, ASKS.get(name))
     if len(owner.jobs) >= served.limits.requests or served.running >= served.limits.all_requests:
         raise BusyError("too many requests are under way. Wait for one of them to end.")
     if ask.id in owner.jobs:
@@ -221,7 +199,8 @@ async def act(request: Request) -> Response:
     job = Job(owner.id, time.monotonic() + served.limits.seconds)
     owner.jobs[ask.id] = job
     served.running += 1
-    events = _answered(served, owner, ask.id, job, served.steps(name, owner, ask, job), request)
+    steps = served.steps(lambda actions, explorer: actions.ACTIONS[name](explorer, owner, ask, job))
+    events = _answered(served, owner, ask.id, job, steps, request)
     return StreamingResponse(events, media_type="application/x-ndjson", headers={"cache-control": "no-store"})
 
 
@@ -233,7 +212,8 @@ async def _answered(
     try:
         async with aclosing(served.workers.run(job, steps)) as events:
             async for event in events:
-                yield _line(event, name)
+                line = json.dumps({"id": name, **event}, separators=(",", ":"), allow_nan=False)
+                yield line.encode() + b"\n"
     finally:
         job.stop.set()
         leaving.cancel()
@@ -247,30 +227,22 @@ async def _left(request: Request, job: Job) -> None:
     job.stop.set()
 
 
-def _line(event: Event, name: str) -> bytes:
-    return json.dumps({"id": name, **event}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
 async def cancel(request: Request) -> Response:
     """Stop a request of the same session."""
-    served, owner = _of(request), _session(request)
-    _json_only(request)
-    ask = parse(Cancel, await read_body(request, served.limits.body, served.limits.patience))
-    assert isinstance(ask, Cancel)
-    return JSONResponse({"stopped": owner.cancel(ask.id)})
+    owner, ask = await _asked(request, Cancel)
+    job = owner.jobs.get(ask.id)
+    if job is not None:
+        job.stop.set()
+    return JSONResponse({"stopped": job is not None})
 
 
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    return refused(error) if isinstance(error, Refusal) else JSONResponse({"error": said(error)}, 422)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return JSONResponse({"error": "there is no such route." if status == 404 else "this is not answered."}, status)
-
-
-async def _on_failure(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": said(error)}, 500)
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, Refusal):
+        return refused(error)
+    if isinstance(error, HTTPException):
+        words = "there is no such route." if error.status_code == 404 else "this is not answered."
+        return JSONResponse({"error": words}, error.status_code)
+    return JSONResponse({"error": said(error)}, 422 if isinstance(error, VitrailError) else 500)
 
 
 def build(settings: Settings) -> Starlette:
@@ -294,7 +266,7 @@ def build(settings: Settings) -> Starlette:
         Route("/api/cancel", cancel, methods=["POST"]),
         Route("/api/{action}", act, methods=["POST"]),
     ]
-    handlers: Any = {VitrailError: _on_refusal, HTTPException: _on_http_error, Exception: _on_failure}
+    handlers: Any = dict.fromkeys((VitrailError, HTTPException, Exception), _on_error)
     guard = Middleware(Guard, bind=settings.host, names=settings.names)
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=life)
     app.state.served = served

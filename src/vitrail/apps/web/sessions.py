@@ -62,13 +62,6 @@ class Session:
         self.inputs.move_to_end(name)
         return self.inputs[name]
 
-    def cancel(self, request: str) -> bool:
-        """Stop a request of this session; whether it was under way."""
-        job = self.jobs.get(request)
-        if job is not None:
-            job.stop.set()
-        return job is not None
-
 
 class Sessions:
     """All sessions, the longest unused first, and the folder of their pictures."""
@@ -96,7 +89,9 @@ class Sessions:
     def new(self) -> Session:
         """A session with an id that cannot be guessed; the longest unused goes where there are too many."""
         with self._lock:
-            self._forget_idle()
+            oldest = time.monotonic() - self.limits.idle
+            for session in [one for one in self._sessions.values() if one.used < oldest and not one.jobs]:
+                self._forget(session)
             while len(self._sessions) >= self.limits.sessions:
                 unused = next((one for one in self._sessions.values() if not one.jobs), None)
                 if unused is None:
@@ -122,9 +117,9 @@ class Sessions:
 
     def add_picture(self, session: Session, data: bytes) -> str:
         """Keep a picture's file; its id. Older ones go where a quota would be passed."""
-        if len(data) > min(self.limits.visitor_store, self.limits.store):
-            most = min(self.limits.visitor_store, self.limits.store) / MEGABYTE
-            raise TooLargeError(f"the file is larger than the {most:.0f} MB that one visitor may keep here.")
+        most = min(self.limits.visitor_store, self.limits.store)
+        if len(data) > most:
+            raise TooLargeError(f"the file is larger than the {most / MEGABYTE:.0f} MB that one visitor may keep here.")
         path = self.folder / secrets.token_hex(12)
         return self._add(session, Input("image", session.id, sha256(data).hexdigest(), path=path, size=len(data)), data)
 
@@ -157,11 +152,6 @@ class Sessions:
             self._drop(session, name)
         del self._sessions[session.id]
 
-    def _forget_idle(self) -> None:
-        oldest = time.monotonic() - self.limits.idle
-        for session in [one for one in self._sessions.values() if one.used < oldest and not one.jobs]:
-            self._forget(session)
-
     def close(self) -> None:
         """Delete the folder."""
         self._folder.cleanup()
@@ -186,18 +176,10 @@ def picture_path(name: str) -> Path:
         return path
 
 
-def _picture(name: str) -> Input:
-    path = picture_path(name)
-    return Input("image", "", sha256(path.read_bytes()).hexdigest(), path=path)
-
-
-def _text(sentence: str) -> Input:
-    return Input("text", "", sha256(sentence.encode()).hexdigest(), text=sentence)
-
-
-EXAMPLES: dict[str, Input] = {
-    **{name: _picture(name) for name in PICTURES},
-    **{name: _text(sentence) for name, sentence in TEXTS.items()},
+PATHS = {name: picture_path(name) for name in PICTURES}
+EXAMPLES = {
+    **{name: Input("image", "", sha256(path.read_bytes()).hexdigest(), path=path) for name, path in PATHS.items()},
+    **{name: Input("text", "", sha256(text.encode()).hexdigest(), text=text) for name, text in TEXTS.items()},
 }
 
 
@@ -207,6 +189,6 @@ def example_thumbnail(name: str) -> bytes:
     from PIL import Image, ImageOps
 
     sink = BytesIO()
-    with Image.open(picture_path(name)) as picture:
+    with Image.open(PATHS[name]) as picture:
         ImageOps.fit(picture, (SIDE, SIDE)).save(sink, "JPEG", quality=85)
     return sink.getvalue()

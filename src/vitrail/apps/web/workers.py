@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from traceback import extract_tb
 from typing import Any
 
 from vitrail.apps.web import BusyError
@@ -160,16 +161,8 @@ async def _finished(job: Job, future: "Future[Any]") -> Any:  # noqa: ANN401
 
 
 def said(error: Exception) -> str:
-    """The message for the visitor: that of a deliberate error, or the type and place of any other."""
+    """The message of a deliberate error; of any other its type and place, since it may quote a visitor's input."""
     if isinstance(error, VitrailError):
         return str(error)
-    return f"something failed inside the server ({place(error)}). Please report it."
-
-
-def place(error: BaseException) -> str:
-    """The type of an error and where it was raised, without its message, which may quote a visitor's input."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else f" in {trace.tb_frame.f_code.co_name}, line {trace.tb_lineno}"
-    return f"{type(error).__name__}{where}"
+    where = "".join(f" in {frame.name}, line {frame.lineno}" for frame in extract_tb(error.__traceback__)[-1:])
+    return f"something failed inside the server ({type(error).__name__}{where}). Please report it."

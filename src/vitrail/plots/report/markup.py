@@ -31,17 +31,13 @@ def report_page(title: str, about: Mapping[str, str], parts: Sequence[Section], 
         about: names and values below the heading.
         contents: whether links to the parts stand at the top.
     """
-    values = {"title": title, "about": about, "parts": parts, "contents": contents}
-    return document(title, render("plots/report/templates/report.html", **values), style=style(), script=script())
+    body = render("plots/report/templates/report.html", title=title, about=about, parts=parts, contents=contents)
+    return document(title, body, style=style(), script=script())
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that is sorted by a number.
-
-    Args:
-        tint: from 0 to 1, how strongly its ground is coloured.
-    """
+    """A cell that is sorted by a number; `tint` says how strongly its ground is coloured, from 0 to 1."""
 
     shown: str
     value: int | float | None = None
@@ -97,11 +93,7 @@ CHANCE = "random"
 
 @dataclass(frozen=True)
 class Line:
-    """A curve.
-
-    Args:
-        look: CSS classes, from `look_of`.
-    """
+    """A curve, with the CSS classes that `look_of` gives."""
 
     label: str
     look: str
@@ -112,12 +104,6 @@ class Line:
 def look_of(number: int) -> str:
     """The classes of a method's line, the same in every chart of a page."""
     return f"c{number % len(COLOURS)} d{number // len(COLOURS) % 3}"
-
-
-def styles() -> str:
-    """The style sheet of the lines."""
-    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
-    return f"{colours}.{CHANCE}{{--c:#767676}}.d1,.{CHANCE}{{stroke-dasharray:6 3}}.d2{{stroke-dasharray:2 3}}"
 
 
 def chart(lines: Sequence[Line], *, across: str, up: str, title: str = "") -> Markup:
@@ -168,8 +154,10 @@ NIGHT = "#181818"
 
 def style() -> str:
     """The style sheet, with the colours of tokens and lines, in the light and in the dark."""
+    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
+    dashes = f".{CHANCE}{{--c:#767676}}.d1,.{CHANCE}{{stroke-dasharray:6 3}}.d2{{stroke-dasharray:2 3}}"
     dark = f"@media screen and (prefers-color-scheme:dark){{{_shades(NIGHT)}}}"
-    return _read("report.css") + _shades(WHITE) + styles() + dark
+    return _read("report.css") + _shades(WHITE) + colours + dashes + dark
 
 
 def script() -> str:

@@ -33,6 +33,7 @@ from vitrail.plots.report.markup import (
     token_class,
 )
 from vitrail.plots.tokens import Piece
+from vitrail.storage import write_bytes
 
 Curve = tuple[float, ...]
 """The probability of the explained class while 0, 10, ..., 100 % are removed, the highest scores first."""
@@ -161,8 +162,6 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the page; it needs no other file."""
-        from vitrail.storage import write_bytes
-
         return write_bytes(Path(path), self.to_html().encode())
 
 
@@ -351,17 +350,11 @@ class Measured:
 
     def save(self, path: str | Path) -> Path:
         """Write the page; it needs no other file."""
-        from vitrail.storage import write_bytes
-
         return write_bytes(Path(path), self.to_html().encode())
 
 
 def of_results(path: str | Path, *, seed: int = 0) -> Measured:
-    """A report of what `vitrail bench run` measured.
-
-    Args:
-        seed: of the bootstrap, as in `vitrail bench table`.
-    """
+    """A report of what `vitrail bench run` measured; `seed` is that of the bootstrap, as in `vitrail bench table`."""
     made = tables(path, seed=seed)
     return Measured(Path(path).name, datetime.now(UTC), tuple(made), dict(panels_of(path)))
 
