@@ -32,13 +32,7 @@ STYLES = {
 }
 
 
-def plot_attribution(
-    attribution: Attribution,
-    image: Any = None,  # noqa: ANN401
-    *,
-    index: int = 0,
-    **style: Any,  # noqa: ANN401
-) -> "Figure":
+def plot_attribution(attribution: Attribution, image: Any = None, *, index: int = 0, **style: Any) -> "Figure":  # noqa: ANN401
     """A figure of one sample: the map over the image, or the sentence with its tokens shaded; all streams if several.
 
     Audio is a wave with shaded frames, a table has bars, a video is a film strip.

@@ -42,13 +42,8 @@ def _environment() -> "Environment":
     """Where templates are found and how they are filled; Jinja2 is imported with the first page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
-        loader=PackageLoader("vitrail", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("vitrail", "")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.policies["json.dumps_kwargs"] = {"allow_nan": False}
     made.filters |= {"data_url": data_url, "colours": _colours}
     return made

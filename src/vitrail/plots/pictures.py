@@ -127,13 +127,11 @@ class PanelLayout:
         return MARGIN + heading + above + self.title_height(row)
 
 
+Rows = Sequence[Sequence[Panel | None]]
+
+
 def panel_figure(
-    rows: Sequence[Sequence[Panel | None]],
-    picture: Picture | None = None,
-    *,
-    row_titles: Sequence[str] = (),
-    heading: str = "",
-    side: float = 1.5,
+    rows: Rows, picture: Picture | None = None, *, row_titles: Sequence[str] = (), heading: str = "", side: float = 1.5
 ) -> "Figure":
     """A figure of panels; the same titles in every row are written once.
 
@@ -144,8 +142,7 @@ def panel_figure(
     """
     plan = _plan(rows, picture, row_titles, heading, side)
     maps = [p for row in rows for p in row if p is not None and p.values is not None]
-    used = {p.colours: _ticks([q for q in maps if q.colours == p.colours]) for p in maps}
-    figure = canvas.new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if used else 0) + MARGIN)
+    figure = canvas.new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if maps else 0) + MARGIN)
     for number, line in enumerate(plan.heading):
         style = {"weight": "bold", "color": canvas.INK} if number < plan.bold else {"color": canvas.GREY}
         top = MARGIN + (number + 0.8) * HEADING * LINE / canvas.POINTS
@@ -160,7 +157,7 @@ def panel_figure(
                 axes = canvas.panel(figure, left, plan.top(number), *plan.cell)
                 draw_panel(axes, item, picture if item.picture is None else item.picture)
                 _write_title(figure, title, left + plan.cell[0] / 2, plan.top(number))
-    _draw_bars(figure, used, plan.top(len(rows) - 1) + plan.cell[1] + 0.12)
+    _draw_bars(figure, maps, plan.top(len(rows) - 1) + plan.cell[1] + 0.12)
     return figure
 
 
@@ -197,13 +194,7 @@ def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
         axes.add_patch(Rectangle(corner, width, height, transform=axes.transAxes, **look))
 
 
-def _plan(
-    rows: Sequence[Sequence[Panel | None]],
-    picture: Picture | None,
-    row_titles: Sequence[str],
-    heading: str,
-    side: float,
-) -> PanelLayout:
+def _plan(rows: Rows, picture: Picture | None, row_titles: Sequence[str], heading: str, side: float) -> PanelLayout:
     shapes = [p.values.shape for row in rows for p in row if p is not None and p.values is not None]
     height, width = picture.shape[:2] if picture is not None else shapes[0]
     stretch = (width / height) ** 0.5
@@ -226,22 +217,18 @@ def _fit(line: str, room: float) -> str:
     return line if width <= room else canvas.wrap(line, max(8, int(len(line) * room / width)))
 
 
-def _ticks(maps: Sequence[Panel]) -> canvas.Ticks:
-    """The words at a colour bar, with the scores they stand for where it belongs to one map."""
-    if len(maps) > 1 or maps[0].limits is None:
-        return canvas.bar_ticks("least", signed=maps[0].signed)
-    low, high = maps[0].limits
-    return canvas.bar_ticks(f"least {low:.2g}", high, signed=maps[0].signed)
-
-
-def _draw_bars(figure: "Figure", used: dict[str, canvas.Ticks], top: float) -> None:
-    """Draw one colour bar for every colour map in use, side by side in the middle."""
+def _draw_bars(figure: "Figure", maps: Sequence[Panel], top: float) -> None:
+    """Draw one colour bar for every colour map in use, side by side, with the scores at its ends if one map has it."""
+    used = {item.colours: [other for other in maps if other.colours == item.colours] for item in maps}
     width = min(1.8, figure.get_size_inches()[0] / max(len(used), 1) - 3 * MARGIN)
     step = width + 4 * MARGIN
     start = figure.get_size_inches()[0] / 2 - (len(used) * step - 4 * MARGIN) / 2
-    for number, (cmap, ticks) in enumerate(used.items()):
+    for number, (cmap, (first, *others)) in enumerate(used.items()):
         axes = canvas.panel(figure, start + number * step, top, width, 0.09)
-        canvas.colour_bar(axes, cmap, ticks=ticks)
+        least, most = "least", None
+        if first.limits is not None and not others:
+            least, most = f"least {first.limits[0]:.2g}", first.limits[1]
+        canvas.colour_bar(axes, cmap, ticks=canvas.bar_ticks(least, most, signed=first.signed))
 
 
 PATCH, OVERLAY_SIDE = 16, 3.6

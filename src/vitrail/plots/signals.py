@@ -90,13 +90,11 @@ def _values(attribution: Attribution, given: Any, index: int, kind: str) -> Tens
         given = attribution.seen(index)
     if given is None:
         return None
-    values = torch.as_tensor(given).detach().float().cpu()
-    values = values[index] if values.ndim == AXES[kind] + 1 else values
-    if values.ndim != AXES[kind]:
-        raise InputError(
-            f"a {kind} has {AXES[kind]} axes for one sample, and one more for a batch, but {tuple(values.shape)} was "
-            "given."
-        )
+    values, axes = torch.as_tensor(given).detach().float().cpu(), AXES[kind]
+    values = values[index] if values.ndim == axes + 1 else values
+    if values.ndim != axes:
+        shape = tuple(values.shape)
+        raise InputError(f"a {kind} has {axes} axes for one sample, and one more for a batch, but {shape} was given.")
     return values
 
 

@@ -74,12 +74,11 @@ def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> 
     groups = word_groups(tokens) if merge else [[i] for i in range(len(tokens))]
     scores = _join(groups, values.tolist(), signed=attribution.signed)
     mark, readout = _mark(tokens), -1 if attribution.readout is None else int(attribution.readout[index])
+    readable = merge or mark in STARTS
     relative = canvas.symmetric(torch.tensor(scores, dtype=torch.float64)).tolist()
     return [
         Piece(
-            text=_readable([tokens[i] for i in group], mark)
-            if merge or mark in STARTS
-            else _printable(tokens[group[0]]),
+            text=_readable([tokens[i] for i in group], mark) if readable else _printable(tokens[group[0]]),
             raw="".join(tokens[i] for i in group),
             value=value,
             score=score,
@@ -232,9 +231,6 @@ class SentenceRow:
         return max(len(self.lines) * LINE, len(self.label_lines) * LABEL_LINE) + 0.06
 
 
-Group = tuple[str, Sequence[SentenceRow]]
-
-
 def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, title: str | None = None) -> "Figure":
     """A figure of one sentence with its tokens shaded, without padding and without the readout's own score.
 
@@ -247,7 +243,7 @@ def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, t
     return sentence_figure([(heading, [SentenceRow("", join_runs(pieces(attribution, index, merge=merge)))])])
 
 
-def sentence_figure(groups: Sequence[Group]) -> "Figure":
+def sentence_figure(groups: Sequence[tuple[str, Sequence[SentenceRow]]]) -> "Figure":
     """A figure of sentences in groups, every group below its heading, and a colour bar for each scale."""
     every = [row for _, rows in groups for row in rows]
     indent = max((canvas.text_width(line, LABEL) for row in every for line in row.label_lines), default=0.0)

@@ -196,13 +196,10 @@ def _alike(row: Row) -> str:
         return ""
     labels, matrix = [shown.label for shown in row.maps], row.agreement
     found = {(i, j): matrix[i, j] for i in range(len(labels)) for j in range(i)}
-    least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
     words = [f"mean {row.mean_agreement:.2f}"]
     if len(found) > 1:
-        words += [
-            f"{word} {labels[j]} and {labels[i]} {found[i, j]:.2f}"
-            for word, (i, j) in (("most", most), ("least", least))
-        ]
+        ends = {"most": max(found, key=found.__getitem__), "least": min(found, key=found.__getitem__)}
+        words += [f"{word} {labels[j]} and {labels[i]} {found[i, j]:.2f}" for word, (i, j) in ends.items()]
     return "; ".join(words)
 
 
@@ -270,12 +267,8 @@ def _methods(report: Report) -> Markup:
     for label, options in report.methods.items():
         found = [(row, shown) for row in report.rows() for shown in row.maps if shown.label == label]
         pair = [(shown.area, area_under(row.random)) for row, shown in found if shown.area is not None and row.random]
-        line: list[Content] = [
-            label,
-            options,
-            Cell(str(len(found)), len(found)),
-            "for and against" if found[0][1].signed else "how much",
-        ]
+        sign = "for and against" if found[0][1].signed else "how much"
+        line: list[Content] = [label, options, Cell(str(len(found)), len(found)), sign]
         if report.curves:
             areas = [own for own, _ in pair if own is not None]
             below = sum(own < chance for own, chance in pair if own is not None)
