@@ -156,19 +156,16 @@ def comparison_sheet(
         found = f"a mix of {' and '.join(sorted(kinds))}" if kinds else "none, or an empty row"
         raise OptionError(f"a sheet needs rows of attributions that are all images or all texts, but got {found}.")
     index = canvas.check_index(rows[0][0], index)
-    titles = [_title(row, index) for row in rows] if row_titles is None else list(row_titles)
+    titles = list(row_titles or ())
+    for row in rows if row_titles is None else ():  # what a row explains, by the names of its classes if they are known
+        named = {attribution.title(index) for attribution in row if "classes" in attribution.provenance}
+        titles.append(named.pop() if len(named) == 1 else canvas.common_target(row, index))
     if len(titles) != len(rows):
         raise OptionError(f"{len(titles)} row titles were given for {len(rows)} rows. Give one for each.")
     if kinds == {"image"}:
         return _image_sheet(rows, image, index, titles)
     lines = [[SentenceRow(a.label, join_runs(pieces(a, index))) for a in row] for row in rows]
     return sentence_figure(list(zip(titles, lines, strict=True)))
-
-
-def _title(row: Sequence[Attribution], index: int) -> str:
-    """What a row explains, by the names of its classes where they are known."""
-    named = {attribution.title(index) for attribution in row if "classes" in attribution.provenance}
-    return named.pop() if len(named) == 1 else canvas.common_target(row, index)
 
 
 def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, titles: list[str]) -> "Figure":  # noqa: ANN401

@@ -146,8 +146,7 @@ def spectrum(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     for box, score in zip(found.boxes, found.scores, strict=True):
         shown[tuple(slice(first, last + 1) for first, last in box)] = score
     turned = shown.shape[0] >= shown.shape[1]
-    rows = 1 if values is None else 2
-    figure = _canvas(rows * 1.2 + 0.1, heading, found)
+    figure = _canvas((1 if values is None else 2) * 1.2 + 0.1, heading, found)
     images: list[tuple[Tensor, Any, Span | None]] = [] if values is None else [(values, "gray", None)]
     images.append((shown, canvas.token_colours(signed=found.signed), (-1 if found.signed else 0, 1)))
     for number, (image, colours, ends) in enumerate(images):

@@ -118,8 +118,7 @@ def page(form: str, case: Case, target: int, found: Sequence[Attribution], palet
     return page_of(case_json(case, target), found, palette=palette).encode()
 
 
-Make = Callable[[str, Case, int, Sequence[Attribution], str], bytes]
-FORMS: dict[str, tuple[str, Make]] = {
+FORMS: dict[str, tuple[str, Callable[[str, Case, int, Sequence[Attribution], str], bytes]]] = {
     "png": ("image/png", figure),
     "svg": ("image/svg+xml", figure),
     "pdf": ("application/pdf", figure),

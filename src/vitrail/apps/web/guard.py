@@ -30,7 +30,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=()",
 }
-SAME_SITE = ("same-origin", "none")
 
 
 def host_of(header: str) -> str:
@@ -66,7 +65,7 @@ def check_origin(headers: Headers) -> None:
     """Refuse what the page of another host sends: its Origin or Sec-Fetch-Site says so."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     elsewhere = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-    if elsewhere or (site is not None and site not in SAME_SITE):
+    if elsewhere or (site is not None and site not in ("same-origin", "none")):
         raise ForeignError("this request comes from a page of another host, and is not answered.")
 
 

@@ -142,12 +142,6 @@ PAUSE = 0.2
 """Seconds between two reports from inside a pass."""
 
 
-def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """The modules of the longest list in a model, which run one after the other; none where there is no list."""
-    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
-    return list(max(lists, key=len, default=()))
-
-
 @dataclass(eq=False)
 class Watch:
     """Called whenever the model, or a block of it, runs: stop here if asked to, else report which pass this is.
@@ -189,7 +183,8 @@ class Watch:
 @contextmanager
 def running(opened: OpenModel, job: Job, words: str, total: int | None = None) -> Iterator[Watch]:
     """Use the model alone, with every pass reported, until the block ends or the job is stopped."""
-    blocks = blocks_of(opened.loaded.model)
+    lists = [part for part in opened.loaded.model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
+    blocks = list(max(lists, key=len, default=()))  # the longest list, whose modules run one after the other
     watch = Watch(job, words, total, len(blocks))
     with opened.lock:
         job.check()

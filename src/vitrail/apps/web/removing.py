@@ -73,10 +73,7 @@ def fill_of(explorer: Explorer, case: Case, target: int, fill: str, job: Job) ->
 def baselines(
     explorer: Explorer, case: Case, target: int, like: Attribution, fill: str, job: Job
 ) -> tuple[Float[np.ndarray, "r l"], Curve]:
-    """A curve for each random order, and that of the order from the centre, or from first to last for text.
-
-    The curves of all maps of one class are compared with them; they are computed once for each class and fill.
-    """
+    """A curve for each random order, and that of the order from the centre (of a text: from first to last)."""
     key = ("baselines", case.key, target, fill)
     if (curves := explorer.results.get(key)) is None:
         n = like.scores.shape[1]
