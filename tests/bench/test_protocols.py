@@ -5,7 +5,6 @@ from golden_sets import HERE
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, metrics
 from vitrail.evaluate.bench.measure import columns_of
-from vitrail.evaluate.bench.plan import ablation
 from vitrail.methods import METHODS
 
 CONVENTIONS = {
@@ -122,15 +121,15 @@ def test_an_unknown_protocol_is_told_its_neighbours():
 
 @pytest.mark.parametrize("name", bench.ABLATIONS)
 def test_every_variant_of_an_ablation_can_be_built(name):
-    variants = ablation(name, blocks=5)
+    variants = bench.ABLATIONS[name](5)
     for method, options in variants:
         METHODS[method].build(**METHODS[method].resolve("recommended", options, "image"))
     assert len({str(variant) for variant in variants}) == len(variants)
 
 
 def test_the_ablations_have_the_rows_of_the_papers():
-    assert len(ablation("vtranm", blocks=12)) == 6
-    options = [options for _, options in ablation("gradtoken", blocks=5)]
+    assert len(bench.ABLATIONS["vtranm"](12)) == 6
+    options = [options for _, options in bench.ABLATIONS["gradtoken"](5)]
     assert [o["scheme"] for o in options if "scheme" in o] == [
         "none", "rollout_elementwise", "rollout_matmul", "average_elementwise", "average_matmul",
     ]  # fmt: skip

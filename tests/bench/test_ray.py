@@ -145,7 +145,7 @@ def failing(how):
             if how == "dies":
                 os._exit(1)
             raise InputError("too dark") if how == "refuses" else ZeroDivisionError("a bug")
-        return Finished(unit, (), 0.0)
+        return Finished(unit, ())
 
     return work
 

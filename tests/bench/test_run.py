@@ -169,8 +169,8 @@ def empty(path):
 def test_a_map_of_nan_is_skipped_with_its_reason(plan_of, tmp_path, monkeypatch):
     real = explained._shown
 
-    def spoiled(batch, attribution, classes):
-        shown = real(batch, attribution, classes)
+    def spoiled(batch, trial, attribution, classes):
+        shown = real(batch, trial, attribution, classes)
         if attribution.method == "gae":
             shown.maps[1] = torch.nan
         return shown

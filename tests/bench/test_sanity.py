@@ -9,8 +9,8 @@ from vitrail import compare
 from vitrail.api import repeated
 from vitrail.apps.cli.app import app
 from vitrail.attribution import Comparison
+from vitrail.errors import InputError
 from vitrail.evaluate import bench, data, metrics
-from vitrail.evaluate.bench import explained
 from vitrail.models.loading import load
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_cannot_be_explained_at_random_is_skipped_with_the_part(pla
     def failing(model, *rest, **more):
         calls.append(model)
         if len(calls) == 3:
-            return Comparison([], {0: explained.InputError("no gradient")})
+            return Comparison([], {0: InputError("no gradient")})
         return real(model, *rest, **more)
 
     monkeypatch.setattr(repeated, "compare", failing)

@@ -7,12 +7,13 @@ Only the driver writes to the results file.
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vitrail.attribution import versions
 from vitrail.capture.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
@@ -23,24 +24,13 @@ from vitrail.evaluate.bench.opened import (
     find_entry,
     forget,
     hash_of,
-    library_versions,
-    model_identity,
     open_data,
     open_model,
     set_hash,
+    setup_hash,
+    weights_hash,
 )
-from vitrail.evaluate.bench.plan import (
-    DTYPES,
-    PRIORS,
-    DataSpec,
-    Finished,
-    Measurement,
-    ModelSpec,
-    Plan,
-    Trial,
-    Unit,
-    ablation,
-)
+from vitrail.evaluate.bench.plan import ABLATIONS, DTYPES, PRIORS, DataSpec, Measurement, ModelSpec, Plan, Trial, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.worker import Engine, Worker, local
@@ -50,6 +40,8 @@ from vitrail.methods import METHODS
 from vitrail.models.inputs import read_inputs
 
 VOC_MASKS = dict(enumerate(VOC))
+FURTHER_PACKAGES = ("numpy", "scipy", "pillow", "tokenizers", "torchvision")
+"""Beside those of every result: what decodes and resizes pictures, cuts texts into tokens and computes metrics."""
 
 
 def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
@@ -74,7 +66,7 @@ def _check_trials(plan: Plan, kinds: Set[str]) -> None:
         if trial.named and not fitting:
             raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
         for kind in fitting:
-            trial.resolved(plan.preset, "image" if kind == "image" else "text")
+            trial.about(plan.preset, kind)  # raises
 
 
 def left_out(plan: Plan) -> tuple[str, ...]:
@@ -146,17 +138,6 @@ class Progress:
     changed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Named:
-    """A method under a protocol on one data set, with the identity of its results."""
-
-    run: str
-    trial: Trial
-    protocol: Protocol
-    metrics: tuple[str, ...]
-    keys: frozenset[str] | None
-
-
 Watch = Callable[[Progress], None]
 
 
@@ -183,22 +164,18 @@ def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = 
     ):
         for finished in results:
             store.add(finished.rows)
-            progress = _advanced(progress, finished)
+            unit = finished.unit
+            progress = replace(
+                progress,
+                done=progress.done + unit.skipped + len(unit.keys),
+                fresh=progress.fresh + len(unit.keys),
+                skipped=progress.skipped + sum(row.skipped is not None for row in finished.rows),
+                what=f"{unit.model.name} · {unit.data.name}",
+            )
             watch(progress)
         progress = _ended(progress, store, runs)
     watch(progress)
     return progress
-
-
-def _advanced(progress: Progress, finished: Finished) -> Progress:
-    unit = finished.unit
-    return Progress(
-        progress.done + unit.skipped + len(unit.keys),
-        progress.total,
-        progress.fresh + len(unit.keys),
-        progress.skipped + sum(row.skipped is not None for row in finished.rows),
-        f"{unit.model.name} · {unit.data.name}",
-    )
 
 
 def _ended(progress: Progress, store: Store, runs: Set[str]) -> Progress:
@@ -228,88 +205,76 @@ def _units(
 ) -> Iterator[Unit]:
     """The batches that lack results, made as they are asked for; notes the runs that they belong to."""
     passed = 0
-    models, contents = cache(lambda model: model_identity(open_model(model, here).loaded)), Contents(plan, store)
+    models, contents = cache(partial(_about_model, here)), cache(partial(_content, plan, store))
     for model, spec in pairs:
         _, chosen = _chosen(plan, spec)
-        hashes, about = contents.of(spec)
-        common = {"model": {"name": Path(model.name).name, "arch": model.arch, **models(model)}, "data": about}
-        named = _name_runs(plan, store, open_model(model, here), spec, common, chosen)
-        runs.update(one.run for one in named)
+        hashes, data = contents(spec)
+        common = {
+            "model": models(model),
+            "data": data,
+            "versions": versions(FURTHER_PACKAGES),
+            "device": plan.device.partition(":")[0],
+            "dtype": plan.dtype,
+            "seed": plan.seed,
+        }
+        every = _measurements(plan, store, open_model(model, here), spec, common, chosen)
+        runs.update(one.run for one in every)
         for start in range(0, len(chosen), plan.batch):
             part = chosen[start : start + plan.batch]
-            keys, numbers = tuple(part.keys), tuple(part.order)
-            jobs = tuple(job for one in named if (job := _job(store, one, keys)) is not None)
+            jobs = tuple(job for one in every if (job := _lacking(store, one, part.keys)) is not None)
             wanted = {key for job in jobs for key in job.keys}
-            passed += len(keys) - len(wanted)
+            passed += len(part) - len(wanted)
             if wanted:
-                rows = [i for i, key in enumerate(keys) if key in wanted]
-                some = tuple(keys[i] for i in rows), tuple(numbers[i] for i in rows)
-                yield Unit(model, spec, *some, jobs, passed, tuple(hashes[key] for key in some[0]))
+                places = zip(part.keys, part.order, strict=True)
+                keys, numbers = zip(*((key, number) for key, number in places if key in wanted), strict=True)
+                yield Unit(model, spec, keys, numbers, jobs, passed, tuple(hashes[key] for key in keys))
                 passed = 0
 
 
-class Contents:
-    """The content of each data set of a plan, hashed once for all models."""
-
-    def __init__(self, plan: Plan, store: Store) -> None:
-        self.plan, self.store = plan, store
-        self.found: list[tuple[DataSpec, tuple[dict[str, str], About]]] = []
-
-    def of(self, spec: DataSpec) -> tuple[dict[str, str], About]:
-        """The hashes of the chosen examples, and what the set is in the identity of a run."""
-        known = next((result for other, result in self.found if other == spec), None)
-        if known is None:
-            known = self._hashed(spec)
-            self.found.append((spec, known))
-        return known
-
-    def _hashed(self, spec: DataSpec) -> tuple[dict[str, str], About]:
-        whole, chosen = _chosen(self.plan, spec)
-        about = {
-            "name": spec.name,
-            "kind": find_entry(spec.name).kind,
-            "options": dict(spec.options),
-            "set": set_hash(whole),
-        }
-        hashes = {key: hash_of(whole, number) for key, number in zip(chosen.keys, chosen.order, strict=True)}
-        numbers = dict(zip(whole.keys, whole.order, strict=True))
-        version = self.store.data_version(
-            identity(about), hashes, lambda key: hash_of(whole, numbers[key]) if key in numbers else None
-        )
-        return hashes, {**about, "content": version}
+def _about_model(here: str, model: ModelSpec) -> About:
+    """What a model is in the identity of a run."""
+    loaded = open_model(model, here).loaded
+    hashes = {"hash": weights_hash(loaded.model), "setup": setup_hash(loaded)}
+    return {"name": Path(model.name).name, "arch": model.arch, **hashes}
 
 
-def _job(store: Store, named: Named, keys: Sequence[str]) -> Measurement | None:
-    asked = [key for key in keys if named.keys is None or key in named.keys]
-    if not asked:
-        return None
-    done = store.done(named.run, asked)
-    metrics = tuple(metric for metric in named.metrics if any((key, metric) not in done for key in asked))
+def _content(plan: Plan, store: Store, spec: DataSpec) -> tuple[dict[str, str], About]:
+    """The hashes of the chosen examples, and what the data set is in the identity of a run."""
+    whole, chosen = _chosen(plan, spec)
+    kind, options = find_entry(spec.name).kind, dict(spec.options)
+    about = {"name": spec.name, "kind": kind, "options": options, "set": set_hash(whole)}
+    hashes = {key: hash_of(whole, number) for key, number in zip(chosen.keys, chosen.order, strict=True)}
+    numbers = dict(zip(whole.keys, whole.order, strict=True))
+    version = store.data_version(
+        identity(about), hashes, lambda key: hash_of(whole, numbers[key]) if key in numbers else None
+    )
+    return hashes, {**about, "content": version}
+
+
+def _lacking(store: Store, whole: Measurement, keys: Sequence[str]) -> Measurement | None:
+    """What of a measurement has no results yet on these examples."""
+    asked = [key for key in keys if key in whole.keys]
+    done = store.done(whole.run, asked)
+    metrics = tuple(metric for metric in whole.metrics if any((key, metric) not in done for key in asked))
     left = tuple(key for key in asked if any((key, metric) not in done for metric in metrics))
-    return Measurement(named.run, named.trial, named.protocol, metrics, left) if left else None
+    return replace(whole, metrics=metrics, keys=left) if left else None
 
 
-def _name_runs(
+def _measurements(
     plan: Plan, store: Store, opened: Opened, spec: DataSpec, common: About, chosen: Dataset[Any]
-) -> list[Named]:
-    common = {
-        **common,
-        "versions": library_versions(),
-        "device": plan.device.partition(":")[0],
-        "dtype": plan.dtype,
-        "seed": plan.seed,
-    }
-    named: dict[str, Named] = {}
+) -> list[Measurement]:
+    """Every method under every protocol on all its examples, each once, with the identity of its results."""
+    found: dict[str, Measurement] = {}
     for protocol in plan.measured():
         metrics = metrics_for(protocol, spec)
         if not metrics:
             continue
         for trial in _trials(plan, opened):
-            about = {**common, "protocol": protocol.table(), "method": _about(trial, plan.preset, opened)}
-            run = store.add_run(about)
-            keys = None if trial.subset is None else frozenset(chosen.spread(trial.subset).keys)
-            named.setdefault(run, Named(run, trial, protocol, metrics, keys))
-    return list(named.values())
+            method = trial.about(plan.preset, opened.kind)
+            run = store.add_run({**common, "protocol": protocol.table(), "method": method})
+            some = chosen if trial.subset is None else chosen.spread(trial.subset)
+            found.setdefault(run, Measurement(run, trial, protocol, metrics, frozenset(some.keys)))
+    return list(found.values())
 
 
 def _trials(plan: Plan, opened: Opened) -> list[Trial]:
@@ -317,7 +282,7 @@ def _trials(plan: Plan, opened: Opened) -> list[Trial]:
     if plan.ablation is not None:
         with shadow(opened.loaded.model) as own:
             blocks = len(find_body(own, None, read_inputs(_example(opened))).blocks)
-        more = [Trial(name, options) for name, options in ablation(plan.ablation, blocks)]
+        more = [Trial(name, options) for name, options in ABLATIONS[plan.ablation](blocks)]
     priors = [Trial(name) for name in PRIORS] if opened.kind == "answer" else []
     return [*(trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)), *priors]
 
@@ -329,9 +294,3 @@ def _example(opened: Opened) -> Any:  # noqa: ANN401
         return {name: x.to(opened.device) for name, x in tokenizer("A short text.", return_tensors="pt").items()}
     dtype = next((p.dtype for p in loaded.model.parameters()), torch.float32)
     return torch.zeros(1, 3, *(loaded.image_size or (224, 224)), device=opened.device, dtype=dtype)
-
-
-def _about(trial: Trial, preset: str, opened: Opened) -> dict[str, Any]:
-    kind = "image" if opened.kind == "image" else "text"
-    options = trial.resolved(preset, kind)
-    return {"name": trial.name, "label": trial.label(preset, kind), "options": options}

@@ -5,7 +5,7 @@ model with randomised weights. One recording serves all methods that need the sa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,12 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 from vitrail import targets
 from vitrail.api.repeated import RepeatedExplainer
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, VitrailError, one_line
+from vitrail.errors import VitrailError, one_line
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.opened import RunSettings
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.plan import Trial
-from vitrail.evaluate.bench.texts import Batch, Contexts, Texts, explained_contexts
+from vitrail.evaluate.bench.texts import Batch, Contexts, Texts, explained_contexts, outcomes
 
 Values = list[dict[str, Any]]
 """For each example the plain numbers that are stored of it."""
@@ -61,10 +61,6 @@ class Shown:
         """One value per patch."""
         assert self.maps is not None
         return self.maps
-
-    def with_(self, others: tuple[Mapping[int, "Shown"], ...], cascade: Sequence[tuple[str, Tensor]]) -> "Shown":
-        """The same, with what another metric needs."""
-        return replace(self, others=others, cascade=cascade)
 
     def take(self, rows: Sequence[int]) -> "Shown":
         """Some of the examples."""
@@ -109,71 +105,46 @@ def of_objects(batch: Batch, classes: Classes) -> tuple[Classes, ...]:
     return tuple(() if isinstance(found, str) else tuple(found.classes.values()) for found in batch.objects)
 
 
-Place = tuple[str, tuple[str, ...], Classes]
-"""The view, the examples and their classes."""
-Cascade = list[tuple[str, Tensor]]
-
-
 @dataclass(frozen=True, eq=False)
 class BatchRequest:
-    """A batch to be explained for some classes by some methods.
+    """A batch to be explained for some classes: methods are asked for first, explain it all at once, and are then read.
 
     Args:
         randomised: those of the methods that also explain the model with randomised weights.
+        found: what each method shows, or why it cannot.
+        cascades: what it shows while the weights are randomised, or why it cannot.
     """
 
     batch: Batch
     classes: Classes
     trials: dict[str, Trial] = field(default_factory=dict)
     randomised: dict[str, Trial] = field(default_factory=dict)
+    found: dict[str, Shown | str] = field(default_factory=dict)
+    cascades: dict[str, list[tuple[str, Tensor]] | str] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, eq=False)
-class Explanations:
-    """The explanations of a unit: asked for first, then made all at once, then read."""
-
-    settings: RunSettings
-    requests: dict[Place, BatchRequest] = field(default_factory=dict)
-    found: dict[tuple[Place, str], Shown | str] = field(default_factory=dict)
-    cascades: dict[tuple[Place, str], Cascade | str] = field(default_factory=dict)
-
-    def ask(self, view: str, batch: Batch, classes: Classes, trial: Trial, *, randomised: bool = False) -> None:
+    def ask(self, trial: Trial, *, randomised: bool = False) -> None:
         """Ask for an explanation; the same one may be asked for often."""
-        request = self.requests.setdefault((view, batch.keys, classes), BatchRequest(batch, classes))
-        request.trials[trial_id(trial)] = trial
+        self.trials[trial_id(trial)] = trial
         if randomised:
-            request.randomised[trial_id(trial)] = trial
+            self.randomised[trial_id(trial)] = trial
 
-    def make(self) -> None:
+    def make(self, settings: RunSettings) -> None:
         """Everything that was asked for."""
-        for place, request in self.requests.items():
-            made = explained(request.batch, list(request.trials.values()), request.classes, self.settings.preset)
-            self.found.update({(place, name): shown for name, shown in made.items()})
-            if request.randomised:
-                self._cascade(place, request)
-
-    def _cascade(self, place: Place, request: BatchRequest) -> None:
-        model, left = request.batch.opened.loaded.model, dict(request.randomised)
-        self.cascades.update({(place, name): [] for name in left})
-        for part, copy in metrics.randomised(model, seed=self.settings.seed):
-            made = explained(request.batch, list(left.values()), request.classes, self.settings.preset, copy)
+        self.found.update(explained(self.batch, list(self.trials.values()), self.classes, settings.preset))
+        left = dict(self.randomised)
+        self.cascades.update({name: [] for name in left})
+        parts = metrics.randomised(self.batch.opened.loaded.model, seed=settings.seed) if left else ()
+        for part, copy in parts:
+            made = explained(self.batch, list(left.values()), self.classes, settings.preset, copy)
             for name, shown in made.items():
-                steps = self.cascades[(place, name)]
+                steps = self.cascades[name]
                 if isinstance(shown, Shown) and isinstance(steps, list):
                     steps.append((part, shown.scores))
                 else:
-                    self.cascades[(place, name)] = f"{part} randomised: {shown}"
+                    self.cascades[name] = f"{part} randomised: {shown}"
                     del left[name]
             if not left:
                 return
-
-    def read(self, view: str, batch: Batch, classes: Classes, trial: Trial) -> Shown | str:
-        """What a method shows, or why it cannot."""
-        return self.found[((view, batch.keys, classes), trial_id(trial))]
-
-    def cascade(self, view: str, batch: Batch, classes: Classes, trial: Trial) -> Cascade | str:
-        """What it shows while the weights are randomised, or why it cannot."""
-        return self.cascades[((view, batch.keys, classes), trial_id(trial))]
 
 
 def explained(
@@ -186,26 +157,12 @@ def explained(
         found = explained_contexts(batch, trials, preset, model)
         return {trial_id(trial): _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
     target = targets.answer_span() if not classes else targets.logit(classes)
-    specs = [(trial.name, trial.options) for trial in trials]
-    together = explainer.compare(batch.inputs, specs, target, preset)
-    made = iter(together)
-    return {
-        trial_id(trial): _reason(trial, together.failed[place])
-        if place in together.failed
-        else _shown_or_reason(batch, trial, next(made), classes)
-        for place, trial in enumerate(trials)
-    }
+    found = outcomes(explainer.compare(batch.inputs, [(t.name, t.options) for t in trials], target, preset))
+    return {trial_id(trial): _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
 
 
 def _reason(trial: Trial, error: BaseException) -> str:
     return f"{trial.name}: {one_line(error)}"
-
-
-def _shown_or_reason(batch: Batch, trial: Trial, attribution: Attribution, classes: Classes) -> Shown | str:
-    try:
-        return _shown(batch, attribution, classes)
-    except VitrailError as error:
-        return _reason(trial, error)
 
 
 def _rows_shown(trial: Trial, rows: Sequence[Tensor | Exception]) -> Shown:
@@ -214,13 +171,15 @@ def _rows_shown(trial: Trial, rows: Sequence[Tensor | Exception]) -> Shown:
     return Shown(scores, (), failed=tuple(_reason(trial, one) if isinstance(one, Exception) else None for one in rows))
 
 
-def _shown(batch: Batch, attribution: Attribution, classes: Classes) -> Shown:
-    scores = attribution.scores.detach()
+def _shown(batch: Batch, trial: Trial, found: Attribution | VitrailError, classes: Classes) -> Shown | str:
+    if isinstance(found, VitrailError):
+        return _reason(trial, found)
+    scores = found.scores.detach()
     if isinstance(batch, Texts):
         return Shown(scores, classes)
-    if attribution.grid is None:
-        raise InputError(f"{attribution.method} gives no grid of patches for this model.")
-    return Shown(scores, classes, scores.reshape(-1, *attribution.grid), attribution.pixels)
+    if found.grid is None:
+        return f"{trial.name}: {found.method} gives no grid of patches for this model."
+    return Shown(scores, classes, scores.reshape(-1, *found.grid), found.pixels)
 
 
 def trial_id(trial: Trial) -> str:

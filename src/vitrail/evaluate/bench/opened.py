@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property, lru_cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.api.repeated import RepeatedExplainer
-from vitrail.attribution import versions
 from vitrail.errors import InputError, ModelError, OptionError, suggest
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
@@ -35,6 +33,7 @@ from vitrail.evaluate.data.contexts import CONTEXTS, GENERATED
 from vitrail.evaluate.data.examples import Dataset, DatasetEntry, Example, ImageExample, TextExample
 from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
 from vitrail.evaluate.data.pictures import PictureFile
+from vitrail.evaluate.stitch import SHIPPED, open_shipped
 from vitrail.models.loading import Loaded, find_device, load
 
 if TYPE_CHECKING:
@@ -60,7 +59,11 @@ class RunSettings:
         return nullcontext() if self.dtype is None else torch.autocast(torch.device(self.device).type, self.dtype)
 
 
-State = tuple[Callable[[Any], Any], Any]
+ACCELERATORS = {
+    "cuda": (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all, torch.cuda.manual_seed_all),
+    "mps": (torch.mps.get_rng_state, torch.mps.set_rng_state, torch.mps.manual_seed),
+}
+"""Device type -> read, put back and seed its generators."""
 
 
 @contextmanager
@@ -72,40 +75,25 @@ def own_generators(*, device: str = "cpu", seed: int | None = None) -> Iterator[
             initialised, and a seed that waits for its start is not replaced.
         seed: of torch's generators inside the block; without it they go on from where they are.
     """
-    kept = _states(torch.device(device).type)
+    own = torch.device(device).type
+    used = [kind for kind in ACCELERATORS if kind == own or (kind == "cuda" and torch.cuda.is_initialized())]
+    kept: list[tuple[Callable[[Any], Any], Any]] = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+        (torch.default_generator.set_state, torch.default_generator.get_state()),
+        *((ACCELERATORS[kind][1], ACCELERATORS[kind][0]()) for kind in used),
+    ]
     try:
-        if seed is not None:
-            _seed(torch.device(device).type, seed)
+        if seed is not None:  # `torch.manual_seed` would seed every device there is
+            torch.default_generator.manual_seed(seed)
+            if own in ACCELERATORS:
+                ACCELERATORS[own][2](seed)
         yield
     finally:
         for restore, state in kept:
             restore(state)
 
 
-def _states(kind: str) -> list[State]:
-    """The state of every global generator that the block may move, and the function that puts it back."""
-    found: list[State] = [
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),
-        (torch.default_generator.set_state, torch.default_generator.get_state()),
-    ]
-    if kind == "cuda" or torch.cuda.is_initialized():
-        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    if kind == "mps":
-        found.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
-    return found
-
-
-def _seed(kind: str, seed: int) -> None:
-    """Seed the generators of the CPU and of the device. `torch.manual_seed` would seed every device there is."""
-    torch.default_generator.manual_seed(seed)
-    if kind == "cuda":
-        torch.cuda.manual_seed_all(seed)
-    if kind == "mps":
-        torch.mps.manual_seed(seed)
-
-
-DEMO_PICTURES = ("golf_ball.jpg", "temple.jpg")
 CUTS = ((0.0, 0.0, 1.0), (0.0, 0.0, 0.85), (0.15, 0.0, 0.85), (0.0, 0.15, 0.85), (0.15, 0.15, 0.85), (0.1, 0.1, 0.8))
 """Left, top and side of each cut, as shares of the picture."""
 SENTENCES = (
@@ -132,12 +120,11 @@ def read_picture_folder(source: str | Path) -> Dataset[ImageExample]:
     """The pictures right inside a folder, without labels."""
     folder = require_folder(Path(source), "folder of pictures")
     paths = pictures_in(folder)
-    names = [path.name for path in paths]
-    return Dataset("pictures", str(folder), range(len(paths)), names.__getitem__, partial(_from_file, paths))
 
+    def read(number: int) -> ImageExample:
+        return ImageExample(paths[number].name, PictureFile(paths[number].name, paths[number]))
 
-def _from_file(paths: list[Path], number: int) -> ImageExample:
-    return ImageExample(paths[number].name, PictureFile(paths[number].name, paths[number]))
+    return Dataset("pictures", str(folder), range(len(paths)), lambda number: paths[number].name, read)
 
 
 def read_sentences(source: str | Path) -> Dataset[TextExample]:
@@ -148,20 +135,19 @@ def read_sentences(source: str | Path) -> Dataset[TextExample]:
 
 def read_demo_pictures(source: str | Path = "") -> Dataset[ImageExample]:
     """Cuts of the two pictures of the demo, each also mirrored."""
-    made = [(name, cut, mirrored) for name in DEMO_PICTURES for mirrored in (False, True) for cut in CUTS]
-    keys = [f"{Path(n).stem}-{CUTS.index(cut)}{'-mirrored' if mirrored else ''}" for n, cut, mirrored in made]
-    return Dataset("demo_pictures", "vitrail.demo", range(len(made)), keys.__getitem__, partial(_cut, keys, made))
+    made = [(name, cut, mirrored) for name in SHIPPED for mirrored in (False, True) for cut in CUTS]
+    keys = [f"{name}-{CUTS.index(cut)}{'-mirrored' if mirrored else ''}" for name, cut, mirrored in made]
 
+    def read(number: int) -> ImageExample:
+        return ImageExample(keys[number], partial(_open_cut, *made[number]))
 
-def _cut(keys: list[str], made: list[Any], number: int) -> ImageExample:
-    return ImageExample(keys[number], partial(_open_cut, *made[number]))
+    return Dataset("demo_pictures", "vitrail.demo", range(len(made)), keys.__getitem__, read)
 
 
 def _open_cut(name: str, cut: tuple[float, float, float], mirrored: bool) -> "Image":  # noqa: FBT001
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    with files("vitrail.apps.demo").joinpath("pictures", name).open("rb") as file, Image.open(file) as picture:
-        whole = picture.convert("RGB")
+    whole = open_shipped(name)
     left, top, side = (round(share * min(whole.size)) for share in cut)
     piece = whole.crop((left, top, left + side, top + side))
     return ImageOps.mirror(piece) if mirrored else piece
@@ -269,53 +255,36 @@ def affine(loaded: Loaded) -> tuple[Tensor, Tensor]:
     """The normalisation, read off a black and a white picture: input = shift + scale * picture."""
     from PIL import Image
 
+    def mean(colour: str) -> Tensor:
+        inputs = loaded.image(Image.new("RGB", (width, height), colour), squash=True).inputs
+        return (inputs if isinstance(inputs, Tensor) else inputs["pixel_values"])[0].mean(dim=(1, 2))[:, None, None]
+
     assert loaded.image_size is not None
     height, width = loaded.image_size
-    low, high = (_values(loaded, Image.new("RGB", (width, height), colour)) for colour in ("black", "white"))
-    return low[:, None, None], (high - low)[:, None, None]
-
-
-def _values(loaded: Loaded, picture: Any) -> Tensor:  # noqa: ANN401
-    inputs = loaded.image(picture, squash=True).inputs
-    return (inputs if isinstance(inputs, Tensor) else inputs["pixel_values"])[0].mean(dim=(1, 2))
-
-
-def open_data(spec: DataSpec) -> Dataset[Any]:
-    """All examples of the data set, opened once."""
-    return _open_data(spec.name, spec.path, tuple(sorted(spec.options.items())))
+    shift = mean("black")
+    return shift, mean("white") - shift
 
 
 @lru_cache(maxsize=4)
-def _open_data(name: str, path: str, options: tuple[tuple[str, Any], ...]) -> Dataset[Any]:
-    entry = find_entry(name)
-    if not path and name not in NO_PATH:
-        raise OptionError(f"the path of {name} is missing. Write {name}=PATH; it must hold {entry.needs}.")
-    return entry.open(path, **dict(options))
+def open_data(spec: DataSpec) -> Dataset[Any]:
+    """All examples of the data set, opened once."""
+    entry = find_entry(spec.name)
+    if not spec.path and spec.name not in NO_PATH:
+        raise OptionError(f"the path of {spec.name} is missing. Write {spec.name}=PATH; it must hold {entry.needs}.")
+    return entry.open(spec.path, **spec.options)
 
 
 def forget() -> None:
     """Open models and data sets anew: their files may have changed."""
     open_model.cache_clear()
-    _open_data.cache_clear()
+    open_data.cache_clear()
 
 
 CHUNK = 1 << 22
 """So many values of a tensor are copied from its device at a time."""
-FURTHER_PACKAGES = ("numpy", "scipy", "pillow", "tokenizers", "torchvision")
-"""Beside those of every result: what decodes and resizes pictures, cuts texts into tokens and computes metrics."""
 UNIMPORTANT = {"_name_or_path", "name_or_path", "transformers_version"}
 UNREADABLE = b"\nunreadable"
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-def library_versions() -> dict[str, str]:
-    """The versions of all libraries that a stored number depends on."""
-    return versions(FURTHER_PACKAGES)
-
-
-def model_identity(loaded: Loaded) -> dict[str, str]:
-    """The hash of all weights and buffers, and of all else that decides what the model makes of an input."""
-    return {"hash": weights_hash(loaded.model), "setup": setup_hash(loaded)}
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -324,12 +293,8 @@ def weights_hash(model: nn.Module) -> str:
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
         for part in x.detach().reshape(-1).split(CHUNK):
-            digest.update(_bytes(part))
+            digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
-
-
-def _bytes(values: Tensor) -> memoryview:
-    return values.cpu().contiguous().view(torch.uint8).numpy().data
 
 
 def setup_hash(loaded: Loaded) -> str:
@@ -343,7 +308,8 @@ def setup_hash(loaded: Loaded) -> str:
         "processor": _processor(loaded.processor),
         "tokenizer": _tokenizer(loaded.tokenizer),
     }
-    return _hashed(_without_names(known))
+    text = json.dumps(_without_names(known), sort_keys=True, default=lambda x: ADDRESS.sub("", repr(x)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _processor(processor: Any) -> Any:  # noqa: ANN401
@@ -368,11 +334,6 @@ def _without_names(value: Any) -> Any:  # noqa: ANN401
     return [_without_names(x) for x in value] if isinstance(value, (list, tuple)) else value
 
 
-def _hashed(value: Any) -> str:  # noqa: ANN401
-    text = json.dumps(value, sort_keys=True, default=lambda x: ADDRESS.sub("", repr(x)))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def set_hash(dataset: Dataset[Any]) -> str:
     """A hash of the keys of all examples in their order and of the names of classes, without reading an example."""
     digest = hashlib.sha256()
@@ -386,38 +347,36 @@ def set_hash(dataset: Dataset[Any]) -> str:
 def example_hash(example: Example) -> str:
     """A hash of everything that is measured of an example."""
     digest = hashlib.sha256(type(example).__name__.encode())
-    if isinstance(example, ImageExample):
-        _add_picture(digest, example)
-    else:
+    if not isinstance(example, ImageExample):
         digest.update(json.dumps(astuple(example)).encode())
+        return digest.hexdigest()[:32]
+    boxes = [astuple(box) for box in example.boxes]
+    digest.update(json.dumps([example.key, example.label, boxes]).encode())
+    for content in (_picture, _mask):
+        try:
+            for part in content(example):
+                digest.update(part)
+        except InputError:  # a damaged example is stored with its reason, so that it is damaged is part of its content
+            digest.update(UNREADABLE)
     return digest.hexdigest()[:32]
 
 
-def _add_picture(digest: Any, example: ImageExample) -> None:  # noqa: ANN401
-    boxes = [astuple(box) for box in example.boxes]
-    digest.update(json.dumps([example.key, example.label, boxes]).encode())
-    for read in (_picture, _mask):
-        try:
-            read(digest, example)
-        except InputError:  # a damaged example is stored with its reason, so that it is damaged is part of its content
-            digest.update(UNREADABLE)
-
-
-def _picture(digest: Any, example: ImageExample) -> None:  # noqa: ANN401
+def _picture(example: ImageExample) -> Iterator[Any]:
+    """The bytes of the picture's file where it has one, else its pixels."""
     if isinstance(example.open_image, PictureFile):
-        digest.update(b"\nfile\n")
-        digest.update(example.open_image.stored())
-        return
-    pixels = np.ascontiguousarray(example.image)
-    digest.update(f"\npixels {pixels.shape} {pixels.dtype}\n".encode())
-    digest.update(pixels)
+        yield b"\nfile\n"
+        yield example.open_image.stored()
+    else:
+        pixels = np.ascontiguousarray(example.image)
+        yield f"\npixels {pixels.shape} {pixels.dtype}\n".encode()
+        yield pixels
 
 
-def _mask(digest: Any, example: ImageExample) -> None:  # noqa: ANN401
+def _mask(example: ImageExample) -> Iterator[Any]:
     mask = example.mask
     if mask is not None:
-        digest.update(f"\nmask {tuple(mask.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(mask.numpy().astype(np.int32)))
+        yield f"\nmask {tuple(mask.shape)}\n".encode()
+        yield np.ascontiguousarray(mask.numpy().astype(np.int32))
 
 
 def hash_of(dataset: Dataset[Any], number: int) -> str:

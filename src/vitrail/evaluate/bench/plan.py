@@ -6,7 +6,7 @@ Table 3 (schemes), Table 4 (heads) and the curve over depth (Neural Networks 202
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,20 +43,8 @@ def gradtoken(blocks: int) -> list[Spec]:
 
 
 ABLATIONS: dict[str, Callable[[int], list[Spec]]] = {"vtranm": vtranm, "gradtoken": gradtoken}
-
-
-def ablation(name: str, blocks: int) -> list[Spec]:
-    """The variants of an ablation for a model with so many blocks."""
-    if name not in ABLATIONS:
-        raise OptionError(f"there is no ablation {name!r}. {suggest(name, ABLATIONS)}")
-    return ABLATIONS[name](blocks)
-
-
-DTYPES: dict[str, torch.dtype | None] = {
-    "float32": None,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+"""Name -> the variants for a model with so many blocks."""
+DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHOICES: Mapping[str, Collection[str]] = {
     "dtype": DTYPES,
     "preset": ("recommended", "paper", "official"),
@@ -96,7 +84,7 @@ class DataSpec:
 
     name: str
     path: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     limit: int | None = None
 
 
@@ -115,20 +103,15 @@ class Trial:
     subset: int | None = None
     named: bool = True
 
-    def resolved(self, preset: str, kind: str) -> dict[str, Any]:
-        """Every option with its value, and the preset they started from."""
+    def about(self, preset: str, kind: str) -> dict[str, Any]:
+        """Its name, every option with its value, and a label with the options that differ from the recommended ones."""
         if self.name in PRIORS:
-            return {"preset": "recommended"}
-        given = dict(self.options)
+            return {"name": self.name, "label": self.name, "options": {"preset": "recommended"}}
+        entry, given, read = METHODS[self.name], dict(self.options), "image" if kind == "image" else "text"
         chosen = given.pop("preset", preset)
-        return {"preset": chosen, **METHODS[self.name].resolve(chosen, given, kind)}
-
-    def label(self, preset: str, kind: str) -> str:
-        """The method with the options that differ from the recommended ones."""
-        if self.name in PRIORS:
-            return self.name
-        options = self.resolved(preset, kind)
-        return METHODS[self.name].label(options.pop("preset"), options, kind)
+        options = entry.resolve(chosen, given, read)
+        label = entry.label(chosen, options, read)
+        return {"name": self.name, "label": label, "options": {"preset": chosen, **options}}
 
 
 @dataclass(frozen=True)
@@ -170,7 +153,8 @@ class Plan:
         if not self.trials and self.ablation is None:
             raise OptionError("a plan needs methods or an ablation, but none is named.")
         self._check_choices()
-        self._check_numbers()
+        for name in NUMBERS:
+            check_number(name, getattr(self, name))
         for trial in self.trials:
             if trial.name not in METHODS:
                 raise MethodError(f"unknown method {trial.name!r}. {suggest(trial.name, METHODS)}")
@@ -181,15 +165,11 @@ class Plan:
             if value is not None and value not in table:
                 raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
 
-    def _check_numbers(self) -> None:
-        for name in NUMBERS:
-            check_number(name, getattr(self, name))
-
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""
         classes = {} if self.target is None else {"target": self.target, "text_target": self.target}
         changed = (protocol.with_(**classes) for protocol in self.protocols)
-        return tuple(p if self.metrics is None else p.measuring(self.metrics) for p in changed)
+        return tuple(p if self.metrics is None else replace(p, metrics=self.metrics) for p in changed)
 
 
 def protocols_of(names: tuple[str, ...]) -> tuple[Protocol, ...]:
@@ -203,14 +183,14 @@ class Measurement:
 
     Args:
         run: the identity its results are stored under.
-        keys: the examples that have no results yet.
+        keys: the examples it measures; those of a worker's job have no results yet.
     """
 
     run: str
     trial: Trial
     protocol: Protocol
     metrics: tuple[str, ...]
-    keys: tuple[str, ...]
+    keys: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -249,4 +229,3 @@ class Finished:
 
     unit: Unit
     rows: tuple[ResultRow, ...]
-    seconds: float

@@ -107,10 +107,6 @@ class Protocol:
         view = f"{self.view} beside {self.guide}" if self.guide else self.view
         return f"{view}, {self.scalar} of {self.new_tokens} new tokens"
 
-    def measuring(self, metrics: tuple[str, ...]) -> "Protocol":
-        """The same conventions for other metrics."""
-        return replace(self, metrics=metrics)
-
     def target_of(self, kind: str) -> str:
         """The explained class of this kind of data."""
         return self.target if kind == "image" else self.text_target

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.api import compare
-from vitrail.errors import InputError, ModelError
+from vitrail.attribution import Attribution, Comparison
+from vitrail.errors import InputError, ModelError, VitrailError
 from vitrail.evaluate import answers
 from vitrail.evaluate.answers import Ablations, Keep, Question
 from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
@@ -27,9 +28,6 @@ from vitrail.methods import METHODS
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import is_blank
 from vitrail.targets import Target, continuation
-
-LONGEST = {"text": 512, "question": 384}
-"""Where texts are cut, as in the papers; earlier if the model has fewer positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,22 +66,21 @@ class Texts:
         rows = zip(self.encoding["input_ids"].tolist(), self.encoding["attention_mask"].tolist(), strict=True)
         return [[token for token, real in zip(*row, strict=True) if real] for row in rows]
 
-    @torch.no_grad()
     def score(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The logits of token ids."""
-        with self.settings.precision():
-            return self._run({"input_ids": ids, "attention_mask": mask})
+        return self._run({"input_ids": ids, "attention_mask": mask})
 
+    @torch.no_grad()
     def _run(self, inputs: Mapping[str, Tensor]) -> Tensor:
         placed = {name: x.to(self.opened.device) for name, x in inputs.items()}
-        return self.opened.loaded.model(**placed).logits.float()
+        with self.settings.precision():
+            return self.opened.loaded.model(**placed).logits.float()
 
     @cached_property
     def logits(self) -> Tensor:
         """What the model says of the texts as they are."""
         skip = {"special_tokens_mask", "offset_mapping"}
-        with torch.no_grad(), self.settings.precision():
-            return self._run({name: x for name, x in self.encoding.items() if name not in skip})
+        return self._run({name: x for name, x in self.encoding.items() if name not in skip})
 
     @property
     def special(self) -> set[int]:
@@ -98,12 +95,11 @@ class Texts:
 
     def take(self, rows: Sequence[int]) -> "Texts":
         """Some of the texts."""
-        return Texts(
-            self.opened,
-            self.settings,
-            [self.examples[i] for i in rows],
-            {name: x[list(rows)] for name, x in self.encoding.items()},
-            [self.spans[i] for i in rows] if self.spans else (),
+        return replace(
+            self,
+            examples=[self.examples[i] for i in rows],
+            encoding={name: x[list(rows)] for name, x in self.encoding.items()},
+            spans=[self.spans[i] for i in rows] if self.spans else (),
         )
 
 
@@ -126,7 +122,7 @@ def _encode_texts(opened: Opened, examples: Sequence[TextExample]) -> Any:  # no
         return {}
     firsts, seconds = [e.text for e in examples], [e.second for e in examples]
     pairs = None if any(x is None for x in seconds) else [x for x in seconds if x is not None]
-    return _encode(opened, firsts, pairs, kind="text", truncation="longest_first")
+    return _encode(opened, firsts, pairs, longest=512, truncation="longest_first")
 
 
 def _without_content(encoding: Mapping[str, Tensor]) -> list[int]:
@@ -144,7 +140,7 @@ def read_questions(
     if not good:
         return Texts(opened, settings, good, {}), broken
     questions, contexts = [e.question for e in good], [e.context for e in good]
-    encoding = _encode(opened, questions, contexts, kind="question", truncation="only_second")
+    encoding = _encode(opened, questions, contexts, longest=384, truncation="only_second")
     spans = [_answer_tokens(encoding, i, example) for i, example in enumerate(good)]
     broken |= {
         e.key: f"{e.key}: the answer lies after the last token the model reads."
@@ -155,18 +151,18 @@ def read_questions(
     return Texts(opened, settings, good, dict(encoding), spans).take(rows), broken
 
 
-def _encode(opened: Opened, first: list[str], second: list[str] | None, *, kind: str, truncation: str) -> Any:  # noqa: ANN401
-    tokenizer, model = opened.loaded.tokenizer, opened.loaded.model
+def _encode(opened: Opened, first: list[str], second: list[str] | None, *, longest: int, truncation: str) -> Any:  # noqa: ANN401
+    """Token ids, cut after as many tokens as in the papers, or earlier if the model has fewer positions."""
+    tokenizer, limit = opened.loaded.tokenizer, position_limit(opened.loaded.model)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         raise ModelError(f"the bench needs a fast tokenizer with a padding token, but {opened.loaded.name} has none.")
-    limit = min(LONGEST[kind], position_limit(model) or LONGEST[kind])
     found = tokenizer(
         first,
         second,
         return_tensors="pt",
         padding=True,
         truncation=truncation,
-        max_length=limit,
+        max_length=min(longest, limit or longest),
         return_special_tokens_mask=True,
         return_offsets_mapping=True,
     )
@@ -262,6 +258,12 @@ Row = Float[Tensor, " t"] | Exception
 """The scores of one text, or why a method has none."""
 
 
+def outcomes(found: Comparison) -> list[Attribution | VitrailError]:
+    """What each method that was asked for gave, in their order: an attribution, or why it has none."""
+    made = iter(found)
+    return [found.failed[i] if i in found.failed else next(made) for i in range(len(found) + len(found.failed))]
+
+
 def explained_contexts(batch: Contexts, trials: Sequence[Trial], preset: str, model: nn.Module) -> list[list[Row]]:
     """For each method, the scores of the columns of each text, or why it failed on it."""
     targets = [continuation(one.start, one.stop, scalar=batch.scalar) for one in batch.questions]
@@ -275,22 +277,12 @@ def _of_question(
 ) -> list[Row]:
     """What each method says of one answer: from one recording, as far as their kinds allow."""
     named = [trial for trial in trials if trial.name not in PRIORS]
-    specs = [(trial.name, {**_sources(trial, question), **trial.options}) for trial in named]
-    found: list[Row] = []
-    if specs:
-        together = compare(model, question.inputs, specs, target, preset, on_error="keep")
-        made = iter(together)
-        found = [
-            together.failed[place] if place in together.failed else next(made).scores[0].detach().float().cpu()
-            for place in range(len(specs))
-        ]
-    rows = iter(found)
+    # Methods that score sources as a whole get the sentences; others score tokens, which are summed.
+    whole = {"sources": list(question.sources)}
+    specs = [(t.name, {**(whole if "sources" in METHODS[t.name].options else {}), **t.options}) for t in named]
+    found = outcomes(compare(model, question.inputs, specs, target, preset, on_error="keep")) if specs else []
+    rows = (one if isinstance(one, Exception) else one.scores[0].detach().float().cpu() for one in found)
     return [answers.PRIORS[t.name](model, question) if t.name in PRIORS else next(rows) for t in trials]
-
-
-def _sources(trial: Trial, question: Question) -> dict[str, Any]:
-    """The sentences, for methods that score sources as a whole; others score tokens, which are summed."""
-    return {"sources": list(question.sources)} if "sources" in METHODS[trial.name].options else {}
 
 
 Batch = Pictures | Texts | Contexts

@@ -5,23 +5,21 @@ engine takes units and a worker, and yields finished units in the order of compl
 an engine yields, writes results. So an engine may lose a worker and repeat a unit.
 """
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, one_line, suggest
-from vitrail.evaluate.bench.explained import Classes, Explanations, Shown
+from vitrail.evaluate.bench.explained import BatchRequest, Classes, Shown, trial_id
 from vitrail.evaluate.bench.measure import MEASURES, Measure
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
 from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch, Contexts
-from vitrail.evaluate.data.examples import Dataset
 from vitrail.storage import is_finite
 
 Work = Callable[[Unit], Finished]
@@ -96,16 +94,14 @@ class Worker:
 
     def __call__(self, unit: Unit) -> Finished:
         """Everything that a unit asks to be measured."""
-        started = time.perf_counter()
         try:
             with own_generators(device=self.settings.device, seed=self.settings.seed):
-                rows = _Bench(self.settings, unit).rows()
+                return Finished(unit, tuple(_Bench(self.settings, unit).rows()))
         except torch.OutOfMemoryError as error:
             raise OptionError(
                 f"{len(unit.keys)} examples of {unit.data.name} do not fit into the memory of {self.settings.device}: "
                 "choose a smaller batch (--batch, --forward-batch). What is finished is kept."
             ) from error
-        return Finished(unit, tuple(rows), time.perf_counter() - started)
 
 
 class _Bench:
@@ -117,13 +113,19 @@ class _Bench:
         self.examples, self.broken = self._read()
         self.batches: dict[str, tuple[Batch, dict[str, str]]] = {}
         self.parts: dict[tuple[str, tuple[str, ...]], Batch] = {}
-        self.explanations = Explanations(settings)
+        self.requests: dict[tuple[Batch, Classes], BatchRequest] = {}
 
     def _read(self) -> tuple[list[Any], dict[str, str]]:
-        dataset = open_data(self.unit.data)
-        _check_contents(dataset, self.unit)
-        good, broken = [], {}
-        for key, number in zip(self.unit.keys, self.unit.numbers, strict=True):
+        """The examples, and why some cannot be read; raises where one is not what the driver read."""
+        unit, good, broken = self.unit, [], {}
+        dataset = open_data(unit.data)
+        for key, number, expected in zip(unit.keys, unit.numbers, unit.contents, strict=True):
+            if hash_of(dataset, number) != expected:  # its results would be stored under another identity
+                raise EngineError(
+                    f"{key} of {unit.data.name} is not what the driver read: the data changed during the run, "
+                    f"or {unit.data.path or 'the package'} holds other data on this machine. What is finished is kept; "
+                    "run the same command again once the data stays as it is."
+                )
             try:
                 good.append(dataset.read(number))
             except InputError as error:
@@ -133,7 +135,8 @@ class _Bench:
     def rows(self) -> list[ResultRow]:
         for job in self.unit.jobs:
             self._ask(job)
-        self.explanations.make()
+        for request in self.requests.values():
+            request.make(self.settings)
         return [row for job in self.unit.jobs for row in self._job(job)]
 
     def _batch(self, protocol: Protocol) -> tuple[Batch, dict[str, str]]:
@@ -150,10 +153,10 @@ class _Bench:
         reasons = {key: reason for key, reason in broken.items() if key in job.keys}
         if job.protocol.target_of(self.opened.kind) == "label" and self.opened.kind not in WITHOUT_CLASSES:
             for key, label in zip(whole.keys, whole.labels, strict=True):
-                if key in job.keys and not (label is not None and 0 <= label < self.opened.loaded.classes):
+                if key in job.keys and label not in range(self.opened.loaded.classes):
                     reasons[key] = f"{key}: the label {label} is no class of {self.opened.loaded.name}."
-        wanted = tuple(key for key in whole.keys if key in job.keys and key not in reasons)
-        return self._some(job.protocol.shown_as, whole, [whole.keys.index(key) for key in wanted]), reasons
+        rows = [i for i, key in enumerate(whole.keys) if key in job.keys and key not in reasons]
+        return self._some(job.protocol.shown_as, whole, rows), reasons
 
     def _some(self, view: str, batch: Batch, rows: Sequence[int]) -> Batch:
         """Some examples of a batch, the same object each time, since it keeps what was computed of it."""
@@ -179,51 +182,43 @@ class _Bench:
             rows = [i for i, some in enumerate(further) if len(some) > turn]
             yield self._some(view, batch, rows), rows, tuple(further[i][turn] for i in rows)
 
+    def _request(self, batch: Batch, classes: Classes) -> BatchRequest:
+        """The one request for these classes of a batch, which `_some` gives as the same object each time."""
+        return self.requests.setdefault((batch, classes), BatchRequest(batch, classes))
+
     def _ask(self, job: Measurement) -> None:
         batch, _ = self._part(job)
         if not batch.keys:
             return
-        view, classes = job.protocol.shown_as, self._classes(batch, job.protocol)
+        classes = self._classes(batch, job.protocol)
         for measure in (MEASURES[name] for name in job.metrics):
-            self.explanations.ask(view, batch, classes, job.trial, randomised=measure.randomised)
-            for some, _, others in self._rounds(measure, view, batch, classes):
-                self.explanations.ask(view, some, others, job.trial)
+            self._request(batch, classes).ask(job.trial, randomised=measure.randomised)
+            for some, _, others in self._rounds(measure, job.protocol.shown_as, batch, classes):
+                self._request(some, others).ask(job.trial)
 
     def _job(self, job: Measurement) -> list[ResultRow]:
         batch, reasons = self._part(job)
         rows = [ResultRow(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
-        if not batch.keys:
-            return rows
-        for metric in job.metrics:
+        for metric in job.metrics if batch.keys else ():
             rows += measured(job, metric, batch, self._shown(job, MEASURES[metric], batch))
         return rows
 
     def _shown(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
         """Everything that a metric needs, or the reason why something is missing."""
-        view, classes = job.protocol.shown_as, self._classes(batch, job.protocol)
-        shown = self.explanations.read(view, batch, classes, job.trial)
+        name, classes = trial_id(job.trial), self._classes(batch, job.protocol)
+        request = self._request(batch, classes)
+        shown = request.found[name]
         if isinstance(shown, str):
             return shown
         others: list[dict[int, Shown]] = [{} for _ in batch.keys]
-        for some, rows, wanted in self._rounds(measure, view, batch, classes):
-            other = self.explanations.read(view, some, wanted, job.trial)
+        for some, rows, wanted in self._rounds(measure, job.protocol.shown_as, batch, classes):
+            other = self._request(some, wanted).found[name]
             if isinstance(other, str):
                 return other
             for place, row in enumerate(rows):
                 others[row][wanted[place]] = other.take([place])
-        cascade = self.explanations.cascade(view, batch, classes, job.trial) if measure.randomised else []
-        return cascade if isinstance(cascade, str) else shown.with_(tuple(others), cascade)
-
-
-def _check_contents(dataset: Dataset[Any], unit: Unit) -> None:
-    """Raise if an example is not what the driver read: its results would be stored under another identity."""
-    for place, expected in enumerate(unit.contents):
-        if hash_of(dataset, unit.numbers[place]) != expected:
-            raise EngineError(
-                f"{unit.keys[place]} of {unit.data.name} is not what the driver read: the data changed during the run, "
-                f"or {unit.data.path or 'the package'} holds other data on this machine. What is finished is kept; run "
-                "the same command again once the data stays as it is."
-            )
+        cascade = request.cascades[name] if measure.randomised else []
+        return cascade if isinstance(cascade, str) else replace(shown, others=tuple(others), cascade=cascade)
 
 
 def measured(job: Measurement, metric: str, batch: Batch, shown: Shown | str) -> list[ResultRow]:
