@@ -16,13 +16,16 @@ from vitrail.evaluate.answers import (
     Question,
     Scores,
     pooled,
-    random_ablations,
     recall,
     score_lds,
     scores_without,
 )
 from vitrail.methods import METHODS
+from vitrail.methods.context_cite import kept_sources
 from vitrail.targets import continuation
+
+HELD_OUT_SEED = 7919
+"""Of the ablations that are measured on; `context_cite` is fitted to others."""
 
 
 def by_method(name: str, *, scalar: str = "log_probability", **options: Any) -> Scores:
@@ -60,7 +63,7 @@ class AnswerMeasures:
 
 def ablations_of(model: nn.Module, question: Question, count: int) -> Ablations:
     """The answer of a question under held-out ablations."""
-    keep = random_ablations(len(question.sources), count)
+    keep = kept_sources(len(question.sources), count, HELD_OUT_SEED)
     values = scores_without(model, question, torch.cat([torch.ones_like(keep[:1]), keep]))
     return Ablations(keep, values[1:], float(values[0]))
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from vitrail import metrics
 from vitrail.errors import InputError, MethodError
 from vitrail.evaluate.bench import on_pictures
-from vitrail.evaluate.bench.explained import Shown, explained, trial_id
+from vitrail.evaluate.bench.measure import Shown
 from vitrail.evaluate.bench.opened import Opened, RunSettings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.protocols import find_protocol
+from vitrail.evaluate.bench.worker import explained, trial_id
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.methods.pixel_maps import moved
 
@@ -67,7 +68,7 @@ class Loaded:
 
 def load_pictures(opened: Opened, settings: RunSettings, part: Dataset, *, masks: bool) -> Loaded:
     """The pictures that can be read, with their masks where these are wanted and have a foreground."""
-    pictures, _ = read_pictures(opened, settings, list(part), "squash")
+    pictures, _ = read_pictures(opened, settings, list(part), CHEFER)
     if not masks:
         return Loaded(pictures, None)
     found: dict[int, Tensor] = {}

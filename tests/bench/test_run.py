@@ -11,7 +11,7 @@ from vitrail import compare
 from vitrail.api import repeated
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
-from vitrail.evaluate.bench import explained
+from vitrail.evaluate.bench import worker
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.data import resize_mask
 from vitrail.models.loading import load
@@ -167,7 +167,7 @@ def empty(path):
 
 
 def test_a_map_of_nan_is_skipped_with_its_reason(plan_of, tmp_path, monkeypatch):
-    real = explained._shown
+    real = worker._shown
 
     def spoiled(batch, trial, attribution, classes):
         shown = real(batch, trial, attribution, classes)
@@ -175,7 +175,7 @@ def test_a_map_of_nan_is_skipped_with_its_reason(plan_of, tmp_path, monkeypatch)
             shown.maps[1] = torch.nan
         return shown
 
-    monkeypatch.setattr(explained, "_shown", spoiled)
+    monkeypatch.setattr(worker, "_shown", spoiled)
     bench.run(plan_of(batch=6), tmp_path / "r.db")
     assert values(tmp_path / "r.db", "gae", "segmentation")["pug_1"] is None
     assert sum(v is not None for v in values(tmp_path / "r.db", "gae", "positive").values()) == 5

@@ -12,9 +12,10 @@ from torch.testing import assert_close
 from vitrail.evaluate import answers
 from vitrail.evaluate.answers import Ablations, Question, recall
 from vitrail.evaluate.data import contexts
+from vitrail.methods.context_cite import kept_sources
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # seconds are measured there
-from answers_measured import AnswerMeasures, ablations_of, by_method, difference, measure
+from answers_measured import HELD_OUT_SEED, AnswerMeasures, ablations_of, by_method, difference, measure
 
 
 def test_a_needle_stands_in_the_sentence_that_is_gold():
@@ -56,7 +57,7 @@ def test_an_ablation_is_the_text_without_its_sentences(question):
 
 
 def test_scores_that_predict_the_ablations_have_the_score_one(question):
-    keep = answers.random_ablations(4, 40)
+    keep = kept_sources(4, 40, HELD_OUT_SEED)
     truth = torch.tensor([0.5, 3.0, -1.0, 0.2], dtype=torch.float64)
     known = Ablations(keep, keep.double() @ truth, 0.0)
     tokens = torch.zeros(14)
@@ -88,7 +89,7 @@ def test_every_method_of_the_table_gives_one_score_for_each_token(question):
 
 
 def test_equal_scores_predict_nothing(question):
-    known = Ablations(answers.random_ablations(4, 20), torch.arange(20.0).double(), 0.0)
+    known = Ablations(kept_sources(4, 20, HELD_OUT_SEED), torch.arange(20.0).double(), 0.0)
     assert measure(tiny("hf_llama"), question, lambda model, asked: torch.zeros(14), known).lds == 0.0
 
 

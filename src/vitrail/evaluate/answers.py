@@ -22,12 +22,8 @@ from vitrail.capture.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.texts import lds, recall_at
-from vitrail.methods.context_cite import kept_sources
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import Span
-
-HELD_OUT_SEED = 7919
-"""Of the ablations that are measured on; `context_cite` is fitted to others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +55,9 @@ class Question:
 
 def ask(model: Any, tokenizer: Any, context: ContextExample, *, max_new_tokens: int = 24) -> Question:  # noqa: ANN401
     """The model's own greedy answer, or the digits of it that are the value where that is known."""
-    prompt, places = _prompt(tokenizer, context)
-    read = tokenizer(prompt, add_special_tokens=not _has_chat(tokenizer), return_offsets_mapping=True)
+    chat = getattr(tokenizer, "chat_template", None) is not None
+    prompt, places = _prompt(tokenizer, context, chat=chat)
+    read = tokenizer(prompt, add_special_tokens=not chat, return_offsets_mapping=True)
     sources = tuple(_columns(read["offset_mapping"], a, b) for a, b in places)
     ids = torch.tensor(read["input_ids"], device=next(model.parameters()).device)
     limit = position_limit(model)
@@ -80,14 +77,10 @@ def ask(model: Any, tokenizer: Any, context: ContextExample, *, max_new_tokens: 
     )
 
 
-def _has_chat(tokenizer: Any) -> bool:  # noqa: ANN401
-    return getattr(tokenizer, "chat_template", None) is not None
-
-
-def _prompt(tokenizer: Any, context: ContextExample) -> tuple[str, list[Span]]:  # noqa: ANN401
+def _prompt(tokenizer: Any, context: ContextExample, *, chat: bool) -> tuple[str, list[Span]]:  # noqa: ANN401
     """What the model is given, and the letters of each sentence in it."""
     text = " ".join(context.sentences)
-    if _has_chat(tokenizer):
+    if chat:
         message = [{"role": "user", "content": f"{text}\n\n{context.question}"}]
         prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     else:
@@ -151,8 +144,7 @@ Keep = Bool[Tensor, "m s"]
 
 def scores_without(model: nn.Module, question: Question, keep: Keep, *, batch: int = 16) -> Float[Tensor, " m"]:
     """The log-probability of the answer with only some of the sentences; what is no sentence stays."""
-    found = [_some(model, question, some) for some in keep.split(batch)]
-    return torch.cat(found).double().cpu()
+    return torch.cat([_some(model, question, some) for some in keep.split(batch)]).double().cpu()
 
 
 @torch.no_grad()
@@ -169,11 +161,6 @@ def _some(model: nn.Module, question: Question, keep: Keep) -> Float[Tensor, " m
     logits = model(input_ids=ids[order], attention_mask=mask.long(), use_cache=False, **extra).logits[:, :-1].float()
     samples = torch.arange(len(keep), device=device).repeat_interleave(said)
     return summed(logits.flatten(0, 1), ids[question.start :].repeat(len(keep)), samples, len(keep))
-
-
-def random_ablations(sources: int, count: int, seed: int = HELD_OUT_SEED) -> Keep:
-    """Which sentences each ablation keeps, drawn as ContextCite draws them, but others than those it is fitted to."""
-    return kept_sources(sources, count, seed)
 
 
 Scores = Callable[[Any, Question], Float[Tensor, " t"]]

@@ -73,26 +73,18 @@ class Canvas:
     down: tuple[int, ...]
     across: tuple[int, ...]
 
-    def patches(self, row: int, column: int) -> tuple[slice, slice]:
-        """The patches of a cell, as rows and columns of the grid."""
-        return _slice(self.down, row), _slice(self.across, column)
-
     def pixels(self, row: int, column: int) -> tuple[slice, slice]:
         """The pixels of a cell; those that no patch sees belong to the last."""
         side = min(self.size[0] // self.grid[0], self.size[1] // self.grid[1])
-        ends = [
-            (*(edge * side for edge in edges[:-1]), size) for edges, size in zip(self._edges, self.size, strict=True)
-        ]
-        return _slice(ends[0], row), _slice(ends[1], column)
+        axes = zip((self.down, self.across), self.size, strict=True)
+        down, across = ([*(side * end for end in ends[:-1]), size] for ends, size in axes)
+        return _slice(down, row), _slice(across, column)
 
     @property
     def own(self) -> tuple[slice, slice]:
-        """The patches of the original."""
-        return self.patches(*self.arrangement.own)
-
-    @property
-    def _edges(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.down, self.across
+        """The patches of the original, as rows and columns of the grid."""
+        row, column = self.arrangement.own
+        return _slice(self.down, row), _slice(self.across, column)
 
 
 def _slice(ends: Sequence[int], number: int) -> slice:
@@ -167,23 +159,15 @@ def crop(attribution: Attribution, canvas: Canvas, size: Size) -> Attribution:
         size: height and width of the original, over which the map is drawn.
     """
     down, across = canvas.own
-    grid = (down.stop - down.start, across.stop - across.start)
-    pixels = attribution.pixels
-    return replace(
-        attribution,
-        scores=_cropped(attribution.scores, canvas),
-        grid=grid,
-        size=size,
-        own=None if attribution.own is None else _cropped(attribution.own, canvas),
-        pixels=None if pixels is None else pixels[(slice(None), *canvas.pixels(*canvas.arrangement.own))],
-        layers=None if attribution.layers is None else _cropped(attribution.layers, canvas),
-        heads=None if attribution.heads is None else _cropped(attribution.heads, canvas),
-    )
-
-
-def _cropped(values: Tensor, canvas: Canvas) -> Tensor:
-    down, across = canvas.own
-    return values.unflatten(-1, canvas.grid)[..., down, across].flatten(-2)
+    maps = {name: getattr(attribution, name) for name in ("scores", "own", "layers", "heads")}
+    parts = {
+        name: values.unflatten(-1, canvas.grid)[..., down, across].flatten(-2)
+        for name, values in maps.items()
+        if values is not None
+    }
+    if attribution.pixels is not None:
+        parts["pixels"] = attribution.pixels[(slice(None), *canvas.pixels(*canvas.arrangement.own))]
+    return replace(attribution, grid=(down.stop - down.start, across.stop - across.start), size=size, **parts)
 
 
 def open_shipped(name: str) -> "Image":

@@ -265,6 +265,7 @@ def _measurements(
 ) -> list[Measurement]:
     """Every method under every protocol on all its examples, each once, with the identity of its results."""
     found: dict[str, Measurement] = {}
+    every = frozenset(chosen.keys)
     for protocol in plan.measured():
         metrics = metrics_for(protocol, spec)
         if not metrics:
@@ -272,8 +273,8 @@ def _measurements(
         for trial in _trials(plan, opened):
             method = trial.about(plan.preset, opened.kind)
             run = store.add_run({**common, "protocol": protocol.table(), "method": method})
-            some = chosen if trial.subset is None else chosen.spread(trial.subset)
-            found.setdefault(run, Measurement(run, trial, protocol, metrics, frozenset(some.keys)))
+            keys = every if trial.subset is None else frozenset(chosen.spread(trial.subset).keys)
+            found.setdefault(run, Measurement(run, trial, protocol, metrics, keys))
     return list(found.values())
 
 

@@ -11,11 +11,10 @@ import socket
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -61,25 +60,21 @@ LOOPBACK = {"RAY_USAGE_STATS_ENABLED": "0", ray_constants.ENABLE_RAY_CLUSTERS_EN
 def connected(cluster: Cluster) -> Iterator[None]:
     """The cluster at the address, or one that lives for this block; one the caller is connected to is left alone."""
     if ray.is_initialized():
-        _check_same(cluster.address)
+        address = ray.get_runtime_context().gcs_address
+        if cluster.address not in (None, "auto", address):
+            raise EngineError(
+                f"this process is already connected to the Ray cluster at {address}, not to {cluster.address}. Leave "
+                "out the address, or call ray.shutdown() first."
+            )
         yield
         return
     # Ray prints to stdout, where our results go, that a worker died. We say so ourselves.
-    with _changed(ray_worker, _worker_logs_enabled=False):
+    with _changed(vars(ray_worker), _worker_logs_enabled=False):
         try:
             _connect(cluster)
             yield
         finally:
             ray.shutdown()
-
-
-def _check_same(address: str | None) -> None:
-    connected = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", connected):
-        raise EngineError(
-            f"this process is already connected to the Ray cluster at {connected}, not to {address}. Leave out the "
-            "address, or call ray.shutdown() first."
-        )
 
 
 def _connect(cluster: Cluster) -> None:
@@ -117,28 +112,25 @@ def on_loopback() -> Iterator[None]:
     By default Ray looks for an outside address of this machine and listens on all of them. Even without dashboard and
     usage statistics it starts a process that asks the metadata services of three clouds where it runs.
     """
-    before = {name: os.environ.get(name) for name in LOOPBACK}
-    os.environ.update(LOOPBACK)
-    try:
-        with (
-            _changed(ray_constants, ENABLE_RAY_CLUSTER=False),  # the variable was read when Ray was imported
-            _changed(services, start_api_server=lambda *args, **options: (None, None)),  # as if it could not start
-        ):
-            yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with (
+        _changed(os.environ, **LOOPBACK),
+        _changed(vars(ray_constants), ENABLE_RAY_CLUSTER=False),  # the variable was read when Ray was imported
+        _changed(vars(services), start_api_server=lambda *args, **options: (None, None)),  # as if it could not start
+    ):
+        yield
 
 
 @contextmanager
-def _changed(module: ModuleType, **values: Any) -> Iterator[None]:  # noqa: ANN401
-    """Other values for a module's names, as long as the block lasts."""
-    before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
+def _changed(table: MutableMapping[str, Any], **values: Any) -> Iterator[None]:  # noqa: ANN401
+    """Other values in a table, as long as the block lasts."""
+    before = {name: table[name] for name in values if name in table}
+    table.update(values)
     try:
         yield
     finally:
-        vars(module).update(before)
+        table.update(before)
+        for name in values.keys() - before.keys():
+            table.pop(name, None)
 
 
 def reason_of(error: Exception) -> str:
@@ -176,7 +168,9 @@ class _Task:
 
     def lost(self, error: Exception) -> "_Task":
         """The unit for another worker, as long as there is hope."""
-        reason = f"{describe(self.unit)}: {reason_of(error)}"
+        unit = self.unit
+        where = f"{unit.model.name} on {unit.data.name}, examples {unit.keys[0]} to {unit.keys[-1]}"
+        reason = f"{where}: {reason_of(error)}"
         if self.losses + 1 == ATTEMPTS:
             raise EngineError(
                 f"{ATTEMPTS} workers failed, one after the other, at the same unit, {reason} If memory is short, "
@@ -184,11 +178,6 @@ class _Task:
             ) from error
         warnings.warn(f"a worker was lost; another one does its unit, {reason}", stacklevel=2)
         return replace(self, losses=self.losses + 1)
-
-
-def describe(unit: Unit) -> str:
-    """Which unit it is, for people."""
-    return f"{unit.model.name} on {unit.data.name}, examples {unit.keys[0]} to {unit.keys[-1]}"
 
 
 def _stream(fresh: Iterator[_Task], pool: "_ActorPool") -> Iterator[Finished]:

@@ -8,7 +8,7 @@ tokens are removed. `recommend` ranks methods on a user's own model by how far t
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,13 +56,10 @@ def _markdown(table: Table) -> str:
         return f"{value} [{number(estimate.low)}, {number(estimate.high)}]"
 
     head = ["method", "n", *(_as_words(column.title) for column in table.columns)]
-    lines = [f"### {_as_words(table.title)}", "", _piped(head), _piped(["---", *["---:"] * (len(head) - 1)])]
-    lines += [_piped([_as_code(name), count(row), *map(cell, row)]) for name, row in table.rows]
-    return "\n".join([*lines, "", *(f"{_as_words(note)}  " for note in table.notes)]).rstrip() + "\n"
-
-
-def _piped(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    cells = [head, ["---", *["---:"] * (len(head) - 1)]]
+    cells += [[_as_code(name), count(row), *map(cell, row)] for name, row in table.rows]
+    lines = [f"### {_as_words(table.title)}", "", *(f"| {' | '.join(line)} |" for line in cells), ""]
+    return "\n".join([*lines, *(f"{_as_words(note)}  " for note in table.notes)]).rstrip() + "\n"
 
 
 MARKUP = str.maketrans({c: f"\\{c}" for c in "\\`*<[|"})
@@ -143,12 +140,7 @@ FORMS: dict[str, Callable[[Table], str]] = {"markdown": _markdown, "latex": _lat
 
 
 def render(made: Sequence[Table], form: str = "markdown") -> str:
-    """The tables as text.
-
-    Args:
-        made: what `tables` gave.
-        form: `markdown`, `latex` or `csv`.
-    """
+    """The tables as text: `markdown`, `latex` or `csv`."""
     if form not in FORMS:
         raise OptionError(f"there is no form {form!r}. {suggest(form, FORMS)}")
     texts = [FORMS[form](table) for table in made]
@@ -165,17 +157,11 @@ PANELS: dict[str, tuple[str, CurvePanel]] = {
 
 
 def _series(group: TableGroup, method: MeasuredMethod, metric: str, panel: CurvePanel) -> Series | None:
-    """The mean over examples of a stored curve."""
-    mean = _mean(panel.curve(row) for row in group.values(method, metric))
-    return None if mean is None else (panel.places(group.protocol, len(mean)), mean)
-
-
-def _mean(rows: Iterable[Sequence[float] | np.ndarray]) -> np.ndarray | None:
-    """The mean of curves that are read one after the other."""
+    """The mean over examples of a stored curve, which are read one after the other."""
     total, count = np.zeros(1), 0
-    for row in rows:
-        total, count = total + np.asarray(row, dtype=np.float64), count + 1
-    return total / count if count else None
+    for _, (row,) in group.store.values(method.run, (metric,)):
+        total, count = total + np.asarray(panel.curve(row), dtype=np.float64), count + 1
+    return (panel.places(group.protocol, len(total)), total / count) if count else None
 
 
 def curves(path: str | Path) -> "Figure":
@@ -231,11 +217,7 @@ RANKED_BY = ("ABPC", "AOPC")
 
 @dataclass(frozen=True)
 class Rank:
-    """A method's place.
-
-    Args:
-        estimate: its faithfulness with interval.
-    """
+    """A method, and its faithfulness with interval."""
 
     method: str
     estimate: Estimate
@@ -256,29 +238,17 @@ class Recommendation:
 
 
 def recommend(
-    plan: Plan,
-    path: str | Path | None = None,
-    *,
-    engine: Engine = local,
-    watch: Watch = lambda progress: None,
+    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
 ) -> Recommendation:
-    """Run a small plan under the protocol `vitrail`, and rank its methods.
+    """Run a small plan of one model on one data set under the protocol `vitrail`, and rank its methods.
 
-    Args:
-        plan: one model on one data set.
-        path: a results file to keep and to go on with; by default none is kept.
-        engine: what runs the units.
-        watch: is called after every unit.
+    The other arguments are those of `measure`.
     """
     return ranking(measure(plan, path, engine=engine, watch=watch)[0])
 
 
 def measure(
-    plan: Plan,
-    path: str | Path | None = None,
-    *,
-    engine: Engine = local,
-    watch: Watch = lambda progress: None,
+    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
 ) -> list[Table]:
     """Run a plan of one model, data set and protocol, and give its tables.
 
@@ -292,14 +262,9 @@ def measure(
         with TemporaryDirectory() as folder:
             return measure(plan, Path(folder) / "results.db", engine=engine, watch=watch)
     done = run(plan, path, engine=engine, watch=watch)
-    return _own_tables(path, done.runs, tables(path, seed=plan.seed))
-
-
-def _own_tables(path: str | Path, runs: Collection[str], made: list[Table]) -> list[Table]:
-    """The tables of these runs, in a file that may hold others."""
-    with reading(Path(path)) as store:
-        mine = [common(about) for run, about in store.runs().items() if run in runs]
-    return [table for table in made if table.about in mine]
+    with reading(Path(path)) as store:  # which may hold the results of other plans
+        mine = [common(about) for name, about in store.runs().items() if name in done.runs]
+    return [table for table in tables(path, seed=plan.seed) if table.about in mine]
 
 
 def ranking(table: Table) -> Recommendation:
@@ -308,7 +273,5 @@ def ranking(table: Table) -> Recommendation:
     measure = next((name for name in RANKED_BY if name in names), None)
     if measure is None:
         raise InputError(f"{table.title} measures {', '.join(names)}; ranking needs {' or '.join(RANKED_BY)}.")
-    place = names.index(measure)
-    found = [Rank(method, e) for method, row in table.rows if (e := row[place]) is not None]
-    ranks = sorted(found, key=lambda rank: -rank.estimate.value)
-    return Recommendation(measure, tuple(ranks), table)
+    found = [Rank(method, e) for method, row in table.rows if (e := row[names.index(measure)]) is not None]
+    return Recommendation(measure, tuple(sorted(found, key=lambda rank: -rank.estimate.value)), table)

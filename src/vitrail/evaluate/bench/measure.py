@@ -1,6 +1,7 @@
 """A metric of the bench as one object, `Measure`: how it is measured, its columns, its curves and its description.
 
-`Measure.run` turns a batch and the maps of one method into plain numbers for each example. These numbers are stored:
+`Measure.run` turns a batch and the maps of one method (`Shown`) into plain numbers for each example. A metric may also
+need the maps of other classes (`Further`) or of the model with randomised weights. The numbers are stored:
 counts, or one point of a curve for each level. The metric itself is computed later, from the stored numbers. `Column`
 computes one number of a table from them, `CurvePanel` one curve of a figure. A column is a function of means over
 examples, so a bootstrap needs only weighted means of the features, also where pixels are pooled over a data set.
@@ -14,12 +15,69 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
 from vitrail.errors import OptionError, suggest
 from vitrail.evaluate import MEASURE_PLACES
-from vitrail.evaluate.bench.explained import Further, Values, no_other
 from vitrail.evaluate.bench.protocols import Protocol
+from vitrail.evaluate.bench.texts import Batch
 from vitrail.methods.option_text import load
+
+Values = list[dict[str, Any]]
+"""For each example the plain numbers that are stored of it."""
+Classes = tuple[int, ...]
+Further = Callable[[Batch, Classes], tuple[Classes, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What one method made of a batch.
+
+    Args:
+        scores: one per patch or token.
+        classes: the explained class of each example; empty for questions and contexts.
+        maps: for pictures, the patches in their places.
+        pixels: for methods that work on pixels.
+        others: for each example, what is shown for the other classes that a metric asks for.
+        cascade: the scores of the model whose parts are randomised one after the other, with the parts' names.
+        failed: for contexts, which are explained one by one, why the method has no scores of an example.
+    """
+
+    scores: Float[Tensor, "b n"]
+    classes: Classes
+    maps: Float[Tensor, "b y x"] | None = None
+    pixels: Float[Tensor, "b h w"] | None = None
+    others: tuple[Mapping[int, "Shown"], ...] = ()
+    cascade: Sequence[tuple[str, Float[Tensor, "b n"]]] = ()
+    failed: tuple[str | None, ...] = ()
+
+    @property
+    def finest(self) -> Float[Tensor, "b y x"]:
+        """The map as fine as the method gives it."""
+        found = self.maps if self.pixels is None else self.pixels
+        assert found is not None
+        return found
+
+    @property
+    def places(self) -> Float[Tensor, "b y x"]:
+        """One value per patch."""
+        assert self.maps is not None
+        return self.maps
+
+    def take(self, rows: Sequence[int]) -> "Shown":
+        """Some of the examples."""
+        some = list(rows)
+        return Shown(
+            self.scores[some],
+            tuple(self.classes[i] for i in some) if self.classes else (),
+            None if self.maps is None else self.maps[some],
+            None if self.pixels is None else self.pixels[some],
+            tuple(self.others[i] for i in some) if self.others else (),
+            [(part, scores[some]) for part, scores in self.cascade],
+            tuple(self.failed[i] for i in some) if self.failed else (),
+        )
+
 
 Stored = Sequence[tuple[Any, ...]]
 """For each example, what is stored of the metrics that a column needs."""
@@ -90,7 +148,7 @@ class Measure:
     kinds: tuple[str, ...]
     columns: Callable[[Protocol], list[Column]]
     gives: frozenset[str] = frozenset()
-    further: Further = no_other
+    further: Further | None = None
     randomised: bool = False
     panels: tuple[CurvePanel, ...] = ()
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.explained import Shown, Values, rival
-from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Stored, plain
+from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.on_texts import real_rows
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.texts import Batch, Texts
+from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
 
 
 def randomisation(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
@@ -23,6 +22,15 @@ def randomisation(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
     found = np.stack([_alike(batch, shown.scores, scores) for _, scores in shown.cascade], axis=1)
     parts = [part for part, _ in shown.cascade]
     return [{"parts": parts, "correlation": row} for row in found.tolist()]
+
+
+def rival(batch: Batch, classes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The likeliest beside the explained one; none where the model has but one class."""
+    assert not isinstance(batch, Contexts)
+    logits = batch.logits.clone()
+    for row, c in enumerate(classes):
+        logits[row, c] = -float("inf")
+    return tuple((c,) if logits.shape[1] > 1 else () for c in logits.argmax(dim=1).tolist())
 
 
 def class_sensitivity(batch: Batch, shown: Shown, protocol: Protocol) -> Values:

@@ -1,8 +1,9 @@
 """Metrics of pictures as the bench runs them: counts against masks and boxes, points of perturbation curves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.explained import Shown, Values, of_objects
-from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Stored, plain
+from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.segmented import VOC
@@ -44,6 +44,11 @@ def boxes(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
     return [{name: float(numbers[i]) for name, numbers in found.items()} for i in range(len(listed))]
 
 
+def of_objects(batch: Pictures, classes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """One for every class of PASCAL VOC that can be seen."""
+    return tuple(() if isinstance(found, str) else tuple(found.classes.values()) for found in batch.objects)
+
+
 def voc(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
     """At every threshold and for every class that is there or shown: pixels in both, in the maps, in the mask."""
     values: Values = []
@@ -63,18 +68,30 @@ def known(found: T | str) -> T:
     return found
 
 
+def _watched(batch: Pictures) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
+    """The model's logits of pictures as a function, and the list to which each of its calls adds what is predicted."""
+    predicted: list[Tensor] = []
+
+    def score(images: Tensor) -> Tensor:
+        logits = batch.score(images)
+        predicted.append(logits.argmax(dim=1))
+        return logits
+
+    return score, predicted
+
+
+def _points(hits: list[Tensor], probability: Float[np.ndarray, "b n"]) -> Values:
+    """Hits and probability of each example, from the hits of every level."""
+    pairs = zip(torch.stack(hits, dim=1).tolist(), probability.tolist(), strict=True)
+    return [{"hits": list(map(int, hit)), "probability": likely} for hit, likely in pairs]
+
+
 def curve(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
     """Hits and probability at every level, pixels or patches removed in this order."""
 
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
         inner = [level for level in protocol.levels if 0 < level < 1]
-        predicted: list[Tensor] = []
-
-        def score(images: Tensor) -> Tensor:
-            logits = batch.score(images)
-            predicted.append(logits.argmax(dim=1))
-            return logits
-
+        score, predicted = _watched(batch)
         found = metrics.perturbation_curve(
             score,
             batch.images,
@@ -88,13 +105,12 @@ def curve(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
         )
         # The first and the last point are the same for all maps: they are computed once for all methods.
         ends = [batch.logits, *([batch.without_everything(protocol.fill)] if protocol.levels[-1] == 1 else [])]
-        points = [_point(logits, shown.classes) for logits in ends]
+        points = [_probability(logits, shown.classes) for logits in ends]
         tops = [logits.argmax(dim=1) for logits in ends]
+        judged = _judged(batch, protocol)
         classes = [tops[0], *torch.cat(predicted).view(len(inner), -1), *tops[1:]]
-        hits = torch.stack([seen == _judged(batch, protocol) for seen in classes], dim=1)
         probability = np.stack([points[0], *found.probability, *points[1:]], axis=1)
-        pairs = zip(hits.tolist(), probability.tolist(), strict=True)
-        return [{"hits": list(map(int, hit)), "probability": likely} for hit, likely in pairs]
+        return _points([seen == judged for seen in classes], probability)
 
     return measure
 
@@ -115,18 +131,10 @@ def road(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
 
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
         levels = [level for level in protocol.levels if level < 1]
-        judged = _judged(batch, protocol)
-        seen: list[Tensor] = []
-
-        def score(images: Tensor) -> Tensor:
-            logits = batch.score(images)
-            seen.append(logits.argmax(dim=1) == judged)
-            return logits
-
-        labels = torch.tensor(shown.classes)
+        judged, labels = _judged(batch, protocol), torch.tensor(shown.classes)
+        score, predicted = _watched(batch)
         found = metrics.road(score, batch.images, shown.finest, labels, order=order, levels=levels)
-        pairs = zip(torch.stack(seen, dim=1).tolist(), found.curve.tolist(), strict=True)
-        return [{"hits": list(map(int, hit)), "probability": likely} for hit, likely in pairs]
+        return _points([seen == judged for seen in predicted], found.curve)
 
     return measure
 
@@ -148,7 +156,7 @@ def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
     return torch.tensor(known, device=predicted.device)
 
 
-def _point(logits: Tensor, classes: Sequence[int]) -> Float[np.ndarray, " b"]:
+def _probability(logits: Tensor, classes: Sequence[int]) -> Float[np.ndarray, " b"]:
     chosen = torch.tensor(classes, device=logits.device)[:, None]
     return logits.log_softmax(dim=1).gather(1, chosen)[:, 0].double().exp().cpu().numpy()
 
@@ -250,16 +258,15 @@ def _gaps(values: Stored) -> Array:
     return np.array(pairs)[:, None]
 
 
-def _mean_of(entry: str, values: Stored) -> Array:
-    return np.array([np.mean(row[entry], keepdims=True) for (row,) in values])
+def _accuracy(values: Stored) -> Array:
+    return np.array([np.mean(row["hits"], keepdims=True) for (row,) in values])
 
 
 def _curve_panels(order: str) -> tuple[CurvePanel, ...]:
-    def of(entry: str) -> Callable[[Mapping[str, Any]], Sequence[float]]:
-        return lambda row: row[entry]
-
     return tuple(
-        CurvePanel(f"{order}: {up}", "removed fraction", up, of(entry), lambda protocol, _: np.array(protocol.levels))
+        CurvePanel(
+            f"{order}: {up}", "removed fraction", up, itemgetter(entry), lambda protocol, _: np.array(protocol.levels)
+        )
         for up, entry in (("accuracy", "hits"), ("probability", "probability"))
     )
 
@@ -302,11 +309,11 @@ ROAD_POSITIVE, ROAD_NEGATIVE = (
     Measure(
         f"road_{order}", f"ROAD: the prediction while the {first}-scored pixels are imputed first", road(order), _IMAGE,
         lambda _, order=order, higher=higher: [
-            Column(f"ROAD {order} accuracy", (f"road_{order}",), higher, partial(_mean_of, "hits"))
+            Column(f"ROAD {order} accuracy", (f"road_{order}",), higher, _accuracy)
         ],
         panels=(
             CurvePanel(
-                f"ROAD {order}: accuracy", "removed fraction", "accuracy", lambda row: row["hits"],
+                f"ROAD {order}: accuracy", "removed fraction", "accuracy", itemgetter("hits"),
                 lambda protocol, count: np.array(protocol.levels[:count]),
             ),
         ),

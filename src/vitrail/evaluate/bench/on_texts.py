@@ -3,7 +3,7 @@
 Of an answer: does the explanation find the sentences of the context that it depends on?
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import answers, metrics
-from vitrail.evaluate.bench.explained import Shown, Values, neighbour
-from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Stored, plain
+from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Contexts, Texts
+from vitrail.evaluate.data.examples import TextExample
 from vitrail.evaluate.metrics.texts import top
 
 
@@ -43,6 +43,11 @@ def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Pro
     return measure
 
 
+def neighbour(batch: Texts, classes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Another one, as AttCAT's code chooses it: the one before, 1 for class 0."""
+    return tuple((c - 1 if c > 0 else 1,) for c in classes)
+
+
 def kendall(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     """Tau between the scores for the explained class and for another one."""
     other = torch.cat([next(iter(maps.values())).scores for maps in shown.others])
@@ -55,21 +60,17 @@ def kendall(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
 
 def token_f1(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     """For every k, how many of the k highest words are gold."""
-    return [_token_f1(batch, shown.scores[i], protocol.ks, i) for i in range(len(batch.examples))]
-
-
-def _token_f1(batch: Texts, scores: Tensor, ks: Sequence[int], number: int) -> dict[str, Any]:
-    example, offsets = batch.examples[number], batch.encoding["offset_mapping"][number]
-    gold = example.rationale_mask.numpy()  # pyright: ignore[reportAttributeAccessIssue]
-    if not gold.any():
-        raise InputError(f"{example.key}: the text has no rationale.")
-    words = metrics.word_scores(scores.clamp(min=0), offsets, example.text)  # pyright: ignore[reportAttributeAccessIssue]
-    chosen = [top(words[None], k)[0] for k in ks]
-    return {
-        "hits": [int((gold & some).sum()) for some in chosen],
-        "chosen": [int(some.sum()) for some in chosen],
-        "gold": int(gold.sum()),
-    }
+    found = []
+    for example, scores, offsets in zip(batch.examples, shown.scores, batch.encoding["offset_mapping"], strict=True):
+        assert isinstance(example, TextExample)
+        gold = example.rationale_mask.numpy()
+        if not gold.any():
+            raise InputError(f"{example.key}: the text has no rationale.")
+        words = metrics.word_scores(scores.clamp(min=0), offsets, example.text)
+        chosen = [top(words[None], k)[0] for k in protocol.ks]
+        hits = [int((gold & some).sum()) for some in chosen]
+        found.append({"hits": hits, "chosen": [int(some.sum()) for some in chosen], "gold": int(gold.sum())})
+    return found
 
 
 def precision_at_k(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
@@ -206,23 +207,21 @@ def lds(batch: Contexts, shown: Shown, protocol: Protocol) -> Values:
     return found
 
 
-def answer_drop(batch: Contexts, shown: Shown, protocol: Protocol) -> Values:
-    """The log-probability of the answer with the whole context, and without the best k sentences."""
-    return [_best(batch, shown, protocol, number, kept=False) for number in range(len(batch.keys))]
+def best_sentences(*, kept: bool) -> Callable[[Contexts, Shown, Protocol], Values]:
+    """The log-probability of the answer with the whole context; without the best k sentences, or with them alone."""
 
+    def measure(batch: Contexts, shown: Shown, protocol: Protocol) -> Values:
+        found = []
+        for number in range(len(batch.keys)):
+            order = _pooled(batch, shown, protocol, number).argsort(descending=True, stable=True)
+            best = torch.zeros(len(protocol.ks), len(order), dtype=torch.bool)
+            for row, k in enumerate(protocol.ks):
+                best[row, order[:k]] = True
+            whole = batch.ablations(number, protocol.ablations).whole
+            found.append({"p": whole, "p_k": batch.scores(number, best if kept else ~best).tolist()})
+        return found
 
-def answer_sufficiency(batch: Contexts, shown: Shown, protocol: Protocol) -> Values:
-    """The log-probability of the answer with the whole context, and with the best k sentences alone."""
-    return [_best(batch, shown, protocol, number, kept=True) for number in range(len(batch.keys))]
-
-
-def _best(batch: Contexts, shown: Shown, protocol: Protocol, number: int, *, kept: bool) -> dict[str, object]:
-    each = _pooled(batch, shown, protocol, number)
-    best = torch.zeros(len(protocol.ks), len(each), dtype=torch.bool)
-    for row, k in enumerate(protocol.ks):
-        best[row, each.argsort(descending=True, stable=True)[:k]] = True
-    whole = batch.ablations(number, protocol.ablations).whole
-    return {"p": whole, "p_k": batch.scores(number, best if kept else ~best).tolist()}
+    return measure
 
 
 def _drop_at(index: int, values: Stored) -> Array:
@@ -251,10 +250,10 @@ LDS = Measure(
     _ANSWER, lambda _: [plain("LDS", "lds", "lds")],
 )  # fmt: skip
 ANSWER_DROP = Measure(
-    "answer_drop", "how far the answer's log-probability falls without the highest-scored sentences", answer_drop,
-    _ANSWER, lambda p: _drops("drop", "answer_drop", p, higher=True),
+    "answer_drop", "how far the answer's log-probability falls without the highest-scored sentences",
+    best_sentences(kept=False), _ANSWER, lambda p: _drops("drop", "answer_drop", p, higher=True),
 )  # fmt: skip
 ANSWER_SUFFICIENCY = Measure(
     "answer_sufficiency", "how far the answer's log-probability falls with the highest-scored sentences only",
-    answer_sufficiency, _ANSWER, lambda p: _drops("alone", "answer_sufficiency", p, higher=False),
+    best_sentences(kept=True), _ANSWER, lambda p: _drops("alone", "answer_sufficiency", p, higher=False),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 from vitrail.evaluate.data.segmented import SPELT_IN_VOC, VOC
 from vitrail.evaluate.metrics import fills
 from vitrail.evaluate.stitch import SHIPPED, open_shipped, plan_canvas, stitch
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 # By VOC's class: numbers among ImageNet's 1,000 classes, (first, last) for neighbours.
 IMAGENET: Mapping[str, tuple[int | tuple[int, int], ...]] = {
@@ -81,21 +78,18 @@ NAMED = {
 @lru_cache(maxsize=8)
 def voc_classes(names: tuple[str, ...] | None, count: int) -> dict[int, tuple[int, ...]]:
     """VOC's number -> the model's classes that are this class; by ImageNet's numbers, else by name."""
-    if count == COUNT and (names is None or _is_imagenet(names)):
+    if count == COUNT and (names is None or all(name in _words(names[i]) for i, name in KNOWN.items())):
         pairs = list(VOC_NUMBERS.items())
     else:
         pairs = [(i, NAMED[word]) for i, label in enumerate(names or ()) for word in _words(label) if word in NAMED]
     return {wanted: tuple(sorted({i for i, number in pairs if number == wanted})) for _, wanted in pairs}
 
 
-def _is_imagenet(names: Sequence[str]) -> bool:
-    return all(name in _words(names[number]) for number, name in KNOWN.items())
-
-
 def _words(label: str) -> set[str]:
     return {" ".join(part.casefold().replace("_", " ").split()) for part in label.split(",")}
 
 
+NOT_SQUASHED = "masks and boxes fit pictures that are squashed, not cropped or stitched."
 Size = tuple[int, int]
 Boxes = list[list[float]]
 
@@ -197,7 +191,7 @@ class Pictures:
         """The mask of an example at the size the model sees: 1 any object, 0 background, -1 ignored."""
         example = self.examples[number]
         if self.view != "squash":
-            raise InputError(f"{example.key}: masks and boxes fit pictures that are squashed, not cropped or stitched.")
+            raise InputError(f"{example.key}: {NOT_SQUASHED}")
         mask = example.mask
         assert mask is not None
         height, width = self.images.shape[2:]
@@ -211,27 +205,27 @@ class Pictures:
         """What can be seen in each picture, or why that cannot be said; the same for every method."""
         loaded, logits = self.opened.loaded, self.logits.cpu()
         known = voc_classes(loaded.class_names, loaded.classes)
-        return [self._tried(find_objects, number, logits[number], known) for number in range(len(self.examples))]
+        return [
+            self._tried(find_objects, example, row, known) for example, row in zip(self.examples, logits, strict=True)
+        ]
 
     @cached_property
     def boxes(self) -> list[Boxes | str]:
         """The boxes of each picture, or why it has none."""
-        return [self._tried(find_boxes, number) for number in range(len(self.examples))]
+        return [self._tried(find_boxes, example) for example in self.examples]
 
-    def _tried(self, find: Callable[..., Any], number: int, *more: Any) -> Any:  # noqa: ANN401
+    def _tried(self, find: Callable[..., Any], example: ImageExample, *more: Any) -> Any:  # noqa: ANN401
         height, width = self.images.shape[2:]
         if self.view != "squash":
-            return "masks and boxes fit pictures that are squashed, not cropped or stitched."
+            return NOT_SQUASHED
         try:
-            return find(self.examples[number], (height, width), *more)
+            return find(example, (height, width), *more)
         except InputError as error:
             return str(error)
 
     def take(self, rows: Sequence[int]) -> "Pictures":
         """Some of the pictures."""
-        return Pictures(
-            self.opened, self.settings, [self.examples[i] for i in rows], self.images[list(rows)], self.view
-        )
+        return replace(self, examples=[self.examples[i] for i in rows], images=self.images[list(rows)], emptied={})
 
 
 def read_pictures(
@@ -247,10 +241,8 @@ def read_pictures(
             continue
         good.append(example)
         pixels.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-    size = (0, 3, *(opened.loaded.image_size or (1, 1)))
-    stacked = torch.stack(pixels) if pixels else torch.zeros(size)
-    weight = next(opened.loaded.model.parameters())
-    images = stacked.to(opened.device).to(weight.dtype) / 255
+    stacked = torch.stack(pixels) if pixels else torch.zeros(0, 3, *(opened.loaded.image_size or (1, 1)))
+    images = stacked.to(opened.device).to(next(opened.loaded.model.parameters()).dtype) / 255
     return Pictures(opened, settings, good, images, protocol.view), broken
 
 
@@ -295,16 +287,11 @@ def _read_guide(opened: Opened, guide: str) -> tuple[Tensor, int]:
 @lru_cache(maxsize=1)  # it holds the model: no more than the one at work
 def _guide_and_class(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]:
     """The same, kept for the next batch as long as the guide's content is the same."""
-    seen = opened.loaded.image(_open_guide(guide), squash=True)
-    pixels = torch.from_numpy(np.array(seen.picture)).permute(2, 0, 1)[None].to(opened.device) / 255
-    weight = next(opened.loaded.model.parameters())
-    with torch.no_grad():
-        return pixels.to(weight.dtype), int(opened.logits(pixels.to(weight.dtype)).argmax())
-
-
-def _open_guide(guide: str) -> "Image":
-    if guide in SHIPPED:
-        return open_shipped(guide)
     from vitrail.models.loading.images import open_image
 
-    return open_image(Path(guide))
+    picture = open_shipped(guide) if guide in SHIPPED else open_image(Path(guide))
+    seen = np.array(opened.loaded.image(picture, squash=True).picture)
+    pixels = torch.from_numpy(seen).permute(2, 0, 1)[None].to(opened.device) / 255
+    pixels = pixels.to(next(opened.loaded.model.parameters()).dtype)
+    with torch.no_grad():
+        return pixels, int(opened.logits(pixels).argmax())

@@ -92,8 +92,7 @@ class Store:
     def add_run(self, about: About) -> str:
         """Keep what a run is, and give its identity."""
         name = identity(about)
-        with self._transaction():
-            self.connection.execute("INSERT INTO runs VALUES (?, ?) ON CONFLICT DO NOTHING", (name, _canonical(about)))
+        self._write("INSERT INTO runs VALUES (?, ?) ON CONFLICT DO NOTHING", [(name, _canonical(about))])
         return name
 
     def data_version(self, data: str, contents: Mapping[str, str], now: Callable[[str], str | None]) -> str:
@@ -104,86 +103,63 @@ class Store:
             contents: example -> hash, of the examples that are to be measured.
             now: the hash of any example of the set as it is now, None where it is no longer part of it.
         """
-        found = next((v for v in self._data_versions(data) if self._unchanged(data, v, contents, now)), None)
-        version = found or self._new_version(data, contents)
-        known = dict(self._contents(data, version))
-        self._add_contents(data, version, {key: x for key, x in contents.items() if key not in known})
+
+        def unchanged(kept: Mapping[str, str]) -> bool:
+            if any(contents.get(key, known) != known for key, known in kept.items()):  # first those at hand
+                return False
+            return all(key in contents or now(key) == known for key, known in kept.items())
+
+        found = self._read(
+            "SELECT version FROM contents WHERE data = ? GROUP BY version ORDER BY COUNT(*) DESC, version", data
+        )
+        versions = [version for (version,) in found]
+        for version in versions:  # those with most examples first
+            kept = dict(self._read("SELECT example, hash FROM contents WHERE data = ? AND version = ?", data, version))
+            if unchanged(kept):
+                break
+        else:
+            # The name depends on the content only, so that two files made by the same commands are the same.
+            names = (identity({"data": data, "contents": contents, "number": n})[:16] for n in count())
+            version, kept = next(name for name in names if name not in versions), {}
+        new = [(data, version, key, known) for key, known in sorted(contents.items()) if key not in kept]
+        self._write("INSERT INTO contents VALUES (?, ?, ?, ?)", new)
         return version
-
-    def _data_versions(self, data: str) -> list[str]:
-        """The versions of a data set, those with most examples first."""
-        found = self.connection.execute(
-            "SELECT version FROM contents WHERE data = ? GROUP BY version ORDER BY COUNT(*) DESC, version", (data,)
-        )
-        return [version for (version,) in found]
-
-    def _contents(self, data: str, version: str) -> Iterator[tuple[str, str]]:
-        return self.connection.execute(
-            "SELECT example, hash FROM contents WHERE data = ? AND version = ?", (data, version)
-        )
-
-    def _unchanged(
-        self, data: str, version: str, contents: Mapping[str, str], now: Callable[[str], str | None]
-    ) -> bool:
-        kept = list(self._contents(data, version))
-        if any(contents.get(key, known) != known for key, known in kept):  # first those whose hash is at hand
-            return False
-        return all(key in contents or now(key) == known for key, known in kept)
-
-    def _new_version(self, data: str, contents: Mapping[str, str]) -> str:
-        """A name that depends on the content only, so that two files made by the same commands are the same."""
-        taken = set(self._data_versions(data))
-        names = (identity({"data": data, "contents": contents, "number": n})[:16] for n in count())
-        return next(name for name in names if name not in taken)
-
-    def _add_contents(self, data: str, version: str, contents: Mapping[str, str]) -> None:
-        if contents:
-            with self._transaction():
-                self.connection.executemany(
-                    "INSERT INTO contents VALUES (?, ?, ?, ?)",
-                    [(data, version, key, known) for key, known in sorted(contents.items())],
-                )
 
     def add(self, rows: Sequence[ResultRow]) -> None:
         """Write all rows of a finished unit, or none; existing rows are not changed."""
-        with self._transaction():
-            self.connection.executemany(
-                "INSERT INTO results VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, example, metric) DO NOTHING",
-                [
-                    (
-                        r.run,
-                        r.key,
-                        r.metric,
-                        None if r.value is None else json.dumps(r.value, sort_keys=True, allow_nan=False),
-                        r.skipped,
-                    )
-                    for r in rows
-                ],
-            )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
+        def value(row: ResultRow) -> str | None:
+            return None if row.value is None else json.dumps(row.value, sort_keys=True, allow_nan=False)
+
+        self._write(
+            "INSERT INTO results VALUES (?, ?, ?, ?, ?) ON CONFLICT (run, example, metric) DO NOTHING",
+            [(row.run, row.key, row.metric, value(row), row.skipped) for row in rows],
+        )
+
+    def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """All rows in one transaction."""
         try:
             with self.connection:
-                yield
+                self.connection.executemany(statement, rows)
         except sqlite3.OperationalError as error:
             what = "the disk is full" if "full" in str(error) else f"the results could not be written ({error})"
             raise OutputError(
                 f"{what}. Everything finished so far is kept in {self.path}; the same command goes on from there."
             ) from error
 
+    def _read(self, query: str, *values: str) -> sqlite3.Cursor:
+        return self.connection.execute(query, values)
+
     def done(self, run: str, keys: Sequence[str]) -> set[tuple[str, str]]:
         """The examples and metrics that are there, computed or skipped."""
         marks = ",".join("?" * len(keys))
-        found = self.connection.execute(
-            f"SELECT example, metric FROM results WHERE run = ? AND example IN ({marks})", (run, *keys)
+        return set(
+            self._read(f"SELECT example, metric FROM results WHERE run = ? AND example IN ({marks})", run, *keys)
         )
-        return set(found)
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Every run with what it is, in an order that does not depend on when it was made."""
-        found = self.connection.execute("SELECT id, about FROM runs")
-        runs = dict(sorted((name, json.loads(about)) for name, about in found))
+        runs = {name: json.loads(about) for name, about in self._read("SELECT id, about FROM runs ORDER BY id")}
         for name, about in runs.items():
             if not isinstance(about, dict) or not about.keys() >= PARTS:
                 raise OutputError(f"{self.path} is damaged: its run {name!r} does not say what it is.")
@@ -191,33 +167,27 @@ class Store:
 
     def metrics(self, run: str) -> set[str]:
         """What was measured or skipped."""
-        return {
-            name for (name,) in self.connection.execute("SELECT DISTINCT metric FROM results WHERE run = ?", (run,))
-        }
+        return {name for (name,) in self._read("SELECT DISTINCT metric FROM results WHERE run = ?", run)}
 
     def examples(self, run: str, *, skipped: bool = False) -> set[str]:
         """The examples that have a result, or that lack one."""
         column = "skipped" if skipped else "value"
-        found = self.connection.execute(
-            f"SELECT DISTINCT example FROM results WHERE run = ? AND {column} IS NOT NULL", (run,)
-        )
-        return {example for (example,) in found}
+        query = f"SELECT DISTINCT example FROM results WHERE run = ? AND {column} IS NOT NULL"
+        return {example for (example,) in self._read(query, run)}
 
     def reasons(self, run: str) -> dict[str, int]:
         """Why results are missing, and how many."""
-        return dict(
-            self.connection.execute(
-                "SELECT skipped, COUNT(*) FROM results WHERE run = ? AND skipped IS NOT NULL GROUP BY skipped", (run,)
-            )
-        )
+        query = "SELECT skipped, COUNT(*) FROM results WHERE run = ? AND skipped IS NOT NULL GROUP BY skipped"
+        return dict(self._read(query, run))
 
     def values(self, run: str, metrics: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """By example, the values of these metrics, of examples that have them all; read as they are asked for."""
         marks = ",".join("?" * len(metrics))
-        found = self.connection.execute(
+        found = self._read(
             f"SELECT example, metric, value FROM results WHERE run = ? AND metric IN ({marks}) AND value IS NOT NULL "
             "ORDER BY example",
-            (run, *metrics),
+            run,
+            *metrics,
         )
         for example, rows in groupby(found, key=itemgetter(0)):
             by_metric = {metric: value for _, metric, value in rows}
@@ -226,10 +196,8 @@ class Store:
 
     def results(self, run: str) -> Iterator[tuple[str, str, Any, str | None]]:
         """Example, metric, value and reason for being skipped, by example."""
-        found = self.connection.execute(
-            "SELECT example, metric, value, skipped FROM results WHERE run = ? ORDER BY example, metric", (run,)
-        )
-        for example, metric, value, skipped in found:
+        query = "SELECT example, metric, value, skipped FROM results WHERE run = ? ORDER BY example, metric"
+        for example, metric, value, skipped in self._read(query, run):
             yield example, metric, None if value is None else json.loads(value), skipped
 
 

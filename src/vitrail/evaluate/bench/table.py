@@ -7,6 +7,7 @@ examples, the same resamples for all methods of a table.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from jaxtyping import Bool, Float
 
 from vitrail.errors import InputError, as_path
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.measure import MEASURES, Column, Stored, columns_of
+from vitrail.evaluate.bench.measure import MEASURES, Column, columns_of
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import Store, reading
 
@@ -79,10 +80,12 @@ def estimates(
             if i != best and shared.any():
                 pair = (_resample(column, samples[j], shared, weights) for j in (best, i))
                 wins[i].append(sign * np.subtract(*pair))
-    return [
-        None if values[i] is None else _estimate(values[i] or 0.0, samples[i], alone[i], wins[i], best=i == best)
-        for i in range(len(samples))
-    ]
+    found: list[Estimate | None] = [None] * len(samples)
+    for i in known:
+        p = _chance(np.concatenate(wins[i])) if wins[i] else None
+        interval = _interval(np.concatenate(alone[i]))
+        found[i] = Estimate(values[i] or 0.0, *interval, int(samples[i].present.sum()), i == best, p)
+    return found
 
 
 def gain(
@@ -97,20 +100,18 @@ def gain(
         np.subtract(*(_resample(column, sample, shared, weights) for sample in (mine, other)))
         for weights in _resampled(len(shared), seed, resamples)
     ]
-    low, high = np.percentile(sign * np.concatenate(drawn), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return sign * (value - against), float(low), float(high)
+    return sign * (value - against), *_interval(sign * np.concatenate(drawn))
 
 
-def _estimate(
-    value: float, sample: MethodSample, alone: list[np.ndarray], wins: list[np.ndarray], *, best: bool
-) -> Estimate:
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(np.concatenate(alone), [tail, 100 - tail])
-    p = None
-    if wins:
-        ahead = np.concatenate(wins)
-        p = min(1.0, 2 * (1 + int((ahead <= 0).sum())) / (1 + len(ahead)))
-    return Estimate(value, float(low), float(high), int(sample.present.sum()), best, p)
+def _interval(drawn: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of the resamples."""
+    low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return float(low), float(high)
+
+
+def _chance(ahead: np.ndarray) -> float:
+    """The p value, on both sides, of resamples in which the best is ahead by so much."""
+    return min(1.0, 2 * (1 + int((ahead <= 0).sum())) / (1 + len(ahead)))
 
 
 def _value(column: Column, sample: MethodSample, present: Present) -> float | None:
@@ -178,40 +179,37 @@ class TableGroup:
         """The numbers that can be made of the results."""
         return columns_of(self.protocol, self.metrics)
 
-    def values(self, method: MeasuredMethod, metric: str) -> Iterator[Any]:
-        """What is stored of each example, one after the other."""
-        return (value for _, (value,) in self.store.values(method.run, (metric,)))
-
     def samples(self, column: Column) -> list[MethodSample]:
         """The features of every method at the group's examples."""
         places = {key: place for place, key in enumerate(self.keys)}
-        return [_sample(self.store, method, column, places) for method in self.methods]
+        return [self._sample(method.run, column, places) for method in self.methods]
 
-
-def _sample(store: Store, method: MeasuredMethod, column: Column, places: dict[str, int]) -> MethodSample:
-    features, present = np.zeros((len(places), 1)), np.zeros(len(places), dtype=bool)
-    # A run that is still being written may have examples that were not there when the group was read.
-    rows = (row for row in store.values(method.run, column.needs) if row[0] in places)
-    while some := list(islice(rows, AT_ONCE)):
-        found = column.features([values for _, values in some])
-        if not present.any():
-            features = np.zeros((len(places), found.shape[1]))
-        where = [places[key] for key, _ in some]
-        features[where], present[where] = found, True
-    return MethodSample(features, present)
+    def _sample(self, run: str, column: Column, places: dict[str, int]) -> MethodSample:
+        features, present = np.zeros((len(places), 1)), np.zeros(len(places), dtype=bool)
+        # A run that is still being written may have examples that were not there when the group was read.
+        rows = (row for row in self.store.values(run, column.needs) if row[0] in places)
+        while some := list(islice(rows, AT_ONCE)):
+            found = column.features([values for _, values in some])
+            if not present.any():
+                features = np.zeros((len(places), found.shape[1]))
+            where = [places[key] for key, _ in some]
+            features[where], present[where] = found, True
+        return MethodSample(features, present)
 
 
 def read_groups(store: Store) -> Iterator[TableGroup]:
     """The groups of a results file, one at a time, in an order that does not depend on when they were made."""
-    members: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[MeasuredMethod]]] = {}
     for run, about in store.runs().items():
-        shared = common(about)
-        place = (shared["model"]["name"], shared["data"]["name"], shared["protocol"]["name"], shared)
-        members.setdefault(json.dumps(place, sort_keys=True), []).append((about, run))
-    for _, some in sorted(members.items()):
-        group = _group(store, some)
-        if group.methods:
-            yield group
+        same = common(about)
+        place = json.dumps([*(same[part]["name"] for part in ("model", "data", "protocol")), same], sort_keys=True)
+        groups.setdefault(place, (same, []))[1].append(MeasuredMethod(about["method"]["label"], run))
+    for _, (same, every) in sorted(groups.items()):
+        methods = [method for method in every if store.metrics(method.run)]
+        if methods:
+            stored = {name: tuple(x) if isinstance(x, list) else x for name, x in same["protocol"].items()}
+            protocol = Protocol(metrics=(), **stored)
+            yield TableGroup(store, same, protocol, sorted(methods, key=lambda method: method.label))
 
 
 def common(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,68 +217,43 @@ def common(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in about.items() if name != "method"}
 
 
-def _group(store: Store, members: list[tuple[dict[str, Any], str]]) -> TableGroup:
-    about = common(members[0][0])
-    methods = [MeasuredMethod(one["method"]["label"], run) for one, run in members if store.metrics(run)]
-    return TableGroup(store, about, read_protocol(about["protocol"]), sorted(methods, key=lambda m: m.label))
-
-
-def read_protocol(table: dict[str, Any]) -> Protocol:
-    """The protocol that a run was made under."""
-    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in table.items()}
-    return Protocol(metrics=(), **fields)
-
-
 RANKS = "ranks"
 Rows = tuple[tuple[str, tuple[Estimate | None, ...]], ...]
-
-
-def _single(values: Stored) -> np.ndarray:
-    return np.array(values, dtype=np.float64)
 
 
 def agreement(group: TableGroup, *, seed: int, resamples: int) -> tuple[tuple[Column, ...], Rows]:
     """A column and a row for each method that has ranks; neither more nor less agreement is better."""
     methods = [method for method in group.methods if RANKS in group.store.metrics(method.run)]
-    columns = tuple(Column(method.label, (RANKS,), None, _single) for method in methods)
+    mean = Column("agreement", (RANKS,), None, np.asarray)
     pairs = list(combinations(range(len(methods)), 2))
     samples = _samples(group, methods, pairs) if group.keys and pairs else []
-    found = (
-        estimates(Column("agreement", (RANKS,), None, _single), samples, seed=seed, resamples=resamples)
-        if samples
-        else []
-    )
+    found = estimates(mean, samples, seed=seed, resamples=resamples) if samples else []
     cells = {pair: one and replace(one, best=False, p=None) for pair, one in zip(pairs, found, strict=False)}
     rows = (
         (m.label, tuple(cells.get((min(a, b), max(a, b))) for b in range(len(methods)))) for a, m in enumerate(methods)
     )
-    return columns, tuple(rows)
+    return tuple(replace(mean, name=method.label) for method in methods), tuple(rows)
 
 
 def _samples(group: TableGroup, methods: list[MeasuredMethod], pairs: list[tuple[int, int]]) -> list[MethodSample]:
-    """The correlation of every two methods at each example."""
+    """The correlation of every two methods at each example; examples are read one after the other."""
+
+    def numbered(number: int, run: str) -> Iterator[tuple[str, int, list[int]]]:
+        return ((key, number, row["ranks"]) for key, (row,) in group.store.values(run, (RANKS,)))
+
     alike = np.full((len(group.keys), len(pairs)), np.nan)
     places = {key: place for place, key in enumerate(group.keys)}
-    for key, ranks in _by_example(group, methods):
+    streams = [numbered(number, method.run) for number, method in enumerate(methods)]
+    for key, rows in groupby(merge(*streams, key=itemgetter(0, 1)), key=itemgetter(0)):
         if key not in places:
             continue
+        ranks = {number: row for _, number, row in rows}
         found = metrics.agreement({str(number): [row] for number, row in ranks.items()}).matrix
         order = {number: place for place, number in enumerate(ranks)}
         for place, (a, b) in enumerate(pairs):
             if a in order and b in order:
                 alike[places[key], place] = found[order[a], order[b]]
     return [MethodSample(np.nan_to_num(column)[:, None], ~np.isnan(column)) for column in alike.T]
-
-
-def _by_example(group: TableGroup, methods: list[MeasuredMethod]) -> Iterator[tuple[str, dict[int, list[int]]]]:
-    """Example after example, the ranks of every method that has them."""
-    streams = [_numbered(group, number, method.run) for number, method in enumerate(methods)]
-    for key, rows in groupby(merge(*streams, key=itemgetter(0, 1)), key=itemgetter(0)):
-        yield key, {number: ranks for _, number, ranks in rows}
-
-
-def _numbered(group: TableGroup, number: int, run: str) -> Iterator[tuple[str, int, list[int]]]:
-    return ((key, number, row["ranks"]) for key, (row,) in group.store.values(run, (RANKS,)))
 
 
 SIGNIFICANT = 0.05
@@ -299,20 +272,13 @@ class Table:
     title: str
     notes: tuple[str, ...]
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, tuple[Estimate | None, ...]], ...]
+    rows: Rows
 
 
 def tables(path: str | Path, *, seed: int = 0, resamples: int = RESAMPLES) -> list[Table]:
-    """Every table of a results file.
-
-    Args:
-        path: the results file.
-        seed: of the bootstrap.
-        resamples: of the bootstrap; more make the intervals smoother.
-    """
+    """Every table of a results file; more resamples of the bootstrap make the intervals smoother."""
     with reading(as_path(path, "a results file")) as store:
-        groups = read_groups(store)
-        made = [table for group in groups for table in tabulate(group, seed=seed, resamples=resamples)]
+        made = [table for group in read_groups(store) for table in tabulate(group, seed=seed, resamples=resamples)]
     if not made:
         raise InputError(f"{path} holds no results yet.")
     return made
@@ -323,8 +289,7 @@ def tabulate(group: TableGroup, *, seed: int = 0, resamples: int = RESAMPLES) ->
     made = []
     if group.columns:
         by_column = _estimates(group, seed, resamples)
-        labels = [method.label for method in group.methods]
-        rows = tuple((label, tuple(column[i] for column in by_column)) for i, label in enumerate(labels))
+        rows = tuple((m.label, tuple(column[i] for column in by_column)) for i, m in enumerate(group.methods))
         made.append(Table(group.about, group.title, notes(group), tuple(group.columns), rows))
     columns, rows = agreement(group, seed=seed, resamples=resamples)
     if columns:
@@ -347,12 +312,9 @@ def _estimates(group: TableGroup, seed: int, resamples: int) -> list[list[Estima
 
 
 def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
-    """What decides the numbers: protocol, model, versions; and what was left out.
-
-    Args:
-        alike: for the table of how far methods agree.
-    """
-    about, protocol = group.about, group.protocol
+    """What decides the numbers: protocol, model, versions; and what was left out. `alike`: of how far methods agree."""
+    about, protocol, kind = group.about, group.protocol, group.about["data"]["kind"]
+    explained = f"{protocol.scalar} of the model's answer" if kind == "answer" else f"class {protocol.target_of(kind)}"
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     said = "rank correlation of the maps of two methods" if alike else conventions(group)
     paired = (
@@ -362,17 +324,12 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
         f"p >= {SIGNIFICANT:g}). The best is measured on nearly all examples."
     )
     lines = [
-        f"Protocol {protocol.name}: {said}; explained {_explained(group)}.",
+        f"Protocol {protocol.name}: {said}; explained {explained}.",
         f"Model {about['model']['hash']}, data {about['data']['content']}; {about['device']}, perturbed passes in "
         f"{about['dtype']}; {versions}.",
         f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples{paired}",
     ]
     return (*lines, *_skipped(group))
-
-
-def _explained(group: TableGroup) -> str:
-    kind, protocol = group.about["data"]["kind"], group.protocol
-    return f"{protocol.scalar} of the model's answer" if kind == "answer" else f"class {protocol.target_of(kind)}"
 
 
 def conventions(group: TableGroup) -> str:
@@ -400,14 +357,10 @@ def conventions(group: TableGroup) -> str:
 
 def _skipped(group: TableGroup) -> list[str]:
     """How many results are missing, and the first reasons."""
-    reasons: dict[str, int] = {}
-    for method in group.methods:
-        for reason, count in group.store.reasons(method.run).items():
-            reasons[reason] = reasons.get(reason, 0) + count
+    reasons = sum((Counter(group.store.reasons(method.run)) for method in group.methods), Counter())
     if not reasons:
         return []
     examples = set().union(*(group.store.examples(method.run, skipped=True) for method in group.methods))
-    count = sum(reasons.values())
     shown = [f"{reason} ({times} times)" for reason, times in sorted(reasons.items())[:REASONS]]
     more = f" and {len(reasons) - REASONS} more reasons" if len(reasons) > REASONS else ""
-    return [f"Skipped: {count} results of {len(examples)} examples: {'; '.join(shown)}{more}."]
+    return [f"Skipped: {reasons.total()} results of {len(examples)} examples: {'; '.join(shown)}{more}."]

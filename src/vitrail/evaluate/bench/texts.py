@@ -25,6 +25,7 @@ from vitrail.evaluate.bench.plan import PRIORS, Trial
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.examples import ContextExample, QuestionExample, TextExample
 from vitrail.methods import METHODS
+from vitrail.methods.context_cite import kept_sources
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import is_blank
 from vitrail.targets import Target, continuation
@@ -216,7 +217,7 @@ class Contexts:
         place = (self.keys[number], count)
         if place not in self.ablated:
             seed = held_out_seed(self.settings.seed, self.keys[number])
-            keep = answers.random_ablations(len(self.questions[number].sources), count, seed)
+            keep = kept_sources(len(self.questions[number].sources), count, seed)  # as ContextCite draws them
             found = self.scores(number, torch.cat([torch.ones_like(keep[:1]), keep]))
             self.ablated[place] = Ablations(keep, found[1:], float(found[0]))
         return self.ablated[place]

@@ -6,20 +6,25 @@ an engine yields, writes results. So an engine may lose a worker and repeat a un
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, one_line, suggest
-from vitrail.evaluate.bench.explained import BatchRequest, Classes, Shown, trial_id
-from vitrail.evaluate.bench.measure import MEASURES, Measure
+from vitrail import targets
+from vitrail.api.repeated import RepeatedExplainer
+from vitrail.attribution import Attribution
+from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, VitrailError, one_line, suggest
+from vitrail.evaluate import metrics
+from vitrail.evaluate.bench.measure import MEASURES, Classes, Measure, Shown
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
-from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Unit
+from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Trial, Unit
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.texts import READERS, Batch, Contexts
+from vitrail.evaluate.bench.texts import READERS, Batch, Contexts, Texts, explained_contexts, outcomes
 from vitrail.storage import is_finite
 
 Work = Callable[[Unit], Finished]
@@ -80,6 +85,88 @@ def find_engine(name: str, cluster: Cluster = HERE) -> Engine:
     if name not in ENGINES:
         raise OptionError(f"there is no engine {name!r}. {suggest(name, ENGINES)}")
     return ENGINES[name](cluster)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRequest:
+    """A batch to be explained for some classes: methods are asked for first, explain it all at once, and are then read.
+
+    Args:
+        randomised: those of the methods that also explain the model with randomised weights.
+        found: what each method shows, or why it cannot.
+        cascades: what it shows while the weights are randomised, or why it cannot.
+    """
+
+    batch: Batch
+    classes: Classes
+    trials: dict[str, Trial] = field(default_factory=dict)
+    randomised: dict[str, Trial] = field(default_factory=dict)
+    found: dict[str, Shown | str] = field(default_factory=dict)
+    cascades: dict[str, list[tuple[str, Tensor]] | str] = field(default_factory=dict)
+
+    def ask(self, trial: Trial, *, randomised: bool = False) -> None:
+        """Ask for an explanation; the same one may be asked for often."""
+        self.trials[trial_id(trial)] = trial
+        if randomised:
+            self.randomised[trial_id(trial)] = trial
+
+    def make(self, settings: RunSettings) -> None:
+        """Everything that was asked for."""
+        self.found.update(explained(self.batch, list(self.trials.values()), self.classes, settings.preset))
+        left = dict(self.randomised)
+        self.cascades.update({name: [] for name in left})
+        parts = metrics.randomised(self.batch.opened.loaded.model, seed=settings.seed) if left else ()
+        for part, copy in parts:
+            made = explained(self.batch, list(left.values()), self.classes, settings.preset, copy)
+            for name, shown in made.items():
+                steps = self.cascades[name]
+                if isinstance(shown, Shown) and isinstance(steps, list):
+                    steps.append((part, shown.scores))
+                else:
+                    self.cascades[name] = f"{part} randomised: {shown}"
+                    del left[name]
+            if not left:
+                return
+
+
+def explained(
+    batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
+) -> dict[str, Shown | str]:
+    """What each method shows, or why it cannot; all from one recording if none of them fails."""
+    explainer = batch.opened.explainer if model is None else RepeatedExplainer(model)
+    model = batch.opened.loaded.model if model is None else model
+    if isinstance(batch, Contexts):
+        found = explained_contexts(batch, trials, preset, model)
+        return {trial_id(trial): _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
+    target = targets.answer_span() if not classes else targets.logit(classes)
+    found = outcomes(explainer.compare(batch.inputs, [(t.name, t.options) for t in trials], target, preset))
+    return {trial_id(trial): _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
+
+
+def _reason(trial: Trial, error: BaseException) -> str:
+    return f"{trial.name}: {one_line(error)}"
+
+
+def _rows_shown(trial: Trial, rows: Sequence[Tensor | Exception]) -> Shown:
+    """Scores of texts of several lengths, zeros after their ends, and why some have none."""
+    scores = pad_sequence([torch.zeros(1) if isinstance(one, Exception) else one for one in rows], batch_first=True)
+    return Shown(scores, (), failed=tuple(_reason(trial, one) if isinstance(one, Exception) else None for one in rows))
+
+
+def _shown(batch: Batch, trial: Trial, found: Attribution | VitrailError, classes: Classes) -> Shown | str:
+    if isinstance(found, VitrailError):
+        return _reason(trial, found)
+    scores = found.scores.detach()
+    if isinstance(batch, Texts):
+        return Shown(scores, classes)
+    if found.grid is None:
+        return f"{trial.name}: {found.method} gives no grid of patches for this model."
+    return Shown(scores, classes, scores.reshape(-1, *found.grid), found.pixels)
+
+
+def trial_id(trial: Trial) -> str:
+    """The identity of a method in a plan."""
+    return f"{trial.name}{sorted(trial.options.items())}"
 
 
 WITHOUT_CLASSES = ("question", "answer")
@@ -177,8 +264,8 @@ class _Bench:
         self, measure: Measure, view: str, batch: Batch, classes: Classes
     ) -> Iterator[tuple[Batch, list[int], Classes]]:
         """The other classes that a metric wants explained: the first of each example, then the second, and so on."""
-        further = measure.further(batch, classes)
-        for turn in range(max(map(len, further))):
+        further = measure.further(batch, classes) if measure.further else ()
+        for turn in range(max(map(len, further), default=0)):
             rows = [i for i, some in enumerate(further) if len(some) > turn]
             yield self._some(view, batch, rows), rows, tuple(further[i][turn] for i in rows)
 
