@@ -17,7 +17,7 @@ from vitrail.evaluate.bench.opened import Opened, RunSettings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
 from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.protocols import find_protocol
-from vitrail.evaluate.bench.worker import explained, trial_id
+from vitrail.evaluate.bench.worker import explained
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.methods.pixel_maps import moved
 
@@ -93,7 +93,7 @@ def explain(
     found = explained(batch, list(trials.values()), classes, "recommended")
     maps = {}
     for name, trial in trials.items():
-        shown = found[trial_id(trial)]
+        shown = found[trial]
         if isinstance(shown, str):
             raise MethodError(shown)
         maps[name] = shown.finest.float()

@@ -178,6 +178,7 @@ def by_position(model: object, question: Question) -> Float[Tensor, " t"]:
 
 
 PRIORS: dict[str, Scores] = {"random": at_random, "position": by_position}
+"""Rows of every table of answers that read nothing of the model."""
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
 """How the scores of a sentence's tokens become one."""
 

@@ -17,6 +17,7 @@ from vitrail.attribution import versions
 from vitrail.capture.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
+from vitrail.evaluate.answers import PRIORS
 from vitrail.evaluate.bench.measure import find_measure
 from vitrail.evaluate.bench.opened import (
     Opened,
@@ -30,7 +31,7 @@ from vitrail.evaluate.bench.opened import (
     setup_hash,
     weights_hash,
 )
-from vitrail.evaluate.bench.plan import ABLATIONS, DTYPES, PRIORS, DataSpec, Measurement, ModelSpec, Plan, Trial, Unit
+from vitrail.evaluate.bench.plan import ABLATIONS, DTYPES, DataSpec, Measurement, ModelSpec, Plan, Trial, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.worker import Engine, Worker, local

@@ -261,24 +261,26 @@ class _ActorPool:
         except exceptions.RayError as error:
             ray.kill(actor)
             self.start(1)
-            return self._start_failed(error) if task is None else task.lost(error)
+            if task is not None:
+                return task.lost(error)
+            self.false_starts += 1
+            if self.false_starts == ATTEMPTS:
+                raise EngineError(
+                    f"the workers cannot start: {reason_of(error)} Is vitrail installed there?"
+                ) from error
+            return None
         if isinstance(found, VitrailError):
             raise found
         self.idle.append(actor)
-        return found if task is not None else self._started(found)
-
-    def _start_failed(self, error: Exception) -> None:
-        self.false_starts += 1
-        if self.false_starts == ATTEMPTS:
-            raise EngineError(f"the workers cannot start: {reason_of(error)} Is vitrail installed there?") from error
-
-    def _started(self, found: Mapping[str, str]) -> None:
+        if task is not None:
+            return found
         self.false_starts = 0
         if found != versions():
             raise EngineError(
                 f"a worker has {_listed(found)}, but here is {_listed(versions())}: their results must not be mixed. "
                 "Install the same versions on every machine."
             )
+        return None
 
     def stop(self) -> None:
         """End all workers; a cluster of someone else goes on without them."""
@@ -303,18 +305,8 @@ RETRIES = 3
 """How often a range is given to another worker after its own has died."""
 
 
-@dataclass(frozen=True)
-class _Open:
-    """What a worker keeps of a task: its model, and where each batch starts and stops."""
-
-    store: PartStore
-    explain: BatchExplainer
-    batches: Sequence[Batch]
-    stops: Sequence[int]
-
-
-_open: dict[str, _Open] = {}
-"""Of a worker: the tasks whose model it holds."""
+_open: dict[str, tuple[PartStore, BatchExplainer, list[Batch], list[int]]] = {}
+"""Of a worker: the folder, the model, the batches and the stop of each batch, for every task it was given."""
 
 
 def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
@@ -326,16 +318,16 @@ def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
     if key not in _open:
         task, store = ray.get(shared[0])
         explain, batches = BatchExplainer(task.model, task.method, task.target, task.options), list(task.loader)
-        _open[key] = _Open(store, explain, batches, list(accumulate(len(batch.names) for batch in batches)))
-    here = _open[key]
-    first = part * here.store.part_size
-    last = min(first + here.store.part_size, here.stops[-1])
+        _open[key] = store, explain, batches, list(accumulate(len(batch.names) for batch in batches))
+    store, explain, batches, stops = _open[key]
+    first = part * store.part_size
+    last = min(first + store.part_size, stops[-1])
     rows = []
-    for number in range(bisect_right(here.stops, first), bisect_left(here.stops, last) + 1):
-        batch = here.batches[number]
-        found = rows_of(here.explain(batch.load()), here.stops[number] - len(batch.names), batch.names)
+    for number in range(bisect_right(stops, first), bisect_left(stops, last) + 1):
+        batch = batches[number]
+        found = rows_of(explain(batch.load()), stops[number] - len(batch.names), batch.names)
         rows += [row for row in found if first <= row["index"] < last]
-    here.store.write(rows)
+    store.write(rows)
     return len(rows)
 
 

@@ -66,13 +66,13 @@ def _cascade_columns(protocol: Protocol) -> list[Column]:
     A map with its sign turned is alike too, so the size of the correlation counts.
     """
     steps = {"random head": lambda row: row[0], "all random": lambda row: row[-1], "cascade": np.mean}
+
+    def likeness(of: Callable[[Array], Any], values: Stored) -> Array:
+        return np.array([[of(np.abs(row["correlation"]))] for (row,) in values])
+
     return [
-        Column(name, ("randomisation",), higher=False, features=partial(_likeness, of)) for name, of in steps.items()
+        Column(name, ("randomisation",), higher=False, features=partial(likeness, of)) for name, of in steps.items()
     ]
-
-
-def _likeness(of: Callable[[Array], Any], values: Stored) -> Array:
-    return np.array([[of(np.abs(row["correlation"]))] for (row,) in values])
 
 
 _BOTH = ("image", "text")

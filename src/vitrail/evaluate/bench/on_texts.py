@@ -29,13 +29,13 @@ def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Pro
         pairs = any(getattr(example, "second", None) is not None for example in batch.examples)
         found = metrics.text_curve(
             batch.score,
-            batch.ids,
+            [row.tolist() for row in real_rows(batch, batch.inputs["input_ids"])],
             real_rows(batch, shown.scores),
             torch.tensor(shown.classes),
             special=() if pairs and levels == "attcat" else batch.special,
             how=how,
             mode=levels,
-            pad=batch.pad,
+            pad=int(batch.opened.loaded.tokenizer.pad_token_id),
             batch=batch.settings.forward_batch,
         )
         return [{"p": p, "p_k": list(k)} for p, k in zip(found.p.tolist(), found.p_k.tolist(), strict=True)]
@@ -61,7 +61,7 @@ def kendall(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
 def token_f1(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     """For every k, how many of the k highest words are gold."""
     found = []
-    for example, scores, offsets in zip(batch.examples, shown.scores, batch.encoding["offset_mapping"], strict=True):
+    for example, scores, offsets in zip(batch.examples, shown.scores, batch.inputs["offset_mapping"], strict=True):
         assert isinstance(example, TextExample)
         gold = example.rationale_mask.numpy()
         if not gold.any():
@@ -75,7 +75,7 @@ def token_f1(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
 
 def precision_at_k(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     """How many tokens of the answer are among the k highest."""
-    real = batch.encoding["attention_mask"].bool()
+    real = batch.inputs["attention_mask"].bool()
     spans = np.array([span for span in batch.spans if span is not None])
     found = metrics.precision_at_k(shown.scores.masked_fill(~real, -torch.inf), spans, k=protocol.k)
     return [{"count": int(n), "answer": int(last - first + 1)} for n, (first, last) in zip(found, spans, strict=True)]
@@ -83,7 +83,7 @@ def precision_at_k(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
 
 def real_rows(batch: Texts, scores: Tensor) -> list[np.ndarray]:
     """The scores of the real tokens of each text."""
-    real = batch.encoding["attention_mask"].bool().cpu()
+    real = batch.inputs["attention_mask"].bool().cpu()
     return [row[keep].numpy() for row, keep in zip(scores.cpu(), real, strict=True)]
 
 
@@ -104,17 +104,16 @@ def _f1_columns(protocol: Protocol) -> list[Column]:
     """The mean over all k, and single ones: all of a short list, every fourth of a long one."""
     shown = range(len(protocol.ks)) if len(protocol.ks) <= 8 else range(3, len(protocol.ks), 4)
     whole = Column("token-F1", ("token_f1",), higher=True, features=lambda values: _f1(values).mean(1, keepdims=True))
-    single = [Column(f"F1@{protocol.ks[i]}", ("token_f1",), higher=True, features=partial(_f1_at, i)) for i in shown]
+    single = [
+        Column(f"F1@{protocol.ks[i]}", ("token_f1",), higher=True, features=lambda values, i=i: _f1(values)[:, [i]])
+        for i in shown
+    ]
     return [whole, *single]
 
 
 def _f1(values: Stored) -> Array:
     """ERASER's F1 of every text at every k, in per cent."""
     return np.array([100 * _f1_curve(row) for (row,) in values])
-
-
-def _f1_at(index: int, values: Stored) -> Array:
-    return _f1(values)[:, [index]]
 
 
 def _f1_curve(row: Mapping[str, Any]) -> Array:
@@ -224,12 +223,11 @@ def best_sentences(*, kept: bool) -> Callable[[Contexts, Shown, Protocol], Value
     return measure
 
 
-def _drop_at(index: int, values: Stored) -> Array:
-    return np.array([[row["p"] - row["p_k"][index]] for (row,) in values])
-
-
 def _drops(name: str, metric: str, protocol: Protocol, *, higher: bool) -> list[Column]:
-    return [Column(f"{name}@{k}", (metric,), higher, partial(_drop_at, index)) for index, k in enumerate(protocol.ks)]
+    def drop(place: int, values: Stored) -> Array:
+        return np.array([[row["p"] - row["p_k"][place]] for (row,) in values])
+
+    return [Column(f"{name}@{k}", (metric,), higher, partial(drop, place)) for place, k in enumerate(protocol.ks)]
 
 
 def _reciprocal(values: Stored) -> Array:

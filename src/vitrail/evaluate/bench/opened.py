@@ -165,25 +165,22 @@ def _texts(name: str, source: str, lines: list[str]) -> Dataset[TextExample]:
     return Dataset(name, source, range(len(lines)), key, lambda number: TextExample(key(number), lines[number]))
 
 
-OWN: dict[str, DatasetEntry] = {
-    entry.name: entry
-    for entry in (
-        DatasetEntry("pictures", read_picture_folder, "image", (), "a folder of pictures", "your own"),
-        DatasetEntry("sentences", read_sentences, "text", (), "a text file, one text a line", "your own"),
-        DatasetEntry("demo_pictures", read_demo_pictures, "image", (), "nothing: it is inside the package", "vitrail"),
-        DatasetEntry("demo_sentences", read_demo_sentences, "text", (), "nothing: it is inside the package", "vitrail"),
-        *CONTEXTS.values(),
-    )
-}
+_INSIDE = "nothing: it is inside the package"
+OWN = (
+    DatasetEntry("pictures", read_picture_folder, "image", (), "a folder of pictures", "your own"),
+    DatasetEntry("sentences", read_sentences, "text", (), "a text file, one text a line", "your own"),
+    DatasetEntry("demo_pictures", read_demo_pictures, "image", (), _INSIDE, "vitrail"),
+    DatasetEntry("demo_sentences", read_demo_sentences, "text", (), _INSIDE, "vitrail"),
+)
+DATA: dict[str, DatasetEntry] = {**data.DATASETS, **{entry.name: entry for entry in OWN}, **CONTEXTS}
 NO_PATH = ("demo_pictures", "demo_sentences", *GENERATED)
 
 
 def find_entry(name: str) -> DatasetEntry:
     """The table line of a data set, published or one's own."""
-    table = {**data.DATASETS, **OWN}
-    if name not in table:
-        raise OptionError(f"there is no data set {name!r}. {suggest(name, table)}")
-    return table[name]
+    if name not in DATA:
+        raise OptionError(f"there is no data set {name!r}. {suggest(name, DATA)}")
+    return DATA[name]
 
 
 FILES = {".txt": "sentences", ".jsonl": "contexts"}

@@ -54,19 +54,13 @@ IMAGENET: Mapping[str, tuple[int | tuple[int, int], ...]] = {
 COUNT = 1000
 KNOWN = {0: "tench", 404: "airliner", 817: "sports car"}
 """Classes that tell ImageNet's numbering from another of 1,000 classes."""
-
-
-def _numbers() -> dict[int, int]:
-    """ImageNet's number -> VOC's."""
-    found: dict[int, int] = {}
-    for name, parts in IMAGENET.items():
-        for part in parts:
-            first, last = part if isinstance(part, tuple) else (part, part)
-            found |= dict.fromkeys(range(first, last + 1), VOC.index(name))
-    return found
-
-
-VOC_NUMBERS = _numbers()
+VOC_NUMBERS = {
+    number: VOC.index(name)
+    for name, parts in IMAGENET.items()
+    for part in parts
+    for number in (range(part[0], part[1] + 1) if isinstance(part, tuple) else [part])
+}
+"""ImageNet's number -> VOC's."""
 NAMED = {
     **{name: number for number, name in enumerate(VOC) if number},
     **{other: VOC.index(name) for other, name in SPELT_IN_VOC.items()},

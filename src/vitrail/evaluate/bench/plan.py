@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from vitrail.errors import MethodError, OptionError, suggest
+from vitrail.evaluate.answers import PRIORS
 from vitrail.evaluate.bench.protocols import CLASSES, Protocol, find_protocol
 from vitrail.methods import METHODS
 
 Spec = tuple[str, dict[str, Any]]
-PRIORS = ("random", "position")
-"""Rows of every table of answers that read nothing of the model: random scores, and later tokens first."""
 _BARE: dict[str, Any] = {"length": False, "direction": False, "ffn": False, "initial": "identity"}
 _SCHEMES = ("none", "rollout_elementwise", "rollout_matmul", "average_elementwise", "average_matmul")
 
@@ -99,7 +98,7 @@ class Trial:
     """
 
     name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     subset: int | None = None
     named: bool = True
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
-from vitrail.evaluate.bench.opened import OWN, find_entry, guess
-from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial, check_number
-from vitrail.evaluate.bench.protocols import Protocol, find_protocol
-from vitrail.evaluate.data import DATASETS
+from vitrail.evaluate.bench.opened import DATA, find_entry, guess
+from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial
+from vitrail.evaluate.bench.protocols import find_protocol
 from vitrail.methods import METHODS, PREFERRED, parse_spec
 from vitrail.methods.option_text import kinds_of, parse_options, read_options
 
@@ -23,7 +22,7 @@ def parse_data(text: str) -> DataSpec:
     if not isinstance(text, str):
         raise InputError(f"data must be given as text such as pets=PATH, not as {type(text).__name__}.")
     match = SHAPE.fullmatch(text.strip())
-    if match is None or match[1] not in {**DATASETS, **OWN}:
+    if match is None or match[1] not in DATA:
         if match is not None and match[3] is not None and not Path(text).exists():
             find_entry(match[1])  # says which names there are
         return DataSpec(guess(text), text)
@@ -61,26 +60,13 @@ def read_plan(path: str | Path) -> Plan:
     for name in content:
         if name not in known:
             raise OptionError(f"{path}: a plan has no entry {name!r}. {suggest(name, known)}")
-    rest = {name: x for name, x in content.items() if name not in {"models", "data", "methods", "protocols", "metrics"}}
-    _check_settings(rest, path)
-    metrics = None if content.get("metrics") is None else _list(content, "metrics", path)
-    return Plan(
-        models=tuple(_model(x) for x in _list(content, "models", path)),
-        data=tuple(_data(x) for x in _list(content, "data", path)),
-        trials=tuple(t for x in _methods(content, path) for t in _trial(x)),
-        protocols=tuple(_protocol(x) for x in _list(content, "protocols", path)),
-        metrics=None if metrics is None else tuple(map(str, metrics)),
-        **rest,
-    )
-
-
-def _check_settings(rest: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse settings of another type than they have."""
-    for name, value in rest.items():
-        if name in NUMBERS:
-            check_number(name, value)
-        elif not isinstance(value, str) and not (value is None and name in {"ablation", "target"}):
+    rest = {name: x for name, x in content.items() if name not in {*LISTS, "metrics"}}
+    for name, value in rest.items():  # numbers are checked by the plan
+        if not (name in NUMBERS or isinstance(value, str) or (value is None and name in {"ablation", "target"})):
             raise InputError(f"{path}: {name} is a word, but {value!r} was given.")
+    metrics = None if content.get("metrics") is None else tuple(map(str, _list(content, "metrics", path)))
+    lists: dict[str, Any] = {name: _specs(content, name, path) for name in LISTS}
+    return Plan(trials=lists.pop("methods"), metrics=metrics, **lists, **rest)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -99,45 +85,28 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _list(content: Mapping[str, Any], name: str, path: str | Path) -> list[Any]:
     found = content.get(name, [])
+    if name == "methods" and isinstance(found, str) and found in SEVERAL:
+        return [found]
     if not isinstance(found, list):
         raise InputError(f"{path}: {name} is a list, but {found!r} was given.")
     return found
 
 
-def _methods(content: Mapping[str, Any], path: str | Path) -> list[Any]:
-    """The methods; `all` and `usual` are lists by themselves."""
-    found = content.get("methods", [])
-    return [found] if isinstance(found, str) and found in SEVERAL else _list(content, "methods", path)
+def _specs(content: Mapping[str, Any], name: str, path: str | Path) -> tuple[Any, ...]:
+    """What the items of a list of the plan say, each written as a text or as a mapping."""
+    what, parse, make, names = LISTS[name]
+    found: list[Any] = []
+    for given in _list(content, name, path):
+        found += parse(given) if isinstance(given, str) else [make(**_only(given, names, what))]
+    return tuple(found)
 
 
-def _model(given: Any) -> ModelSpec:  # noqa: ANN401
-    return ModelSpec(given) if isinstance(given, str) else ModelSpec(**_only(given, ("name", "arch"), "a model"))
-
-
-def _data(given: Any) -> DataSpec:  # noqa: ANN401
-    if isinstance(given, str):
-        return parse_data(given)
-    return DataSpec(**_only(given, ("name", "path", "options", "limit"), "a data set"))
-
-
-def _trial(given: Any) -> tuple[Trial, ...]:  # noqa: ANN401
-    if isinstance(given, str):
-        return parse_trials([given])
-    return (Trial(**_only(given, ("name", "options", "subset"), "a method")),)
-
-
-def _protocol(given: Any) -> Protocol:  # noqa: ANN401
-    if isinstance(given, str):
-        return find_protocol(given)
-    changes = {name: x for name, x in _only(given, None, "a protocol").items() if name != "name"}
-    return find_protocol(str(given.get("name"))).with_(**changes)
-
-
-def _only(given: Any, names: Sequence[str] | None, what: str) -> dict[str, Any]:  # noqa: ANN401
+def _only(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:  # noqa: ANN401
+    """A mapping with a name and no other entries than these, if any are listed, each of its type."""
     if not isinstance(given, dict) or "name" not in given or (names and not set(given) <= set(names)):
         wanted = ", ".join(names) if names else "name and the conventions to change"
         raise InputError(f"{given!r} is not {what}: it takes a name, or a mapping with {wanted}.")
-    for name in names or ():
+    for name in names:
         if name in given and not (given[name] is None and name in {"arch", "limit", "subset"}):
             kind, described = ENTRIES[name]
             if not isinstance(given[name], kind) or isinstance(given[name], bool):
@@ -145,6 +114,18 @@ def _only(given: Any, names: Sequence[str] | None, what: str) -> dict[str, Any]:
     return given
 
 
+LISTS: dict[str, tuple[str, Callable[[str], Sequence[Any]], Callable[..., Any], tuple[str, ...]]] = {
+    "models": ("a model", lambda text: [ModelSpec(text)], ModelSpec, ("name", "arch")),
+    "data": ("a data set", lambda text: [parse_data(text)], DataSpec, ("name", "path", "options", "limit")),
+    "methods": ("a method", lambda text: parse_trials([text]), Trial, ("name", "options", "subset")),
+    "protocols": (
+        "a protocol",
+        lambda text: [find_protocol(text)],
+        lambda name, **changes: find_protocol(str(name)).with_(**changes),
+        (),
+    ),
+}
+"""Entry of a plan -> what a message calls an item, what reads a text, what takes a mapping, and the entries of that."""
 ENTRIES: dict[str, tuple[type, str]] = {
     "name": (str, "a word"),
     "arch": (str, "a word"),

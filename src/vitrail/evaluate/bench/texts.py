@@ -21,7 +21,7 @@ from vitrail.evaluate import answers
 from vitrail.evaluate.answers import Ablations, Keep, Question
 from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings
 from vitrail.evaluate.bench.pictures import Pictures, read_pictures
-from vitrail.evaluate.bench.plan import PRIORS, Trial
+from vitrail.evaluate.bench.plan import Trial
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.examples import ContextExample, QuestionExample, TextExample
 from vitrail.methods import METHODS
@@ -38,7 +38,7 @@ class Texts:
     opened: Opened
     settings: RunSettings
     examples: Sequence[TextExample | QuestionExample]
-    encoding: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
     spans: Sequence[tuple[int, int] | None] = ()
 
     @property
@@ -50,22 +50,6 @@ class Texts:
     def labels(self) -> list[int | None]:
         """The data set's class of each; none for questions."""
         return [getattr(example, "label", None) for example in self.examples]
-
-    @property
-    def inputs(self) -> Mapping[str, Tensor]:
-        """What is explained."""
-        return self.encoding
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """How many tokens are real."""
-        return self.encoding["attention_mask"].sum(dim=1).tolist()
-
-    @cached_property
-    def ids(self) -> list[list[int]]:
-        """The real tokens of each text."""
-        rows = zip(self.encoding["input_ids"].tolist(), self.encoding["attention_mask"].tolist(), strict=True)
-        return [[token for token, real in zip(*row, strict=True) if real] for row in rows]
 
     def score(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The logits of token ids."""
@@ -81,7 +65,7 @@ class Texts:
     def logits(self) -> Tensor:
         """What the model says of the texts as they are."""
         skip = {"special_tokens_mask", "offset_mapping"}
-        return self._run({name: x for name, x in self.encoding.items() if name not in skip})
+        return self._run({name: x for name, x in self.inputs.items() if name not in skip})
 
     @property
     def special(self) -> set[int]:
@@ -89,17 +73,12 @@ class Texts:
         tokenizer = self.opened.loaded.tokenizer
         return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
 
-    @property
-    def pad(self) -> int:
-        """The id of [PAD]."""
-        return int(self.opened.loaded.tokenizer.pad_token_id)
-
     def take(self, rows: Sequence[int]) -> "Texts":
         """Some of the texts."""
         return replace(
             self,
             examples=[self.examples[i] for i in rows],
-            encoding={name: x[list(rows)] for name, x in self.encoding.items()},
+            inputs={name: x[list(rows)] for name, x in self.inputs.items()},
             spans=[self.spans[i] for i in rows] if self.spans else (),
         )
 
@@ -111,10 +90,13 @@ def read_texts(
     broken = {e.key: f"{e.key}: the text is empty." for e in examples if any(map(is_blank, e.texts))}
     good = [example for example in examples if example.key not in broken]
     encoding = _encode_texts(opened, good)
-    if good and (dropped := _without_content(encoding)):
-        broken |= {good[row].key: f"{good[row].key}: the tokenizer leaves nothing of the text." for row in dropped}
-        good = [example for example in good if example.key not in broken]
-        encoding = _encode_texts(opened, good)
+    if good:
+        content = ((encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] != 0)).any(dim=1).tolist()
+        empty = [example.key for example, some in zip(good, content, strict=True) if not some]
+        if empty:
+            broken |= {key: f"{key}: the tokenizer leaves nothing of the text." for key in empty}
+            good = [example for example in good if example.key not in broken]
+            encoding = _encode_texts(opened, good)
     return Texts(opened, settings, good, encoding), broken
 
 
@@ -124,12 +106,6 @@ def _encode_texts(opened: Opened, examples: Sequence[TextExample]) -> Any:  # no
     firsts, seconds = [e.text for e in examples], [e.second for e in examples]
     pairs = None if any(x is None for x in seconds) else [x for x in seconds if x is not None]
     return _encode(opened, firsts, pairs, longest=512, truncation="longest_first")
-
-
-def _without_content(encoding: Mapping[str, Tensor]) -> list[int]:
-    """The texts that consist of special tokens only."""
-    content = (encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] != 0)
-    return (~content.any(dim=1)).nonzero()[:, 0].tolist()
 
 
 def read_questions(
@@ -176,9 +152,6 @@ def _answer_tokens(encoding: Any, row: int, example: QuestionExample) -> tuple[i
     first = encoding.char_to_token(row, answer.start, sequence_index=1)
     last = encoding.char_to_token(row, answer.end - 1, sequence_index=1)
     return None if first is None or last is None else (first, last)
-
-
-WRONG = "the model's answer does not hold the value"
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +219,7 @@ def read_contexts(
         try:
             question = answers.ask(opened.loaded.model, tokenizer, example, max_new_tokens=protocol.new_tokens)
             if question.right is False:
-                raise InputError(f"{WRONG}.")
+                raise InputError("the model's answer does not hold the value.")
         except InputError as error:
             broken[example.key] = str(error)  # without the key, so that the table counts how often it was so
             continue
@@ -277,13 +250,12 @@ def _of_question(
     question: Question, target: Target, trials: Sequence[Trial], preset: str, model: nn.Module
 ) -> list[Row]:
     """What each method says of one answer: from one recording, as far as their kinds allow."""
-    named = [trial for trial in trials if trial.name not in PRIORS]
     # Methods that score sources as a whole get the sentences; others score tokens, which are summed.
-    whole = {"sources": list(question.sources)}
+    whole, named = {"sources": list(question.sources)}, [t for t in trials if t.name not in answers.PRIORS]
     specs = [(t.name, {**(whole if "sources" in METHODS[t.name].options else {}), **t.options}) for t in named]
     found = outcomes(compare(model, question.inputs, specs, target, preset, on_error="keep")) if specs else []
     rows = (one if isinstance(one, Exception) else one.scores[0].detach().float().cpu() for one in found)
-    return [answers.PRIORS[t.name](model, question) if t.name in PRIORS else next(rows) for t in trials]
+    return [answers.PRIORS[t.name](model, question) if t.name in answers.PRIORS else next(rows) for t in trials]
 
 
 Batch = Pictures | Texts | Contexts

@@ -5,6 +5,7 @@ engine takes units and a worker, and yields finished units in the order of compl
 an engine yields, writes results. So an engine may lose a worker and repeat a unit.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -92,55 +93,48 @@ class BatchRequest:
     """A batch to be explained for some classes: methods are asked for first, explain it all at once, and are then read.
 
     Args:
-        randomised: those of the methods that also explain the model with randomised weights.
+        trials: the methods, and whether each also explains the model with randomised weights.
         found: what each method shows, or why it cannot.
         cascades: what it shows while the weights are randomised, or why it cannot.
     """
 
     batch: Batch
     classes: Classes
-    trials: dict[str, Trial] = field(default_factory=dict)
-    randomised: dict[str, Trial] = field(default_factory=dict)
-    found: dict[str, Shown | str] = field(default_factory=dict)
-    cascades: dict[str, list[tuple[str, Tensor]] | str] = field(default_factory=dict)
-
-    def ask(self, trial: Trial, *, randomised: bool = False) -> None:
-        """Ask for an explanation; the same one may be asked for often."""
-        self.trials[trial_id(trial)] = trial
-        if randomised:
-            self.randomised[trial_id(trial)] = trial
+    trials: dict[Trial, bool] = field(default_factory=lambda: defaultdict(bool))
+    found: dict[Trial, Shown | str] = field(default_factory=dict)
+    cascades: dict[Trial, list[tuple[str, Tensor]] | str] = field(default_factory=dict)
 
     def make(self, settings: RunSettings) -> None:
         """Everything that was asked for."""
-        self.found.update(explained(self.batch, list(self.trials.values()), self.classes, settings.preset))
-        left = dict(self.randomised)
-        self.cascades.update({name: [] for name in left})
+        self.found.update(explained(self.batch, list(self.trials), self.classes, settings.preset))
+        left = [trial for trial, randomised in self.trials.items() if randomised]
+        self.cascades.update({trial: [] for trial in left})
         parts = metrics.randomised(self.batch.opened.loaded.model, seed=settings.seed) if left else ()
         for part, copy in parts:
-            made = explained(self.batch, list(left.values()), self.classes, settings.preset, copy)
-            for name, shown in made.items():
-                steps = self.cascades[name]
+            made = explained(self.batch, left, self.classes, settings.preset, copy)
+            for trial, shown in made.items():
+                steps = self.cascades[trial]
                 if isinstance(shown, Shown) and isinstance(steps, list):
                     steps.append((part, shown.scores))
                 else:
-                    self.cascades[name] = f"{part} randomised: {shown}"
-                    del left[name]
+                    self.cascades[trial] = f"{part} randomised: {shown}"
+                    left.remove(trial)
             if not left:
                 return
 
 
 def explained(
     batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
-) -> dict[str, Shown | str]:
+) -> dict[Trial, Shown | str]:
     """What each method shows, or why it cannot; all from one recording if none of them fails."""
     explainer = batch.opened.explainer if model is None else RepeatedExplainer(model)
     model = batch.opened.loaded.model if model is None else model
     if isinstance(batch, Contexts):
         found = explained_contexts(batch, trials, preset, model)
-        return {trial_id(trial): _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
+        return {trial: _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
     target = targets.answer_span() if not classes else targets.logit(classes)
     found = outcomes(explainer.compare(batch.inputs, [(t.name, t.options) for t in trials], target, preset))
-    return {trial_id(trial): _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
+    return {trial: _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
 
 
 def _reason(trial: Trial, error: BaseException) -> str:
@@ -162,11 +156,6 @@ def _shown(batch: Batch, trial: Trial, found: Attribution | VitrailError, classe
     if found.grid is None:
         return f"{trial.name}: {found.method} gives no grid of patches for this model."
     return Shown(scores, classes, scores.reshape(-1, *found.grid), found.pixels)
-
-
-def trial_id(trial: Trial) -> str:
-    """The identity of a method in a plan."""
-    return f"{trial.name}{sorted(trial.options.items())}"
 
 
 WITHOUT_CLASSES = ("question", "answer")
@@ -199,7 +188,7 @@ class _Bench:
         self.opened = open_model(unit.model, settings.device)
         self.examples, self.broken = self._read()
         self.batches: dict[str, tuple[Batch, dict[str, str]]] = {}
-        self.parts: dict[tuple[str, tuple[str, ...]], Batch] = {}
+        self.parts: dict[tuple[Batch, tuple[int, ...]], Batch] = {}
         self.requests: dict[tuple[Batch, Classes], BatchRequest] = {}
 
     def _read(self) -> tuple[list[Any], dict[str, str]]:
@@ -243,13 +232,15 @@ class _Bench:
                 if key in job.keys and label not in range(self.opened.loaded.classes):
                     reasons[key] = f"{key}: the label {label} is no class of {self.opened.loaded.name}."
         rows = [i for i, key in enumerate(whole.keys) if key in job.keys and key not in reasons]
-        return self._some(job.protocol.shown_as, whole, rows), reasons
+        return self._some(whole, rows), reasons
 
-    def _some(self, view: str, batch: Batch, rows: Sequence[int]) -> Batch:
+    def _some(self, batch: Batch, rows: Sequence[int]) -> Batch:
         """Some examples of a batch, the same object each time, since it keeps what was computed of it."""
-        place = (view, tuple(batch.keys[i] for i in rows))
+        if len(rows) == len(batch.keys):
+            return batch
+        place = (batch, tuple(rows))
         if place not in self.parts:
-            self.parts[place] = batch if place[1] == batch.keys else batch.take(rows)
+            self.parts[place] = batch.take(rows)
         return self.parts[place]
 
     def _classes(self, batch: Batch, protocol: Protocol) -> Classes:
@@ -260,14 +251,12 @@ class _Bench:
             return tuple(label for label in batch.labels if label is not None)
         return tuple(batch.logits.argmax(dim=1).tolist())
 
-    def _rounds(
-        self, measure: Measure, view: str, batch: Batch, classes: Classes
-    ) -> Iterator[tuple[Batch, list[int], Classes]]:
+    def _rounds(self, measure: Measure, batch: Batch, classes: Classes) -> Iterator[tuple[Batch, list[int], Classes]]:
         """The other classes that a metric wants explained: the first of each example, then the second, and so on."""
         further = measure.further(batch, classes) if measure.further else ()
         for turn in range(max(map(len, further), default=0)):
             rows = [i for i, some in enumerate(further) if len(some) > turn]
-            yield self._some(view, batch, rows), rows, tuple(further[i][turn] for i in rows)
+            yield self._some(batch, rows), rows, tuple(further[i][turn] for i in rows)
 
     def _request(self, batch: Batch, classes: Classes) -> BatchRequest:
         """The one request for these classes of a batch, which `_some` gives as the same object each time."""
@@ -279,9 +268,9 @@ class _Bench:
             return
         classes = self._classes(batch, job.protocol)
         for measure in (MEASURES[name] for name in job.metrics):
-            self._request(batch, classes).ask(job.trial, randomised=measure.randomised)
-            for some, _, others in self._rounds(measure, job.protocol.shown_as, batch, classes):
-                self._request(some, others).ask(job.trial)
+            self._request(batch, classes).trials[job.trial] |= measure.randomised
+            for some, _, others in self._rounds(measure, batch, classes):
+                self._request(some, others).trials[job.trial] |= False
 
     def _job(self, job: Measurement) -> list[ResultRow]:
         batch, reasons = self._part(job)
@@ -292,19 +281,19 @@ class _Bench:
 
     def _shown(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
         """Everything that a metric needs, or the reason why something is missing."""
-        name, classes = trial_id(job.trial), self._classes(batch, job.protocol)
+        classes = self._classes(batch, job.protocol)
         request = self._request(batch, classes)
-        shown = request.found[name]
+        shown = request.found[job.trial]
         if isinstance(shown, str):
             return shown
         others: list[dict[int, Shown]] = [{} for _ in batch.keys]
-        for some, rows, wanted in self._rounds(measure, job.protocol.shown_as, batch, classes):
-            other = self._request(some, wanted).found[name]
+        for some, rows, wanted in self._rounds(measure, batch, classes):
+            other = self._request(some, wanted).found[job.trial]
             if isinstance(other, str):
                 return other
             for place, row in enumerate(rows):
                 others[row][wanted[place]] = other.take([place])
-        cascade = request.cascades[name] if measure.randomised else []
+        cascade = request.cascades[job.trial] if measure.randomised else []
         return cascade if isinstance(cascade, str) else replace(shown, others=tuple(others), cascade=cascade)
 
 
