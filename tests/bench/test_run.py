@@ -199,6 +199,12 @@ def test_an_expensive_method_is_measured_on_a_subset(plan_of, tmp_path):
     assert len(values(tmp_path / "r.db", "gae", "positive")) == 6
 
 
+def test_data_and_methods_are_known_by_their_options_also_by_lists():
+    for spec in (bench.DataSpec, bench.Trial):
+        found = {spec(name="name", options={"classes": [number]}) for number in (1, 2, 1)}
+        assert len(found) == 2
+
+
 def test_one_recording_serves_all_methods_and_protocols(plan_of, tmp_path, monkeypatch):
     calls = []
     real = repeated.compare

@@ -11,8 +11,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitrail.attribution import versions
 from vitrail.capture.forward import find_body
 from vitrail.capture.shadow import shadow
@@ -40,13 +38,12 @@ from vitrail.evaluate.data.segmented import VOC
 from vitrail.methods import METHODS
 from vitrail.models.inputs import read_inputs
 
-VOC_MASKS = dict(enumerate(VOC))
 FURTHER_PACKAGES = ("numpy", "scipy", "pillow", "tokenizers", "torchvision")
 """Beside those of every result: what decodes and resizes pictures, cuts texts into tokens and computes metrics."""
 
 
 def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
-    """The models with the data sets that fit them; refuses what has no partner at all."""
+    """The models with the data sets that fit them; refuses a model, data set, protocol or method that fits no other."""
     kinds = {model: open_model(model, device).kind for model in plan.models}
     pairs = [(m, d) for m in plan.models for d in plan.data if kinds[m] == find_entry(d.name).kind]
     for model in plan.models:
@@ -55,7 +52,13 @@ def check_pairs(plan: Plan, device: str) -> list[tuple[ModelSpec, DataSpec]]:
     for spec in plan.data:
         if not any(d == spec for _, d in pairs):
             raise OptionError(f"the data here is {_described([spec])}, which no model of the plan reads.")
-    _check_protocols(plan)
+    for protocol in plan.measured():
+        if not any(metrics_for(protocol, spec) for spec in plan.data):
+            labels = any(protocol.target_of(find_entry(spec.name).kind) == "label" for spec in plan.data)
+            raise OptionError(
+                f"protocol {protocol.name} measures {', '.join(protocol.metrics)}"
+                f"{' and explains the label' if labels else ''}, but the data here is {_described(plan.data)}."
+            )
     _check_trials(plan, set(kinds.values()))
     return pairs
 
@@ -77,16 +80,6 @@ def left_out(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(unused))
 
 
-def _check_protocols(plan: Plan) -> None:
-    for protocol in plan.measured():
-        if not any(metrics_for(protocol, spec) for spec in plan.data):
-            labels = any(protocol.target_of(find_entry(spec.name).kind) == "label" for spec in plan.data)
-            raise OptionError(
-                f"protocol {protocol.name} measures {', '.join(protocol.metrics)}"
-                f"{' and explains the label' if labels else ''}, but the data here is {_described(plan.data)}."
-            )
-
-
 def _described(specs: Sequence[DataSpec]) -> str:
     """Data sets by name with what they hold: `pets (image with label, mask)`."""
     named = {spec.name: (find_entry(spec.name).kind, given(spec)) for spec in specs}
@@ -102,7 +95,7 @@ def applies(trial: Trial, kind: str, preset: str) -> bool:
 
 def given(spec: DataSpec) -> tuple[str, ...]:
     """The annotations of a data set; `voc classes` where its masks hold PASCAL VOC's classes."""
-    more = ("voc classes",) if open_data(spec).mask_classes == VOC_MASKS else ()
+    more = ("voc classes",) if open_data(spec).mask_classes == dict(enumerate(VOC)) else ()
     return (*find_entry(spec.name).gives, *more)
 
 
@@ -222,12 +215,13 @@ def _units(
         runs.update(one.run for one in every)
         for start in range(0, len(chosen), plan.batch):
             part = chosen[start : start + plan.batch]
-            jobs = tuple(job for one in every if (job := _lacking(store, one, part.keys)) is not None)
+            asked = part.keys
+            jobs = tuple(job for one in every if (job := _lacking(store, one, asked)) is not None)
             wanted = {key for job in jobs for key in job.keys}
-            passed += len(part) - len(wanted)
+            passed += len(asked) - len(wanted)
             if wanted:
-                places = zip(part.keys, part.order, strict=True)
-                keys, numbers = zip(*((key, number) for key, number in places if key in wanted), strict=True)
+                left = [pair for pair in zip(asked, part.order, strict=True) if pair[0] in wanted]
+                keys, numbers = zip(*left, strict=True)
                 yield Unit(model, spec, keys, numbers, jobs, passed, tuple(hashes[key] for key in keys))
                 passed = 0
 
@@ -283,16 +277,7 @@ def _trials(plan: Plan, opened: Opened) -> list[Trial]:
     more: list[Trial] = []
     if plan.ablation is not None:
         with shadow(opened.loaded.model) as own:
-            blocks = len(find_body(own, None, read_inputs(_example(opened))).blocks)
+            blocks = len(find_body(own, None, read_inputs(opened.loaded.example().inputs)).blocks)
         more = [Trial(name, options) for name, options in ABLATIONS[plan.ablation](blocks)]
     priors = [Trial(name) for name in PRIORS] if opened.kind == "answer" else []
     return [*(trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)), *priors]
-
-
-def _example(opened: Opened) -> Any:  # noqa: ANN401
-    """Something that the model takes, to see how many blocks run."""
-    loaded, tokenizer = opened.loaded, opened.loaded.tokenizer
-    if tokenizer is not None:
-        return {name: x.to(opened.device) for name, x in tokenizer("A short text.", return_tensors="pt").items()}
-    dtype = next((p.dtype for p in loaded.model.parameters()), torch.float32)
-    return torch.zeros(1, 3, *(loaded.image_size or (224, 224)), device=opened.device, dtype=dtype)

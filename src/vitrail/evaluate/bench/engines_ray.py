@@ -69,7 +69,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
         yield
         return
     # Ray prints to stdout, where our results go, that a worker died. We say so ourselves.
-    with _changed(vars(ray_worker), _worker_logs_enabled=False):
+    with _changed(ray_worker.__dict__, _worker_logs_enabled=False):
         try:
             _connect(cluster)
             yield
@@ -114,8 +114,8 @@ def on_loopback() -> Iterator[None]:
     """
     with (
         _changed(os.environ, **LOOPBACK),
-        _changed(vars(ray_constants), ENABLE_RAY_CLUSTER=False),  # the variable was read when Ray was imported
-        _changed(vars(services), start_api_server=lambda *args, **options: (None, None)),  # as if it could not start
+        _changed(ray_constants.__dict__, ENABLE_RAY_CLUSTER=False),  # the variable was read when Ray was imported
+        _changed(services.__dict__, start_api_server=lambda *args, **options: (None, None)),  # as if it could not start
     ):
         yield
 

@@ -98,21 +98,10 @@ def _latex(table: Table) -> str:
     head = [f"{column.name.translate(ESCAPES)}{arrows[column.higher]}" for column in table.columns]
     body = [" & ".join([name.translate(ESCAPES), count(row), *map(cell, row)]) + r" \\" for name, row in table.rows]
     caption = " ".join([f"{table.title}.", *table.notes]).translate(ESCAPES)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{l{'r' * (1 + len(head))}}}",
-            r"\toprule",
-            " & ".join(["method", "n", *head]) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    places = "l" + "r" * (1 + len(head))
+    lines = [r"\begin{table}", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{places}}}", r"\toprule"]
+    lines += [" & ".join(["method", "n", *head]) + r" \\", r"\midrule", *body]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
 def _csv(table: Table) -> str:
@@ -240,23 +229,17 @@ class Recommendation:
 def recommend(
     plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
 ) -> Recommendation:
-    """Run a small plan of one model on one data set under the protocol `vitrail`, and rank its methods.
-
-    The other arguments are those of `measure`.
-    """
+    """Run a small plan of one model on one data set under the protocol `vitrail` as `measure`, and rank its methods."""
     return ranking(measure(plan, path, engine=engine, watch=watch)[0])
 
 
 def measure(
     plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
 ) -> list[Table]:
-    """Run a plan of one model, data set and protocol, and give its tables.
+    """Run a plan of one model, data set and protocol as `run` does, and give its tables.
 
     Args:
-        plan: what to run.
         path: a results file to keep and to go on with; by default none is kept.
-        engine: what runs the units.
-        watch: is called after every unit.
     """
     if path is None:
         with TemporaryDirectory() as folder:

@@ -21,13 +21,13 @@ from torch import Tensor
 from vitrail.errors import OptionError, suggest
 from vitrail.evaluate import MEASURE_PLACES
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.texts import Batch
 from vitrail.methods.option_text import load
 
 Values = list[dict[str, Any]]
 """For each example the plain numbers that are stored of it."""
 Classes = tuple[int, ...]
-Further = Callable[[Batch, Classes], tuple[Classes, ...]]
+Further = Callable[..., tuple[Classes, ...]]
+"""From a batch and the explained class of each example to the other classes that a metric wants explained of it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.on_texts import real_rows
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
+from vitrail.evaluate.bench.texts import Batch, Contexts
 
 
 def randomisation(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
@@ -27,9 +27,8 @@ def randomisation(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
 def rival(batch: Batch, classes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The likeliest beside the explained one; none where the model has but one class."""
     assert not isinstance(batch, Contexts)
-    logits = batch.logits.clone()
-    for row, c in enumerate(classes):
-        logits[row, c] = -float("inf")
+    explained = torch.tensor(classes, device=batch.logits.device)[:, None]
+    logits = batch.logits.scatter(1, explained, -torch.inf)
     return tuple((c,) if logits.shape[1] > 1 else () for c in logits.argmax(dim=1).tolist())
 
 
@@ -44,20 +43,15 @@ def class_sensitivity(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
 
 def ranks(batch: Batch, shown: Shown, protocol: Protocol) -> Values:
     """Twice the rank of every patch or token, so that ties are whole numbers: what agreement of methods needs."""
-    rows = _rows(batch, shown.scores)
+    rows = real_rows(batch, shown.scores)
     if any(np.isnan(row).any() for row in rows):
         raise InputError("the map has NaN.")
     return [{"ranks": (2 * scipy.stats.rankdata(row)).astype(int).tolist()} for row in rows]
 
 
 def _alike(batch: Batch, scores: Tensor, other: Tensor) -> np.ndarray:
-    pairs = zip(_rows(batch, scores), _rows(batch, other), strict=True)
+    pairs = zip(real_rows(batch, scores), real_rows(batch, other), strict=True)
     return np.array([metrics.rank_correlation(a[None], b[None])[0] for a, b in pairs])
-
-
-def _rows(batch: Batch, scores: Tensor) -> list[np.ndarray]:
-    """The scores of each example, without padding."""
-    return real_rows(batch, scores) if isinstance(batch, Texts) else list(scores.cpu().numpy())
 
 
 def _cascade_columns(protocol: Protocol) -> list[Column]:

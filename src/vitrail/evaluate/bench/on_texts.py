@@ -16,7 +16,7 @@ from vitrail.errors import InputError
 from vitrail.evaluate import answers, metrics
 from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.evaluate.bench.texts import Contexts, Texts
+from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
 from vitrail.evaluate.data.examples import TextExample
 from vitrail.evaluate.metrics.texts import top
 
@@ -25,17 +25,19 @@ def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Pro
     """The clean probability and that of every level, tokens deleted, replaced or kept alone."""
 
     def measure(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
-        levels = mode or protocol.text_mode
+        levels, tokenizer = mode or protocol.text_mode, batch.opened.loaded.tokenizer
+        # Special tokens are never removed; a word the tokenizer does not know is none of them.
+        special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
         pairs = any(getattr(example, "second", None) is not None for example in batch.examples)
         found = metrics.text_curve(
             batch.score,
             [row.tolist() for row in real_rows(batch, batch.inputs["input_ids"])],
             real_rows(batch, shown.scores),
             torch.tensor(shown.classes),
-            special=() if pairs and levels == "attcat" else batch.special,
+            special=() if pairs and levels == "attcat" else special,
             how=how,
             mode=levels,
-            pad=int(batch.opened.loaded.tokenizer.pad_token_id),
+            pad=int(tokenizer.pad_token_id),
             batch=batch.settings.forward_batch,
         )
         return [{"p": p, "p_k": list(k)} for p, k in zip(found.p.tolist(), found.p_k.tolist(), strict=True)]
@@ -81,8 +83,10 @@ def precision_at_k(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
     return [{"count": int(n), "answer": int(last - first + 1)} for n, (first, last) in zip(found, spans, strict=True)]
 
 
-def real_rows(batch: Texts, scores: Tensor) -> list[np.ndarray]:
-    """The scores of the real tokens of each text."""
+def real_rows(batch: Batch, scores: Tensor) -> list[np.ndarray]:
+    """The scores of each example, without padding."""
+    if not isinstance(batch, Texts):
+        return list(scores.cpu().numpy())
     real = batch.inputs["attention_mask"].bool().cpu()
     return [row[keep].numpy() for row, keep in zip(scores.cpu(), real, strict=True)]
 

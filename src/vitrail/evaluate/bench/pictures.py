@@ -253,34 +253,30 @@ def guide_identity(guide: str) -> str:
     return f"{Path(guide).name} {digest[:12]}"
 
 
-def beside_guide(batch: Pictures, guide: str) -> Pictures:
-    """The pictures in the left half and the guide in the right, both squashed; no mask or box fits them any more."""
+def beside_guide(batch: Pictures, guide: str) -> tuple[Pictures, Broken]:
+    """The pictures in the left half and the guide in the right, both squashed; no mask or box fits them any more.
+
+    Pictures of the guide's own class cannot be measured beside it; the second result says so by their keys.
+    """
     if not batch.keys:
-        return replace(batch, view="stitched")
+        return replace(batch, view="stitched"), {}
     grid = predict(batch.opened.loaded.model, batch.inputs[:1]).grid
     assert grid is not None
-    size = (batch.images.shape[2], batch.images.shape[3])
-    canvas = plan_canvas("beside", "left", "resize", (size, grid))
-    other, _ = _read_guide(batch.opened, guide)
-    return replace(batch, images=stitch(batch.images, [other.to(batch.images)], canvas), view="stitched", emptied={})
-
-
-def shown_beside(batch: Pictures, guide: str) -> dict[str, str]:
-    """By key, why a picture cannot be measured beside this guide: it is of the guide's own class."""
-    _, own = _read_guide(batch.opened, guide)
+    canvas = plan_canvas("beside", "left", "resize", ((batch.images.shape[2], batch.images.shape[3]), grid))
+    other, own = _read_guide(batch.opened, guide, guide_identity(guide))
     name = batch.opened.loaded.class_name(own)
-    pairs = zip(batch.keys, batch.labels, strict=True)
-    return {key: f"{key}: it is of the guide's class, {name}." for key, label in pairs if label == own}
-
-
-def _read_guide(opened: Opened, guide: str) -> tuple[Tensor, int]:
-    """The guide in 0..1 as the model sees it squashed, and the class the model sees in it."""
-    return _guide_and_class(opened, guide, guide_identity(guide))
+    same = [key for key, label in zip(batch.keys, batch.labels, strict=True) if label == own]
+    images = stitch(batch.images, [other.to(batch.images)], canvas)
+    stitched = replace(batch, images=images, view="stitched", emptied={})
+    return stitched, {key: f"{key}: it is of the guide's class, {name}." for key in same}
 
 
 @lru_cache(maxsize=1)  # it holds the model: no more than the one at work
-def _guide_and_class(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]:
-    """The same, kept for the next batch as long as the guide's content is the same."""
+def _read_guide(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]:
+    """The guide in 0..1 as the model sees it squashed, and the class the model sees in it.
+
+    Kept for the next batch as long as the guide's content is the same.
+    """
     from vitrail.models.loading.images import open_image
 
     picture = open_shipped(guide) if guide in SHIPPED else open_image(Path(guide))

@@ -35,10 +35,9 @@ def vtranm(blocks: int) -> list[Spec]:
 
 def gradtoken(blocks: int) -> list[Spec]:
     """Every scheme; the plain mean over heads; the full method propagated to every depth above the first."""
-    schemes = [("gradtoken", {"scheme": scheme}) for scheme in _SCHEMES]
-    joined = [("gradtoken", {"heads": "mean"})]
-    depths = [("gradtoken", {"depth": depth}) for depth in range(2, blocks)]
-    return schemes + joined + depths
+    depths = ({"depth": depth} for depth in range(2, blocks))
+    options = [*({"scheme": scheme} for scheme in _SCHEMES), {"heads": "mean"}, *depths]
+    return [("gradtoken", one) for one in options]
 
 
 ABLATIONS: dict[str, Callable[[int], list[Spec]]] = {"vtranm": vtranm, "gradtoken": gradtoken}
@@ -58,15 +57,6 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
     "seed": (-(2**63), 2**63 - 1),
 }
 """The least and the largest value of each number of a plan."""
-
-
-def check_number(name: str, value: object) -> None:
-    """Raise unless a setting is a whole number in its range, or None for no limit."""
-    least, most = NUMBERS[name]
-    if value is None and name == "limit":
-        return
-    if type(value) is not int or not least <= value <= most:
-        raise OptionError(f"{name}={value!r}, but it must be a whole number from {least} to {most}.")
 
 
 @dataclass(frozen=True)
@@ -151,18 +141,21 @@ class Plan:
                 raise OptionError(f"a plan needs {name}, but none is named.")
         if not self.trials and self.ablation is None:
             raise OptionError("a plan needs methods or an ablation, but none is named.")
-        self._check_choices()
-        for name in NUMBERS:
-            check_number(name, getattr(self, name))
+        self._check_settings()
         for trial in self.trials:
             if trial.name not in METHODS:
                 raise MethodError(f"unknown method {trial.name!r}. {suggest(trial.name, METHODS)}")
 
-    def _check_choices(self) -> None:
+    def _check_settings(self) -> None:
         for name, table in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in table:
                 raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
+        for name, (least, most) in NUMBERS.items():
+            value = getattr(self, name)
+            unlimited = value is None and name == "limit"
+            if not unlimited and (type(value) is not int or not least <= value <= most):
+                raise OptionError(f"{name}={value!r}, but it must be a whole number from {least} to {most}.")
 
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""

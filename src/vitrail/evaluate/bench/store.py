@@ -152,10 +152,8 @@ class Store:
 
     def done(self, run: str, keys: Sequence[str]) -> set[tuple[str, str]]:
         """The examples and metrics that are there, computed or skipped."""
-        marks = ",".join("?" * len(keys))
-        return set(
-            self._read(f"SELECT example, metric FROM results WHERE run = ? AND example IN ({marks})", run, *keys)
-        )
+        query = f"SELECT example, metric FROM results WHERE run = ? AND example IN ({','.join('?' * len(keys))})"
+        return set(self._read(query, run, *keys))
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """Every run with what it is, in an order that does not depend on when it was made."""

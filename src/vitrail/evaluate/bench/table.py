@@ -82,7 +82,8 @@ def estimates(
                 wins[i].append(sign * np.subtract(*pair))
     found: list[Estimate | None] = [None] * len(samples)
     for i in known:
-        p = _chance(np.concatenate(wins[i])) if wins[i] else None
+        ahead = np.concatenate(wins[i]) if wins[i] else None
+        p = None if ahead is None else min(1.0, 2 * (1 + int((ahead <= 0).sum())) / (1 + len(ahead)))
         interval = _interval(np.concatenate(alone[i]))
         found[i] = Estimate(values[i] or 0.0, *interval, int(samples[i].present.sum()), i == best, p)
     return found
@@ -107,11 +108,6 @@ def _interval(drawn: np.ndarray) -> tuple[float, float]:
     """The middle 95 % of the resamples."""
     low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(low), float(high)
-
-
-def _chance(ahead: np.ndarray) -> float:
-    """The p value, on both sides, of resamples in which the best is ahead by so much."""
-    return min(1.0, 2 * (1 + int((ahead <= 0).sum())) / (1 + len(ahead)))
 
 
 def _value(column: Column, sample: MethodSample, present: Present) -> float | None:
@@ -207,7 +203,9 @@ def read_groups(store: Store) -> Iterator[TableGroup]:
     for _, (same, every) in sorted(groups.items()):
         methods = [method for method in every if store.metrics(method.run)]
         if methods:
-            stored = {name: tuple(x) if isinstance(x, list) else x for name, x in same["protocol"].items()}
+            stored: dict[str, Any] = {
+                name: tuple(x) if isinstance(x, list) else x for name, x in same["protocol"].items()
+            }
             protocol = Protocol(metrics=(), **stored)
             yield TableGroup(store, same, protocol, sorted(methods, key=lambda method: method.label))
 
@@ -293,16 +291,13 @@ def tabulate(group: TableGroup, *, seed: int = 0, resamples: int = RESAMPLES) ->
         made.append(Table(group.about, group.title, notes(group), tuple(group.columns), rows))
     columns, rows = agreement(group, seed=seed, resamples=resamples)
     if columns:
-        made.append(
-            Table(group.about, f"{group.title}: how far methods agree", notes(group, alike=True), columns, rows)
-        )
+        title = f"{group.title}: how far methods agree"
+        made.append(Table(group.about, title, notes(group, alike=True), columns, rows))
     return made
 
 
 def _estimates(group: TableGroup, seed: int, resamples: int) -> list[list[Estimate | None]]:
     """Column by column; those that are made of the same features read them once."""
-    if not group.keys:
-        return [[None] * len(group.methods)] * len(group.columns)
     made = []
     for _, columns in groupby(group.columns, key=lambda column: (column.needs, column.features)):
         first, *rest = columns
@@ -317,17 +312,15 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
     explained = f"{protocol.scalar} of the model's answer" if kind == "answer" else f"class {protocol.target_of(kind)}"
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     said = "rank correlation of the maps of two methods" if alike else conventions(group)
-    paired = (
-        "."
-        if alike
-        else "; ~ not significantly different from the best (paired bootstrap on shared examples, "
-        f"p >= {SIGNIFICANT:g}). The best is measured on nearly all examples."
+    best = (
+        f"; ~ not significantly different from the best (paired bootstrap on shared examples, p >= {SIGNIFICANT:g}). "
+        "The best is measured on nearly all examples"
     )
     lines = [
         f"Protocol {protocol.name}: {said}; explained {explained}.",
         f"Model {about['model']['hash']}, data {about['data']['content']}; {about['device']}, perturbed passes in "
         f"{about['dtype']}; {versions}.",
-        f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples{paired}",
+        f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples{'' if alike else best}.",
     ]
     return (*lines, *_skipped(group))
 

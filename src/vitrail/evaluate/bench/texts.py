@@ -28,7 +28,7 @@ from vitrail.methods import METHODS
 from vitrail.methods.context_cite import kept_sources
 from vitrail.models.inputs import position_limit
 from vitrail.models.texts import is_blank
-from vitrail.targets import Target, continuation
+from vitrail.targets import continuation
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +67,6 @@ class Texts:
         skip = {"special_tokens_mask", "offset_mapping"}
         return self._run({name: x for name, x in self.inputs.items() if name not in skip})
 
-    @property
-    def special(self) -> set[int]:
-        """Ids that are never removed; a word the tokenizer does not know is no such id."""
-        tokenizer = self.opened.loaded.tokenizer
-        return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
-
     def take(self, rows: Sequence[int]) -> "Texts":
         """Some of the texts."""
         return replace(
@@ -89,23 +83,16 @@ def read_texts(
     """The texts as token ids, cut where the model or the papers end."""
     broken = {e.key: f"{e.key}: the text is empty." for e in examples if any(map(is_blank, e.texts))}
     good = [example for example in examples if example.key not in broken]
-    encoding = _encode_texts(opened, good)
-    if good:
-        content = ((encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] != 0)).any(dim=1).tolist()
-        empty = [example.key for example, some in zip(good, content, strict=True) if not some]
-        if empty:
-            broken |= {key: f"{key}: the tokenizer leaves nothing of the text." for key in empty}
-            good = [example for example in good if example.key not in broken]
-            encoding = _encode_texts(opened, good)
-    return Texts(opened, settings, good, encoding), broken
-
-
-def _encode_texts(opened: Opened, examples: Sequence[TextExample]) -> Any:  # noqa: ANN401
-    if not examples:
-        return {}
-    firsts, seconds = [e.text for e in examples], [e.second for e in examples]
-    pairs = None if any(x is None for x in seconds) else [x for x in seconds if x is not None]
-    return _encode(opened, firsts, pairs, longest=512, truncation="longest_first")
+    if not good:
+        return Texts(opened, settings, good, {}), broken
+    seconds = [example.second for example in good if example.second is not None]
+    pairs = seconds if len(seconds) == len(good) else None
+    encoding = _encode(opened, [e.text for e in good], pairs, longest=512, truncation="longest_first")
+    content = ((encoding["special_tokens_mask"] == 0) & (encoding["attention_mask"] != 0)).any(dim=1).tolist()
+    empty = [example.key for example, some in zip(good, content, strict=True) if not some]
+    broken |= {key: f"{key}: the tokenizer leaves nothing of the text." for key in empty}
+    rows = [row for row, some in enumerate(content) if some]
+    return Texts(opened, settings, good, dict(encoding)).take(rows), broken
 
 
 def read_questions(
@@ -175,11 +162,6 @@ class Contexts:
         """The examples' keys."""
         return tuple(example.key for example in self.examples)
 
-    @property
-    def labels(self) -> list[int | None]:
-        """None: an answer has no class."""
-        return [None] * len(self.examples)
-
     def take(self, rows: Sequence[int]) -> "Contexts":
         """Some of the contexts; what is known of their ablations is shared."""
         examples, questions = [self.examples[i] for i in rows], [self.questions[i] for i in rows]
@@ -240,16 +222,13 @@ def outcomes(found: Comparison) -> list[Attribution | VitrailError]:
 
 def explained_contexts(batch: Contexts, trials: Sequence[Trial], preset: str, model: nn.Module) -> list[list[Row]]:
     """For each method, the scores of the columns of each text, or why it failed on it."""
-    targets = [continuation(one.start, one.stop, scalar=batch.scalar) for one in batch.questions]
-    pairs = zip(batch.questions, targets, strict=True)
-    found = [_of_question(question, target, trials, preset, model) for question, target in pairs]
+    found = [_of_question(question, batch.scalar, trials, preset, model) for question in batch.questions]
     return [list(rows) for rows in zip(*found, strict=True)]
 
 
-def _of_question(
-    question: Question, target: Target, trials: Sequence[Trial], preset: str, model: nn.Module
-) -> list[Row]:
+def _of_question(question: Question, scalar: str, trials: Sequence[Trial], preset: str, model: nn.Module) -> list[Row]:
     """What each method says of one answer: from one recording, as far as their kinds allow."""
+    target = continuation(question.start, question.stop, scalar=scalar)
     # Methods that score sources as a whole get the sentences; others score tokens, which are summed.
     whole, named = {"sources": list(question.sources)}, [t for t in trials if t.name not in answers.PRIORS]
     specs = [(t.name, {**(whole if "sources" in METHODS[t.name].options else {}), **t.options}) for t in named]

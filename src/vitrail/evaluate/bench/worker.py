@@ -6,7 +6,7 @@ an engine yields, writes results. So an engine may lose a worker and repeat a un
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from vitrail.errors import EngineError, InputError, MissingExtraError, OptionErr
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.measure import MEASURES, Classes, Measure, Shown
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
-from vitrail.evaluate.bench.pictures import Pictures, beside_guide, shown_beside
+from vitrail.evaluate.bench.pictures import Pictures, beside_guide
 from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Trial, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch, Contexts, Texts, explained_contexts, outcomes
@@ -158,10 +158,6 @@ def _shown(batch: Batch, trial: Trial, found: Attribution | VitrailError, classe
     return Shown(scores, classes, scores.reshape(-1, *found.grid), found.pixels)
 
 
-WITHOUT_CLASSES = ("question", "answer")
-"""Kinds of data whose answer is explained in place of a class."""
-
-
 @dataclass(frozen=True)
 class Worker:
     """Does units; the model it used last stays loaded. Holds plain data only, so it can be pickled."""
@@ -219,7 +215,8 @@ class _Bench:
         if protocol.shown_as not in self.batches:
             batch, broken = READERS[self.opened.kind](self.opened, self.settings, self.examples, protocol)
             if protocol.guide and isinstance(batch, Pictures):
-                broken, batch = {**broken, **shown_beside(batch, protocol.guide)}, beside_guide(batch, protocol.guide)
+                batch, same = beside_guide(batch, protocol.guide)
+                broken = {**broken, **same}
             self.batches[protocol.shown_as] = batch, {**self.broken, **broken}
         return self.batches[protocol.shown_as]
 
@@ -227,7 +224,8 @@ class _Bench:
         """The job's examples that can be explained, and why the others cannot."""
         whole, broken = self._batch(job.protocol)
         reasons = {key: reason for key, reason in broken.items() if key in job.keys}
-        if job.protocol.target_of(self.opened.kind) == "label" and self.opened.kind not in WITHOUT_CLASSES:
+        labelled = self.opened.kind != "question" and job.protocol.target_of(self.opened.kind) == "label"
+        if labelled and not isinstance(whole, Contexts):
             for key, label in zip(whole.keys, whole.labels, strict=True):
                 if key in job.keys and label not in range(self.opened.loaded.classes):
                     reasons[key] = f"{key}: the label {label} is no class of {self.opened.loaded.name}."
@@ -236,16 +234,14 @@ class _Bench:
 
     def _some(self, batch: Batch, rows: Sequence[int]) -> Batch:
         """Some examples of a batch, the same object each time, since it keeps what was computed of it."""
-        if len(rows) == len(batch.keys):
-            return batch
         place = (batch, tuple(rows))
         if place not in self.parts:
-            self.parts[place] = batch.take(rows)
+            self.parts[place] = batch if len(rows) == len(batch.keys) else batch.take(rows)
         return self.parts[place]
 
     def _classes(self, batch: Batch, protocol: Protocol) -> Classes:
         """The explained class of each example; nothing for questions and contexts, whose answer is explained."""
-        if self.opened.kind in WITHOUT_CLASSES or isinstance(batch, Contexts):
+        if isinstance(batch, Contexts) or self.opened.kind == "question":
             return ()
         if protocol.target_of(self.opened.kind) == "label":
             return tuple(label for label in batch.labels if label is not None)
@@ -303,7 +299,11 @@ def measured(job: Measurement, metric: str, batch: Batch, shown: Shown | str) ->
         return [ResultRow(job.run, key, metric, None, shown) for key in batch.keys]
     try:
         values = MEASURES[metric].run(batch, shown, job.protocol)
-        return [_row(job, key, metric, value) for key, value in zip(batch.keys, values, strict=True)]
+        rows = []
+        for key, value in zip(batch.keys, values, strict=True):
+            why = None if is_finite(value) else f"{key}: {metric} is NaN or infinite."
+            rows.append(ResultRow(job.run, key, metric, None if why else value, why))
+        return rows
     except InputError as error:
         if len(batch.keys) == 1:
             return [ResultRow(job.run, batch.keys[0], metric, None, one_line(error))]
@@ -312,10 +312,3 @@ def measured(job: Measurement, metric: str, batch: Batch, shown: Shown | str) ->
         for number in range(len(batch.keys))
         for row in measured(job, metric, batch.take([number]), shown.take([number]))
     ]
-
-
-def _row(job: Measurement, key: str, metric: str, value: Mapping[str, Any]) -> ResultRow:
-    """What was measured; a number that is NaN or infinite is no result."""
-    if not is_finite(value):
-        return ResultRow(job.run, key, metric, None, f"{key}: {metric} is NaN or infinite.")
-    return ResultRow(job.run, key, metric, value)
