@@ -27,11 +27,11 @@ from vitrail.api.requests import (
     with_reason,
 )
 from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
-from vitrail.api.streams import explain_at_inputs, explain_streams, has_streams, reads_changes, timed
+from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes, timed
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.measure import structure_of
+from vitrail.capture.measure import has_streams, structure_of
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings

@@ -11,20 +11,16 @@ from torch import Tensor, nn
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
-from vitrail.capture.cut_pass import cut_pass
-from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.shadow import Remembered
 from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
 from vitrail.capture.stream_checks import hidden_tokens, measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
-from vitrail.capture.streams import AttentionEvent, Streams, Transition, measured
-from vitrail.errors import CutGraphError, MethodError, RuleError, SeamError, VitrailError
+from vitrail.capture.streams import AttentionEvent, Streams, Transition
+from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
-from vitrail.models.anatomy import Anatomy, known_anatomy
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import generates
 from vitrail.relevance import Walk
@@ -32,78 +28,6 @@ from vitrail.relevance.dense import backends_used
 from vitrail.relevance.walk import STARTS, Relevance, walk_events
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
-SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
-"""Arguments of models with more than one sequence of tokens."""
-LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
-"""Arguments that are parts of one sequence where a model has no other for them."""
-
-MOST_FORMS = 256
-"""How many forms of input are remembered for one model."""
-_known: Remembered[bool] = Remembered(MOST_FORMS)
-
-
-def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
-    """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
-    if given is not None:  # the anatomy that the user named says that there is one stream
-        return False
-    form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
-    return _known.get(model, form, lambda: _measured_or_known(model, inputs))
-
-
-def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
-    try:
-        if known_anatomy(model) is None:
-            return _measured(model, inputs)
-        return _may_have(model, inputs) and _several(model, inputs)
-    except SeamError:
-        return known_anatomy(model) is None
-
-
-def _measured(model: nn.Module, inputs: Inputs) -> bool:
-    try:
-        found = discover(model, inputs)
-    except CutGraphError:
-        return False  # the pass over one stream says so
-    if _single(found):
-        try:
-            return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))
-        except SeamError:  # such as queries of frozen weights, without a graph: one stream is measured in another way
-            return False
-    # Tokens in several axes, or several copies of them (series by channel, AltUp), are numbered by the streams.
-    return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) > 2 for block in found.blocks)
-
-
-def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:
-    with cut_pass(model, inputs, measured) as streams:
-        return not streams.is_plain(pooled=pooled) or len(LOOKED_AT & inputs.kwargs.keys()) > 1
-
-
-def _pools(found: Discovery) -> bool:
-    """Whether the last call is a pooling query, used or not."""
-    return bool(found.calls) and found.calls[-1].kind == POOL
-
-
-def _single(found: Discovery) -> bool:
-    """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
-    if not found.calls:
-        return True
-    last = len(found.calls) - _pools(found)
-    rows = {call.queries for call in found.calls[:last]}
-    own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
-    shapes = {block.shape for block in found.blocks}
-    plain = len(shapes) == 1 and all(len(shape) == 2 for shape in shapes)
-    return own and len(rows) == 1 and plain and rows == {next(iter(shapes))[0]}
-
-
-def _may_have(model: nn.Module, inputs: Inputs) -> bool:
-    config = getattr(model, "config", None)
-    kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
-    if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts
-        return False
-    decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
-    nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
-    given = len(LOOKED_AT & inputs.kwargs.keys()) > 1 or any(name in inputs.kwargs for name in SECOND)
-    return given or decodes or nested or bool(getattr(config, "is_encoder_decoder", False))
 
 
 def explain_streams(

@@ -1,13 +1,14 @@
 """What a model does with its tokens, measured on the model.
 
-Two questions are asked of every model and every form of input, once:
+Three questions are asked of every model and every form of input, once:
 
+* Does it have one sequence of tokens, or several streams?
 * Which part of the input does each token of the blocks come from: which patch, which word, or none (class tokens,
   registers, soft prompts)?
 * Does row i of every attention call belong to token i of its block? Windows, packing and shuffled tokens look alike
   from outside.
 
-Both are answered by coded gradients.
+The answers come from coded gradients.
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture import refusals, token_order
+from vitrail.capture import refusals, streams, token_order
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
+from vitrail.capture.cut_pass import cut_pass
+from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
@@ -34,8 +37,8 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks
-from vitrail.errors import SeamError
-from vitrail.models.anatomy import Body
+from vitrail.errors import CutGraphError, SeamError
+from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs
 
 CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -454,3 +457,74 @@ def no_origin(why: str, body: Body) -> SeamError:
         f"which token comes from which part of the input is not known: {why}. A map would have to guess where its "
         "scores belong."
     )
+
+
+SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
+"""Arguments of models with more than one sequence of tokens."""
+LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
+"""Arguments that are parts of one sequence where a model has no other for them."""
+_has_streams: Remembered[bool] = Remembered(MOST_FORMS)
+
+
+def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
+    """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
+    if given is not None:  # the anatomy that the user named says that there is one stream
+        return False
+    form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
+    return _has_streams.get(model, form, lambda: _measured_or_known(model, inputs))
+
+
+def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
+    try:
+        if known_anatomy(model) is None:
+            return _has_several(model, inputs)
+        return _may_have(model, inputs) and _several(model, inputs)
+    except SeamError:
+        return known_anatomy(model) is None
+
+
+def _has_several(model: nn.Module, inputs: Inputs) -> bool:
+    try:
+        found = discover(model, inputs)
+    except CutGraphError:
+        return False  # the pass over one stream says so
+    if _single(found):
+        try:
+            return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))
+        except SeamError:  # such as queries of frozen weights, without a graph: one stream is measured in another way
+            return False
+    # Tokens in several axes, or several copies of them (series by channel, AltUp), are numbered by the streams.
+    return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) > 2 for block in found.blocks)
+
+
+def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:
+    with cut_pass(model, inputs, streams.measured) as found:
+        return not found.is_plain(pooled=pooled) or len(LOOKED_AT & inputs.kwargs.keys()) > 1
+
+
+def _pools(found: Discovery) -> bool:
+    """Whether the last call is a pooling query, used or not."""
+    return bool(found.calls) and found.calls[-1].kind == POOL
+
+
+def _single(found: Discovery) -> bool:
+    """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
+    if not found.calls:
+        return True
+    last = len(found.calls) - _pools(found)
+    rows = {call.queries for call in found.calls[:last]}
+    own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
+    shapes = {block.shape for block in found.blocks}
+    plain = len(shapes) == 1 and all(len(shape) == 2 for shape in shapes)
+    return own and len(rows) == 1 and plain and rows == {next(iter(shapes))[0]}
+
+
+def _may_have(model: nn.Module, inputs: Inputs) -> bool:
+    config = getattr(model, "config", None)
+    kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
+    if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts
+        return False
+    decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
+    nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
+    given = len(LOOKED_AT & inputs.kwargs.keys()) > 1 or any(name in inputs.kwargs for name in SECOND)
+    return given or decodes or nested or bool(getattr(config, "is_encoder_decoder", False))

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.api.streams import has_streams
 from vitrail.capture.discovery import BlockSite, CallSite, discover
 from vitrail.capture.forward import find_body, record
-from vitrail.capture.measure import Structure, no_origin, structure_of
+from vitrail.capture.measure import Structure, has_streams, no_origin, structure_of
 from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import read_output
 from vitrail.capture.recording import Layer, widen
