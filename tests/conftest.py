@@ -1,3 +1,4 @@
+import atexit
 import gc
 import os
 import secrets
@@ -63,14 +64,13 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_finish():
-    """Leave what was imported out of later searches for garbage: each would pass millions of objects."""
-    gc.collect()
+    """Leave what was imported out of later searches for garbage: each would pass millions of objects.
+
+    They are let go when Python ends, or libraries tell of leaks, and not before: pytest searches several times.
+    """
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure():
-    gc.unfreeze()  # or libraries tell of leaks when Python ends
+    atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,7 +1,7 @@
 """Models that cut the graph: what has no gradient is an error, and what is recomputed later changes nothing."""
 
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -257,6 +257,7 @@ class Captioning(nn.Module):
         return self.head(y.mean(dim=1))
 
 
+FEW_STEPS = {"integrated_gradients": {"steps": 2}}
 AT_INPUTS = ("attn_lrp", "conservative_lrp", "input_x_gradient", "integrated_gradients")
 
 
@@ -265,15 +266,19 @@ def captioned():
     return {"pixel_values": torch.randn(1, 3, 16, 24, generator=dice, dtype=torch.float64), "input_ids": IDS[:1]}
 
 
+@cache
+def of_captions(method):
+    """What a method finds of the plain model."""
+    return vitrail.explain(Captioning(), captioned(), method, 1, **FEW_STEPS.get(method, {}))
+
+
 @pytest.mark.parametrize("method", [*AT_INPUTS, "gae"])
 @pytest.mark.parametrize("words", [plainly, NOT_REENTRANT], ids=["words", "checkpointed_words"])
 def test_checkpointed_streams_are_explained_as_if_they_were_not(method, words):
     """A plain CheckpointError once: rules, leaves and cuts are gone when a region is recomputed."""
-    options = {"steps": 2} if method == "integrated_gradients" else {}
-    model = Captioning(NOT_REENTRANT, words=words)
-    expected = vitrail.explain(Captioning(), captioned(), method, 1, **options).streams
+    model, expected = Captioning(NOT_REENTRANT, words=words), of_captions(method).streams
     for _ in range(2):  # what is measured is remembered
-        found = vitrail.explain(model, captioned(), method, 1, **options).streams
+        found = vitrail.explain(model, captioned(), method, 1, **FEW_STEPS.get(method, {})).streams
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name].scores, expected[name].scores) for name in expected)
 
@@ -301,13 +306,12 @@ def test_an_input_that_is_not_read_has_zeros():
 
 @pytest.mark.parametrize("method", AT_INPUTS)
 def test_streams_are_read_at_the_level_that_their_options_say(method):
-    options = {"steps": 2} if method == "integrated_gradients" else {}
-    found = vitrail.explain(Captioning(), captioned(), method, 1, **options)
+    options, found, model = FEW_STEPS.get(method, {}), of_captions(method), Captioning()
     levels = {name: one.options["level"] for name, one in found.streams.items()}
     assert levels == {"encoder": "pixels", "decoder": "inputs_embeds"}
-    assert levels.keys() == vitrail.explain(Captioning(), captioned(), "gae", 1).streams.keys()
+    assert levels.keys() == of_captions("gae").streams.keys()
     for level in levels.values():
-        same = vitrail.explain(Captioning(), captioned(), method, 1, level=level, **options)
+        same = vitrail.explain(model, captioned(), method, 1, level=level, **options)
         assert all(torch.equal(same.streams[name].scores, found.streams[name].scores) for name in levels)
     with pytest.raises(OptionError, match=r"level='embedding_output'.*several streams"):
-        vitrail.explain(Captioning(), captioned(), method, 1, level="embedding_output", **options)
+        vitrail.explain(model, captioned(), method, 1, level="embedding_output", **options)

@@ -441,11 +441,17 @@ def folder(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def plain_tools(folder):
+    """A function: what a tool finds of the plain model, once for all that is compared with it."""
+    return cache(lambda tool: TOOLS[tool](_twin(same, "timm"), folder))
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda m: with_gradients(training(m)), compiled, parallel], ids=["training", "compiled", "parallel"]
 )
 @pytest.mark.parametrize("tool", TOOLS)
-def test_every_tool_leaves_the_model_as_it_was_and_works_on_it_like_on_a_plain_one(tool, wrap, folder):
+def test_every_tool_leaves_the_model_as_it_was_and_works_on_it_like_on_a_plain_one(tool, wrap, folder, plain_tools):
     model, problems = wrap(build("timm")), []
     before, own = Snapshot(model), {*model.modules()}
 
@@ -458,7 +464,7 @@ def test_every_tool_leaves_the_model_as_it_was_and_works_on_it_like_on_a_plain_o
     with every_call(look):
         found = TOOLS[tool](model, folder)
     assert problems + before.changes() == []
-    assert_close(found, TOOLS[tool](_twin(same, "timm"), folder), **EXACT)
+    assert_close(found, plain_tools(tool), **EXACT)
 
 
 # Threads
