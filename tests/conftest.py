@@ -30,20 +30,20 @@ def pytest_xdist_setupnodes():
 
 
 SLOW = (
-    "app/", "bench/", "cli/", "guided/", "report/", "training/", "zoo/",
-    "methods/test_agcam.py", "methods/test_consensus", "methods/test_grad_eclip.py",
-    "methods/test_integrated_gradients.py", "methods/test_le_grad.py", "methods/test_lrp.py", "methods/test_tis.py",
+    "app/", "bench/", "cli/", "guided/", "report/", "training/", "zoo/", "methods/test_agcam.py",
+    "methods/test_consensus", "methods/test_grad_eclip.py", "methods/test_integrated_gradients.py",
+    "methods/test_le_grad.py", "methods/test_lrp.py", "methods/test_soft_ablation.py", "methods/test_tis.py",
     "methods/test_vit_cx.py", "plots/test_sheet.py", "relevance/test_fused.py", "rules/test_arguments.py",
     "rules/test_mode.py", "test_adding.py", "test_any_transformer.py", "test_caches_and_adapters.py", "test_clip.py",
-    "test_consensus_search.py",
-    "test_demo.py", "test_docs.py", "test_families.py", "test_golden", "test_graph_cuts.py", "test_integrity.py",
-    "test_measure.py", "test_memory.py", "test_prepare.py", "test_real_models.py", "test_shadow.py",
-    "test_stream_methods.py", "test_stream_models.py", "test_stream_tokentm.py", "test_streams", "test_surroundings.py",
-    "test_unusual_logits.py", "test_wrappers.py",
+    "test_consensus_search.py", "test_demo.py", "test_docs.py", "test_families.py", "test_golden", "test_graph_cuts.py",
+    "test_integrity.py", "test_low_memory.py", "test_measure.py", "test_memory.py", "test_prepare.py",
+    "test_real_models.py", "test_shadow.py", "test_silent_errors.py", "test_stream_memory.py", "test_stream_methods.py",
+    "test_stream_models.py", "test_stream_tokentm.py", "test_streams", "test_surroundings.py", "test_unusual_logits.py",
+    "test_wrappers.py",
 )  # fmt: skip
 """Folders and files whose tests start processes, train, or run whole models many times. Single tests that take more
 than two seconds carry the mark themselves."""
-FAST = ("bench/test_protocols.py", "bench/test_store.py", "bench/test_boxes.py", "guided/test_detail.py")
+FAST = ("bench/test_protocols.py", "bench/test_store.py", "guided/test_detail.py")
 """Files in those folders that are quick."""
 
 
@@ -52,15 +52,15 @@ HERE = Path(__file__).parent
 
 @cache
 def is_slow(path):
-    name = path.relative_to(HERE).as_posix()
-    return name.startswith(SLOW) and name not in FAST
+    """Whether all tests of a file, or of a folder, are slow."""
+    name = path.relative_to(HERE).as_posix() + "/" * path.is_dir()
+    return name.startswith(SLOW) and not any(fast.startswith(name) for fast in FAST)
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Files whose tests are all slow are not even imported where slow tests are left out."""
-    if collection_path.suffix == ".py" and "not slow" in config.option.markexpr and is_slow(collection_path):
-        return True
-    return None
+    """Files and folders whose tests are all slow are not even imported where slow tests are left out."""
+    known = HERE in collection_path.parents and (collection_path.suffix == ".py" or collection_path.is_dir())
+    return True if known and "not slow" in config.option.markexpr and is_slow(collection_path) else None
 
 
 def pytest_collection_finish():

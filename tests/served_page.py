@@ -16,7 +16,7 @@ START = "from vitrail.apps.cli import main; main()"
 def _await(address):
     """Wait until the page answers: its address is told a moment before."""
     host, port = address.removeprefix("http://").rstrip("/").split(":")
-    for _ in range(600):
+    for _ in range(3000):
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
             return
@@ -53,7 +53,7 @@ def served(*args):
     process = subprocess.Popen(
         [sys.executable, "-c", START, "app", *args], stderr=subprocess.PIPE, text=True, env=environment
     )
-    guard = threading.Timer(120, process.kill)
+    guard = threading.Timer(300, process.kill)
     guard.start()
     try:
         lines = []
@@ -71,4 +71,4 @@ def served(*args):
     finally:
         guard.cancel()
         process.terminate()
-        process.wait(20)
+        process.wait(300)

@@ -32,6 +32,7 @@ def tried(act, *args):
         return None
 
 
+@pytest.mark.slow
 @FAST
 @given(changed=st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=4))
 def test_a_plan_with_any_values(tmp_path, changed):

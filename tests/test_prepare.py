@@ -336,7 +336,7 @@ def test_texts_that_pictures_are_compared_with_are_not_samples(recorded, method)
 
 def test_threads_that_record_at_once_leave_torch_as_it_was():
     """Each once put back what it had found: the second for good what the first had put there."""
-    own, gate = torch.cuda.is_current_stream_capturing, threading.Barrier(2, timeout=10)
+    own, gate = torch.cuda.is_current_stream_capturing, threading.Barrier(2, timeout=300)
 
     def first():
         with _unnoticed:

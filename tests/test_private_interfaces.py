@@ -23,40 +23,42 @@ def trees():
     return {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
 
 
-def own_names() -> set[str]:
-    """Private names that the package defines: functions, classes, variables, attributes, fields and slots."""
-    found = set()
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
-                found.add(node.attr)
-            elif isinstance(node, ast.alias):
-                found.add(node.asname or node.name)
-    return found
-
-
 def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
 
+def own_name(node: ast.AST) -> str:
+    """What a node defines: a function, class, variable, attribute, field or slot; or nothing."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+        return node.attr
+    return (node.asname or node.name) if isinstance(node, ast.alias) else ""
+
+
+def others_names(node: ast.AST) -> list[str]:
+    """What a node reads or sets on something else than `self`, or imports from another package."""
+    if isinstance(node, ast.Attribute) and not is_self(node.value):
+        return [node.attr]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("vitrail"):
+        return [*node.module.split("."), *(alias.name for alias in node.names)]
+    return []
+
+
 def foreign() -> dict[str, set[str]]:
     """Private names that are read or set on something else than the package's own objects -> the files that do."""
-    own, found = own_names(), {}
+    own, met = set(), set()
     for path, tree in trees().items():
         for node in ast.walk(tree):
-            names = []
-            if isinstance(node, ast.Attribute) and not is_self(node.value):
-                names = [node.attr]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith("vitrail"):
-                names = [*node.module.split("."), *(alias.name for alias in node.names)]
-            for name in names:
-                private = re.fullmatch(r"_[a-zA-Z]\w*", name)
-                if private and name not in PUBLIC and (name not in own or isinstance(node, ast.ImportFrom)):
-                    found.setdefault(name, set()).add(str(path))
+            own.add(own_name(node))
+            private = [name for name in others_names(node) if re.fullmatch(r"_[a-zA-Z]\w*", name)]
+            met |= {(name, str(path), isinstance(node, ast.ImportFrom)) for name in private}
+    found = {}
+    for name, path, is_import in met:
+        if name not in PUBLIC and (name not in own or is_import):
+            found.setdefault(name, set()).add(path)
     return found
 
 

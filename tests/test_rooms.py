@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -62,13 +63,21 @@ def imported_at_the_top(tree: ast.Module) -> set[str]:
     return set().union(*(imported(ast.Module([node], [])) for node in tree.body if not isinstance(node, DEFINITIONS)))
 
 
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those right below a node. Imports are statements: expressions, most of a tree, need not be searched."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inside = getattr(node, name, ())
+        yield from inside if isinstance(inside, list) else ()  # that of a lambda or a conditional is an expression
 
 
 def imported(tree: ast.AST) -> set[str]:
     """The modules of the package that are imported anywhere below a node, but for annotations."""
     found: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
+    for node in statements(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitrail":
@@ -84,10 +93,10 @@ def imported(tree: ast.AST) -> set[str]:
 @cache
 def inside_functions(tree: ast.Module) -> set[str]:
     """Those that are imported below a function; what is inside an inner function is also below the outer one."""
-    kinds, found, waiting = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda), set(), [tree]
+    found, waiting = set(), [tree]
     while waiting:
-        for node in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(node, kinds):
+        for node in statements(waiting.pop()):
+            if isinstance(node, FUNCTIONS):
                 found |= imported(node)
             else:
                 waiting.append(node)

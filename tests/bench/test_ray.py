@@ -222,7 +222,7 @@ with connected(Cluster(workers=1)):
         with on_loopback():  # where that cluster listens
             found = list(ray_engine(units("a", "b", "c"), failing("never"), cluster=cluster))
         assert not ray.is_initialized()
-        assert other.communicate("\n", timeout=60)[0] == "1.0\n"
+        assert other.communicate("\n", timeout=300)[0] == "1.0\n"
     assert [finished.unit.keys for finished in found] == [("a",), ("b",), ("c",)]
 
 
