@@ -86,3 +86,10 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def little_to_search():
+    """Leave all there is out of the searches for garbage that the tests of a file ask for."""
+    gc.collect()
+    gc.freeze()

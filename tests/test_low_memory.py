@@ -116,6 +116,7 @@ def test_every_part_of_an_answer_runs_the_blocks_again():
     assert_close(vitrail.answer(model, inputs, 5, method="gae", memory="low").table, expected)
 
 
+@pytest.mark.usefixtures("little_to_search")
 def test_tokentm_keeps_no_more_states_of_the_forward_pass_than_gae():
     """At the end of the blocks; lengths and angles are read of a block as soon as it has run."""
     model, inputs = copy.deepcopy(tiny("timm_vit")), MODELS["timm_vit"].inputs()

@@ -12,6 +12,7 @@ from tiny_models import MODELS, tiny
 
 import vitrail
 
+pytestmark = pytest.mark.usefixtures("little_to_search")
 record = importlib.import_module("vitrail.capture.forward")  # `vitrail.capture.forward` is the function
 
 

@@ -564,6 +564,7 @@ class KeepsStates(Plain):
         return self.head(x)
 
 
+@pytest.mark.usefixtures("little_to_search")
 def test_what_a_forward_keeps_in_its_shadow_is_freed_with_the_call():
     model = KeepsStates()
     for _ in range(3):
@@ -573,6 +574,7 @@ def test_what_a_forward_keeps_in_its_shadow_is_freed_with_the_call():
     del HELD[1:]
 
 
+@pytest.mark.usefixtures("little_to_search")
 @pytest.mark.parametrize("kind", [Parent, Kept])
 def test_a_shadow_dies_with_its_model(kind):
     model = kind()

@@ -127,6 +127,7 @@ LONG, HEADS = 512, 4
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("little_to_search")
 @pytest.mark.parametrize(("source", "answer"), [(LONG, 6), (6, LONG)])
 def test_no_map_is_kept_after_its_layer(source, answer):
     """A few maps of one layer are alive at once; those of all six long layers would be six maps more."""
