@@ -2,7 +2,6 @@
 
 import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_exit", "_repr_html_"}
 """Documented in spite of their underscore."""
 
 
-@cache
-def trees():
-    return {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+def texts() -> dict[Path, str]:
+    return {path.relative_to(SOURCE): path.read_text() for path in SOURCE.rglob("*.py")}
 
 
 def is_self(node: ast.AST) -> bool:
@@ -50,8 +48,8 @@ def others_names(node: ast.AST) -> list[str]:
 def foreign() -> dict[str, set[str]]:
     """Private names that are read or set on something else than the package's own objects -> the files that do."""
     own, met = set(), set()
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, text in texts().items():
+        for node in ast.walk(ast.parse(text)):
             own.add(own_name(node))
             private = [name for name in others_names(node) if re.fullmatch(r"_[a-zA-Z]\w*", name)]
             met |= {(name, str(path), isinstance(node, ast.ImportFrom)) for name in private}
@@ -67,7 +65,7 @@ def test_every_private_name_of_another_library_is_listed():
 
 
 def test_names_of_ray_are_used_in_one_file():
-    users = {str(path) for path in trees() if "ray._private" in (SOURCE / path).read_text()}
+    users = {str(path) for path, text in texts().items() if "ray._private" in text}
     assert users == {"evaluate/bench/engines_ray.py"}
 
 

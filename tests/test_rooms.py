@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -42,12 +43,24 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@dataclass(frozen=True)
+class Found:
+    """What is read of a module. Its tree is not kept: a million objects, which every search for garbage would pass."""
+
+    at_the_top: set[str]
+    inside_functions: set[str]
+    classes: list[str]
+
+
 @cache
-def modules() -> dict[str, ast.Module]:
+def modules() -> dict[str, Found]:
     found = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text())
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Found(imported_at_the_top(tree), inside_functions(tree), classes)
     return found
 
 
@@ -57,7 +70,6 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-@cache
 def imported_at_the_top(tree: ast.Module) -> set[str]:
     """The modules of the package that are imported when a module is."""
     return set().union(*(imported(ast.Module([node], [])) for node in tree.body if not isinstance(node, DEFINITIONS)))
@@ -90,7 +102,6 @@ def imported(tree: ast.AST) -> set[str]:
     return found
 
 
-@cache
 def inside_functions(tree: ast.Module) -> set[str]:
     """Those that are imported below a function; what is inside an inner function is also below the outer one."""
     found, waiting = set(), [tree]
@@ -105,9 +116,9 @@ def inside_functions(tree: ast.Module) -> set[str]:
 
 def test_rooms_import_only_those_before_them():
     against = defaultdict(set)
-    for module, tree in modules().items():
+    for module, read in modules().items():
         here = room_of(module)
-        at_the_top, inside = imported_at_the_top(tree), inside_functions(tree)
+        at_the_top, inside = read.at_the_top, read.inside_functions
         allowed = {other for other in inside - at_the_top if (here, room_of(other)) in REACHING_UP}
         for there in {room_of(other) for other in (at_the_top | inside) - allowed} & RANK.keys():
             if here in RANK and here != there and RANK[there] >= RANK[here]:
@@ -118,9 +129,9 @@ def test_rooms_import_only_those_before_them():
 def test_only_allowed_imports_stand_inside_functions():
     found = {
         (module, other)
-        for module, tree in modules().items()
+        for module, read in modules().items()
         if room_of(module) in CORE
-        for other in inside_functions(tree)
+        for other in read.inside_functions
         if (room_of(module), room_of(other)) not in REACHING_UP
     }
     assert found == OF_EXTRAS
@@ -142,8 +153,7 @@ CORE = {"errors", "targets", "attribution", "storage", "models", "capture", "rel
 
 
 def test_modules_of_the_core_import_each_other_without_a_cycle():
-    known = modules()
-    graph = {m: imported_at_the_top(tree) for m, tree in known.items() if room_of(m) in CORE}
+    graph = {module: read.at_the_top for module, read in modules().items() if room_of(module) in CORE}
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
@@ -159,10 +169,9 @@ def test_modules_of_the_core_import_each_other_without_a_cycle():
 
 def test_no_two_classes_have_the_same_name():
     homes = defaultdict(list)
-    for module, tree in modules().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(module)
+    for module, read in modules().items():
+        for name in read.classes:
+            homes[name].append(module)
     twice = {name for name, where in homes.items() if len(where) > 1}
     assert twice == SAME_NAMES, {name: homes[name] for name in twice ^ SAME_NAMES}
 
