@@ -16,6 +16,10 @@ from type_checks import check_sparingly
 gc.disable()  # until all tests are collected: imports make millions of objects and leave little garbage
 check_sparingly()
 
+# One token for all processes: clusters that start at once on a new machine would overwrite each other's file of it.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
 if not torch.cuda.is_available():  # so that the kernels run, slowly, on any machine; read when Triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -24,9 +28,6 @@ if not torch.cuda.is_available():  # so that the kernels run, slowly, on any mac
 def pytest_xdist_setupnodes():
     """One thread in each worker and in each process it starts: threads of several would wait for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # One token for all: clusters that start at once on a new machine would overwrite the file of each other's.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 SLOW = (
