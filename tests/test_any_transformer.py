@@ -18,8 +18,7 @@ from any_own_models import ManualExp
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.api import streams as stream_explaining
-from vitrail.capture import forward
+from vitrail.capture import forward, measure
 from vitrail.errors import VitrailError
 from vitrail.tools.doctor import examine
 
@@ -324,7 +323,7 @@ def test_what_is_found_of_a_known_family_gives_what_its_table_gives(name, monkey
     found = copy.deepcopy(known)
     options = [("gae", {}), ("tokentm", {}), ("tokentm", {"value_bias": False}), ("attcat", {}), ("attn_lrp", {})]
     expected = [vitrail.explain(known, inputs, method, 1, **more).scores for method, more in options]
-    for module in (forward, stream_explaining):
+    for module in (forward, measure):
         monkeypatch.setattr(module, "known_anatomy", lambda model: None)
     with torch.no_grad():  # as callers often do
         for (method, more), one in zip(options, expected, strict=True):

@@ -151,17 +151,22 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value not in table:
                 raise OptionError(f"there is no {name} {value!r}. {suggest(value, table)}")
-        for name, (least, most) in NUMBERS.items():
-            value = getattr(self, name)
-            unlimited = value is None and name == "limit"
-            if not unlimited and (type(value) is not int or not least <= value <= most):
-                raise OptionError(f"{name}={value!r}, but it must be a whole number from {least} to {most}.")
+        for name in NUMBERS:
+            check_number(name, getattr(self, name))
 
     def measured(self) -> tuple[Protocol, ...]:
         """The protocols with the plan's own class and metrics."""
         classes = {} if self.target is None else {"target": self.target, "text_target": self.target}
         changed = (protocol.with_(**classes) for protocol in self.protocols)
         return tuple(p if self.metrics is None else replace(p, metrics=self.metrics) for p in changed)
+
+
+def check_number(name: str, value: object) -> None:
+    """Refuse a setting of a plan that is no whole number in its range."""
+    least, most = NUMBERS[name]
+    unlimited = value is None and name == "limit"
+    if not unlimited and (type(value) is not int or not least <= value <= most):
+        raise OptionError(f"{name}={value!r}, but it must be a whole number from {least} to {most}.")
 
 
 def protocols_of(names: tuple[str, ...]) -> tuple[Protocol, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
 from vitrail.evaluate.bench.opened import DATA, find_entry, guess
-from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial
+from vitrail.evaluate.bench.plan import NUMBERS, DataSpec, ModelSpec, Plan, Trial, check_number
 from vitrail.evaluate.bench.protocols import find_protocol
 from vitrail.methods import METHODS, PREFERRED, parse_spec
 from vitrail.methods.option_text import kinds_of, parse_options, read_options
@@ -61,8 +61,10 @@ def read_plan(path: str | Path) -> Plan:
         if name not in known:
             raise OptionError(f"{path}: a plan has no entry {name!r}. {suggest(name, known)}")
     rest = {name: x for name, x in content.items() if name not in {*LISTS, "metrics"}}
-    for name, value in rest.items():  # numbers are checked by the plan
-        if not (name in NUMBERS or isinstance(value, str) or (value is None and name in {"ablation", "target"})):
+    for name, value in rest.items():
+        if name in NUMBERS:
+            check_number(name, value)
+        elif not isinstance(value, str) and not (value is None and name in {"ablation", "target"}):
             raise InputError(f"{path}: {name} is a word, but {value!r} was given.")
     metrics = None if content.get("metrics") is None else tuple(map(str, _list(content, "metrics", path)))
     lists: dict[str, Any] = {name: _specs(content, name, path) for name in LISTS}
