@@ -35,7 +35,7 @@ SLOW = (
     "methods/test_consensus", "methods/test_grad_eclip.py", "methods/test_integrated_gradients.py",
     "methods/test_le_grad.py", "methods/test_lrp.py", "methods/test_soft_ablation.py", "methods/test_tis.py",
     "methods/test_vit_cx.py", "plots/test_sheet.py", "relevance/test_fused.py", "rules/test_arguments.py",
-    "rules/test_mode.py", "test_adding.py", "test_any_transformer.py", "test_caches_and_adapters.py", "test_clip.py",
+    "rules/test_mode.py", "test_additions.py", "test_any_transformer.py", "test_caches_and_adapters.py", "test_clip.py",
     "test_consensus_search.py", "test_demo.py", "test_docs.py", "test_families.py", "test_golden", "test_graph_cuts.py",
     "test_integrity.py", "test_low_memory.py", "test_measure.py", "test_memory.py", "test_prepare.py",
     "test_real_models.py", "test_shadow.py", "test_silent_errors.py", "test_stream_memory.py", "test_stream_methods.py",

@@ -251,4 +251,4 @@ def test_a_model_that_sees_both_ways_is_not_taken_for_a_causal_one_when_its_laye
         (part,) = run.parts(targets.logit(0, position=3))
         assert len(list(run.layers(part, wanted, again=False))) == 3
         with pytest.raises(TargetError, match="answers at every token"):
-            run.parts(1)
+            run.parts(targets.logit(1))

@@ -4,7 +4,7 @@ from golden_sets import HERE
 
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, metrics
-from vitrail.evaluate.bench.measure import columns_of
+from vitrail.evaluate.bench.measures import columns_of
 from vitrail.methods import METHODS
 
 CONVENTIONS = {

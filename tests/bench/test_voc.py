@@ -11,7 +11,7 @@ from transformers import ViTForImageClassification
 
 from vitrail import compare
 from vitrail.evaluate import bench, data, metrics
-from vitrail.evaluate.bench.measure import columns_of
+from vitrail.evaluate.bench.measures import columns_of
 from vitrail.evaluate.bench.pictures import IMAGENET, VOC, VOC_NUMBERS, voc_classes
 from vitrail.evaluate.bench.table import MethodSample, _value
 from vitrail.evaluate.data import resize_mask

@@ -6,6 +6,7 @@ from tiny_models import MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
 
+from vitrail import targets
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.methods.transformer_attribution import CONSERVING, ORIG, linear
@@ -31,7 +32,7 @@ def relevance_between_blocks(model, inputs, table):
     pass_options = PassOptions(level="embedding_output", within=within)
     read = read_inputs(inputs)
     with forward(model, read, find_body(model, None, read), Wanted(), ComputeSettings(), pass_options) as run:
-        (part,) = run.parts([0, 2])
+        (part,) = run.parts(targets.logit([0, 2]))
         streams = [captured.states["entering"] for captured in run.captured] + [run.captured[-1].states["leaving"]]
         found = torch.autograd.grad(part.scalar.sum(), streams)
     return [x.sum(dim=(1, 2)) for x in found]

@@ -36,7 +36,7 @@ from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
-from vitrail.capture.provenance import hashed, provenance, sampled_weights
+from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
@@ -456,7 +456,7 @@ def _walk(
                 found[request].append((part, walked.result))
                 used[request] |= walked.backends
                 spent[request] += walked.seconds
-        identity = hashed(*sampled_weights(model))
+        identity = fingerprint(model)
         made = []
         for request in requests:
             if len(requests) > 1:  # else both passes are its own

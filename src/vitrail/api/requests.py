@@ -148,9 +148,9 @@ def wanted_by(plans: Sequence[Walk | RerunMethod]) -> Wanted:
     return replace(wanted, early=reads, passing=needs - late if reads else frozenset())
 
 
-def by_target(requests: Sequence[Request]) -> list[tuple[AnyTarget, list[Request]]]:
+def by_target(requests: Sequence[Request]) -> list[tuple[Target | Callable[[Tensor], Tensor], list[Request]]]:
     """Requests that share a scalar share a backward pass; those without gradients join the first."""
-    groups: list[tuple[AnyTarget, list[Request]]] = []
+    groups: list[tuple[Target | Callable[[Tensor], Tensor], list[Request]]] = []
     # Sorting is stable: those that differentiate come first, in their order.
     for request in sorted(requests, key=lambda r: not r.differentiates):
         fitting = (group for target, group in groups if _joins(request, target))

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from vitrail.capture.graphs import decided
 from vitrail.capture.recording import widen
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.torch_private import with_functions, writes_to
 from vitrail.models.anatomy import Block
 from vitrail.models.taking import every_module
@@ -227,7 +228,7 @@ def _enter(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None
 
 
 def _leave(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:  # noqa: ANN401
-    adding.leaving = _first(out)
+    adding.leaving = first_tensor(out)
 
 
 def _read(adding: Adding, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -246,7 +247,7 @@ def _give(
     """Begin to follow a result. Sub-layers side by side may be added in place, so the model goes on with a copy."""
     followed: Followed = getattr(adding, name)
     followed.given = _given(args, kwargs) if own else None
-    followed.result = followed.now = _first(out)
+    followed.result = followed.now = first_tensor(out)
     followed.version = writes_to(followed.now)
     followed.times += 1
     beside = adding.middle is not None and adding.middle is adding.entering
@@ -260,7 +261,7 @@ def _take(adding: Adding, module: nn.Module, args: tuple, kwargs: dict, out: Any
         if followed.now is None or given is None:
             continue
         if given is followed.now:
-            followed.now = _first(out)
+            followed.now = first_tensor(out)
             followed.version = writes_to(followed.now)
             if not passes(module):
                 followed.steps.append((module, given, followed.now))
@@ -276,10 +277,6 @@ def _caller(block: Block, module: nn.Module) -> nn.Module:
 
 def _given(args: tuple, kwargs: dict) -> Tensor | None:
     return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-
-
-def _first(out: Any) -> Tensor:  # noqa: ANN401
-    return out[0] if isinstance(out, (tuple, list)) else out
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -368,7 +365,7 @@ def _ffn(adding: Adding, module: nn.Module, known: set[str]) -> tuple[Tensor, Te
     before = stream if adding.middle is None else _as_stream(adding.middle, stream)
     if before.shape != stream.shape:
         raise Unknown(f"the feed-forward part reads tokens {tuple(before.shape)} of a stream {tuple(stream.shape)}")
-    aside = before.shape == stream.shape and _alike(widen(before), widen(stream), stream.dtype)
+    aside = _alike(widen(before), widen(stream), stream.dtype)
     sums = _sums(adding, (*seen.later, adding.leaving), before, adding.attention.now if aside else None)
     factor = _factor(sums, added, stream, module)
     if factor is None and not seen.steps:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
-from vitrail.capture.hooks import Capture, capturing, first_tensor, replaced_stream, stream_of
+from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.layers import check_read
 from vitrail.capture.measure import known_additions, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
@@ -23,6 +23,7 @@ from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOpti
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
+from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, keep_saved, once, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (
@@ -69,7 +70,7 @@ def forward(
     # As `autograd` does. In this order: `inference_mode` puts back the setting of gradients that it finds.
     with torch.inference_mode(mode=False), torch.set_grad_enabled(plan.cut), uncompiled(), own, ExitStack() as stack:
         inputs = inputs.usable() if dtype is None else inputs.usable().cast(dtype)
-        capture, inputs, output = _forward(model, inputs, plan, stack)
+        capture, inputs, output = _run_until_sound(model, inputs, plan, stack)
         if capture.early:
             check_read(capture)
         if not capture.complete:
@@ -113,7 +114,9 @@ def plan_pass(
     return PassPlan(body, wanted, settings, options, structure, cut=cut, lean=lean, recomputes=again, rows=rows)
 
 
-def _forward(model: nn.Module, inputs: Inputs, plan: PassPlan, stack: ExitStack) -> tuple[Capture, Inputs, Output]:
+def _run_until_sound(
+    model: nn.Module, inputs: Inputs, plan: PassPlan, stack: ExitStack
+) -> tuple[Capture, Inputs, Output]:
     """One pass, and another where the first shows that it has to be made in another way.
 
     Args:
@@ -273,8 +276,8 @@ def record(
     """
     wanted, read = Wanted.of(frozenset(keep)), read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), wanted, ComputeSettings()) as run:
-        check_target(own, as_target(target))
-        part, *more = run.parts(target)
+        check_target(own, chosen := as_target(target))
+        part, *more = run.parts(chosen)
         if more:
             raise OptionError(
                 "an answer is two scalars, recorded one at a time: pass a function of the start and end logits "

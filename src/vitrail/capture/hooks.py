@@ -17,7 +17,7 @@ from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, softmax_in_parts, uneven_attention, why_no_gradient
-from vitrail.capture.seams.call import AttentionCall
+from vitrail.capture.seams.call import AttentionCall, first_tensor
 from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.torch_private import saving_hooks, without_functions
@@ -207,11 +207,6 @@ def with_stream_of(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
     return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
 
 
-def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
-    """The residual stream among what a block gave: the first tensor."""
-    return out[0] if isinstance(out, (tuple, list)) else out
-
-
 @contextmanager
 def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) -> Iterator[None]:
     """Capture attention calls and states while the model runs inside the block.
@@ -338,7 +333,7 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
 
     In a pass without a graph, one begins after the last block.
     """
-    capture.here, stream = capture.loose, out[0] if isinstance(out, (tuple, list)) else out
+    capture.here, stream = capture.loose, first_tensor(out)
     if not capture.cut and capture.blocks[index].adding is not None:
         capture.measure_added(index, stream.device.type)
     last = index == len(capture.blocks) - 1

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.hooks import first_tensor, stream_of
+from vitrail.capture.hooks import stream_of
 from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import run_model
 from vitrail.capture.references import SETTING
+from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import hooks
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs

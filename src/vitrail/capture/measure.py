@@ -26,7 +26,7 @@ from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_r
 from vitrail.capture.cut_pass import cut_pass
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.executions import node_of, reached, start_graph
-from vitrail.capture.hooks import first_tensor, replaced_stream, with_stream_of
+from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
 from vitrail.capture.long_texts import as_it_was, for_length, part_of_text, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
@@ -34,6 +34,7 @@ from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
 from vitrail.capture.seams import AttentionCall, attention_calls
+from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks

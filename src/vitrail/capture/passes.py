@@ -22,7 +22,7 @@ from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contradiction, normalised, position
-from vitrail.targets import AnyTarget, Target, as_target
+from vitrail.targets import Target
 
 UNMOVED = (
     "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
@@ -88,7 +88,7 @@ class Pass:
         self.index = index_on(self.origin.index, output.logits.device)
         self.valid = self._valid(first)
         nowhere = torch.zeros(self.origin.tokens, dtype=torch.bool, device=self.valid.device)
-        self.from_input = nowhere.index_fill_(0, self.index, value=True)
+        from_input = nowhere.index_fill_(0, self.index, value=True)
         said, seen = capture.body.anatomy.prefix, self.origin.prefix
         if inputs.kind == "image" and said > 0 and seen is not None and said != seen:
             raise AnatomyError(
@@ -97,8 +97,8 @@ class Pass:
             )
         # How many tokens stand before the content, of a picture as measured; and which are patches, or words after it.
         self.prefix = said if inputs.kind != "image" or seen is None else seen
-        after = torch.arange(len(self.from_input), device=self.valid.device) >= self.prefix
-        self.inside = self.from_input if inputs.kind == "image" else self.from_input & after
+        after = torch.arange(len(from_input), device=self.valid.device) >= self.prefix
+        self.inside = from_input if inputs.kind == "image" else from_input & after
         queries, keys = call_shape(first)
         self.virtual = max(keys - queries, 0)  # keys that belong to no token, as prefix tuning adds them
         counted = () if self.origin.measured else ("tokens are those of the input in order",)
@@ -112,13 +112,12 @@ class Pass:
         self.readout: Readout | None = None  # of the scalar that was last differentiated
         self.doubts: list[Doubt] = []
 
-    def parts(self, target: AnyTarget) -> tuple[Scalar, ...]:
+    def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
-        chosen = target if isinstance(target, Target) else as_target(target)
-        if isinstance(chosen, Target) and chosen.name == "continuation":
+        if isinstance(target, Target) and target.name == "continuation":
             calls = [call for captured in self.captured for call in captured.calls]
-            return (continued(self.output, chosen, self.inputs, calls),)
-        return parts(self.output, chosen, self.valid, causal=self.output.logits.ndim == 3 and self.causal)
+            return (continued(self.output, target, self.inputs, calls),)
+        return parts(self.output, target, self.valid, causal=self.output.logits.ndim == 3 and self.causal)
 
     def settle(self) -> None:
         """Raise if any of the readouts was wrong."""

@@ -279,7 +279,7 @@ def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snaps
     return Snapshot(objects, gc.get_referents(*objects), sized, list(map(len, sized)), tensors, forms, names, named)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Memory:
     """What is known of the modules of a shadow: as long as they are these, and for the call that uses it now."""
 

@@ -256,11 +256,12 @@ def overlay(
     picture = picture_of(attribution, image, index)
     if alpha is not None and not 0 <= alpha <= 1:
         raise OptionError(f"alpha={alpha}, but it says how opaque a layer is: from 0 to 1.")
-    canvas.require_matplotlib()
-    from matplotlib import colormaps
+    if cmap is not None:
+        canvas.require_matplotlib()
+        from matplotlib import colormaps
 
-    if cmap is not None and cmap not in colormaps:
-        raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
+        if cmap not in colormaps:
+            raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
     values = values_of(attribution, index, picture)
     largest = float(values.abs().max())
     limits = (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))

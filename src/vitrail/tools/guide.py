@@ -36,7 +36,7 @@ from vitrail.targets import AnyTarget, Index, Target, as_target
 RECOGNISED = 0.5
 """The probability that the model has to give the class it sees in a guide, for the guide to count as recognised."""
 Preprocess = Callable[..., Any]
-"""From a PIL image to what the model takes: a tensor, a mapping with pixel_values, or a `vitrail.loading.Sample`."""
+"""From a PIL image to what the model takes: a tensor, a mapping with pixel_values, or a `Sample` of a loaded model."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -221,3 +221,8 @@ def tensors_in(*given: Any) -> Iterator[Tensor]:  # noqa: ANN401
             yield x
         elif isinstance(x, (tuple, list, dict)):
             left.extend(reversed(x.values() if isinstance(x, dict) else x))
+
+
+def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
+    """The residual stream among what a module gave: the first tensor."""
+    return out[0] if isinstance(out, (tuple, list)) else out

@@ -16,7 +16,7 @@ from vitrail.capture.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
 from vitrail.evaluate.answers import PRIORS
-from vitrail.evaluate.bench.measure import find_measure
+from vitrail.evaluate.bench.measures import find_measure
 from vitrail.evaluate.bench.opened import (
     Opened,
     RunSettings,

@@ -18,7 +18,8 @@ import numpy as np
 
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.bench.driver import Watch, run
-from vitrail.evaluate.bench.measure import MEASURES, CurvePanel
+from vitrail.evaluate.bench.measure import CurvePanel
+from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.plan import Plan
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.bench.table import (

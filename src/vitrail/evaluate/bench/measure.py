@@ -18,10 +18,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import OptionError, suggest
-from vitrail.evaluate import MEASURE_PLACES
 from vitrail.evaluate.bench.protocols import Protocol
-from vitrail.methods.option_text import load
 
 Values = list[dict[str, Any]]
 """For each example the plain numbers that are stored of it."""
@@ -158,19 +155,3 @@ def plain(name: str, metric: str, entry: str, *, higher: bool = True) -> Column:
     return Column(
         name, (metric,), higher, lambda values: np.array([[row[entry]] for (row,) in values], dtype=np.float64)
     )
-
-
-MEASURES: dict[str, Measure] = {name: load(f"vitrail.evaluate.bench.{place}") for name, place in MEASURE_PLACES.items()}
-
-
-def find_measure(name: str) -> Measure:
-    """The metric of this name."""
-    if name not in MEASURES:
-        raise OptionError(f"there is no metric {name!r}. {suggest(name, MEASURES)}")
-    return MEASURES[name]
-
-
-def columns_of(protocol: Protocol, metrics: Sequence[str]) -> list[Column]:
-    """The columns that can be made of these metrics, in the order of the metrics."""
-    made = [column for name in metrics for column in MEASURES[name].columns(protocol)]
-    return [column for column in made if set(column.needs) <= set(metrics)]

@@ -61,7 +61,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model by the name that `vitrail.loading.load` takes."""
+    """A model by the name that `vitrail.models.loading.load` takes."""
 
     name: str
     arch: str | None = None

@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float
 
 from vitrail.errors import InputError, as_path
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.measure import MEASURES, Column, columns_of
+from vitrail.evaluate.bench.measure import Column
+from vitrail.evaluate.bench.measures import MEASURES, columns_of
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import Store, reading
 

@@ -20,7 +20,8 @@ from vitrail.api.repeated import RepeatedExplainer
 from vitrail.attribution import Attribution
 from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, VitrailError, one_line, suggest
 from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.measure import MEASURES, Classes, Measure, Shown
+from vitrail.evaluate.bench.measure import Classes, Measure, Shown
+from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide
 from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Trial, Unit
@@ -88,7 +89,7 @@ def find_engine(name: str, cluster: Cluster = HERE) -> Engine:
     return ENGINES[name](cluster)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class BatchRequest:
     """A batch to be explained for some classes: methods are asked for first, explain it all at once, and are then read.
 

@@ -265,7 +265,7 @@ def of_inputs(  # noqa: PLR0913  (each is a choice of its own)
     """A report of inputs; those that are broken are listed in it.
 
     Args:
-        model: a name that `vitrail.loading.load` takes, or what it gave.
+        model: a name that `vitrail.models.loading.load` takes, or what it gave.
         source: a folder of pictures, a `.txt` file with a sentence on each line, or a folder of `.txt` files.
         methods: as for `vitrail.compare`.
         targets: one or several, each as for `vitrail.explain`; None is the predicted class.
