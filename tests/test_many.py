@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets, zoo
-from vitrail.api.many import Batch, picture_batches
+from vitrail.api.many import Batch, PartStore, picture_batches
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.bench.worker import Cluster
 
@@ -102,6 +102,21 @@ def test_errors_of_the_loader_and_of_names_are_raised(tmp_path):
         vitrail.explain_many(model, broken(), "gae", output=tmp_path / "a", progress=False)
     with pytest.raises(InputError, match="1 names"):
         vitrail.explain_many(model, [(x, ["one"])], "gae", output=tmp_path / "b", progress=False)
+
+
+def test_after_a_part_that_cannot_be_written_no_other_is(tmp_path, monkeypatch):
+    own = PartStore.write
+
+    def write(store, rows):
+        if rows[0]["index"] == 2:
+            raise OSError("the disk is full")
+        own(store, rows)
+
+    monkeypatch.setattr(PartStore, "write", write)
+    batches = list(pictures(12).split(1))
+    with pytest.raises(OSError, match="the disk is full"):
+        vitrail.explain_many(tiny("timm_vit"), batches, "gae", output=tmp_path, part_size=1, progress=False)
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
 
 
 def test_inputs_are_loaded_by_a_thread_that_python_does_not_wait_for_and_few_at_a_time(tmp_path):

@@ -10,12 +10,9 @@ import json
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -292,7 +289,8 @@ def rows_of(attribution: Attribution, start: int, names: Sequence[str]) -> list[
     valid = None if attribution.valid is None else attribution.valid.cpu().numpy()
     tokens = attribution.tokens
     if tokens is not None and valid is not None:
-        tokens = [list(compress(words, real)) for words, real in zip(tokens, valid, strict=True)]
+        pairs = [zip(words, mask, strict=True) for words, mask in zip(tokens, valid, strict=True)]
+        tokens = [[word for word, real in pair if real] for pair in pairs]
     return [
         {
             "index": start + i,
@@ -435,21 +433,26 @@ def _schema(pyarrow: Any) -> Any:  # noqa: ANN401
 
 
 class _Writer:
-    """Collects rows into parts, and writes them in another thread."""
+    """Collects rows into parts, and writes them in another thread; after an error no other part is written."""
 
     def __init__(self, store: PartStore) -> None:
         self.store = store
         self.rows: list[Row] = []
-        self.writing = ThreadPoolExecutor(1, "vitrail writes")
-        self.waiting: deque[Future[None]] = deque()
+        self.waiting: queue.Queue[list[Row] | None] = queue.Queue(maxsize=BEHIND)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._work, daemon=True, name="vitrail writes")
 
     def __enter__(self) -> "_Writer":
+        self.thread.start()
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        with self.writing:
-            if kind is None:
-                self._hand_over(most=0)
+        if kind is None:
+            self._hand_over(self.rows)
+        self.waiting.put(None)
+        self.thread.join()
+        if kind is None and self.error is not None:
+            raise self.error
 
     def take(self, rows: list[Row]) -> None:
         """Rows of the next inputs; those of parts that are written already are dropped."""
@@ -458,15 +461,22 @@ class _Writer:
                 continue
             self.rows.append(row)
             if (row["index"] + 1) % self.store.part_size == 0:
-                self._hand_over(most=BEHIND)
+                self._hand_over(self.rows)
+                self.rows = []
 
-    def _hand_over(self, *, most: int) -> None:
-        """Let the collected rows be written, and wait until no more parts than this wait; errors are raised here."""
-        if self.rows:
-            self.waiting.append(self.writing.submit(self.store.write, self.rows))
-            self.rows = []
-        while self.waiting and (len(self.waiting) > most or self.waiting[0].done()):
-            self.waiting.popleft().result()
+    def _hand_over(self, rows: list[Row]) -> None:
+        if self.error is not None:
+            raise self.error
+        if rows:
+            self.waiting.put(rows)
+
+    def _work(self) -> None:
+        while (rows := self.waiting.get()) is not None:
+            try:
+                if self.error is None:
+                    self.store.write(rows)
+            except BaseException as error:
+                self.error = error
 
 
 def _write_whole(path: Path, content: bytes) -> None:

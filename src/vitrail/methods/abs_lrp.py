@@ -330,5 +330,5 @@ def build(*, level: str = "embedding_output", precision: str = "float64") -> Rer
             wanted, others = (run.pull_back(seed) for seed in seeds(runner, run.output.logits))
         return at_level(level, runner, contrast(wanted, others))
 
-    check = check_rules("abs_lrp", level, refused=REFUSED)
-    return RerunMethod(explain, under_rules(PLAIN, level, precision), check=check)
+    options = under_rules(PLAIN, level, precision)
+    return RerunMethod(explain, options, check=check_rules("abs_lrp", level, refused=REFUSED))

@@ -4,7 +4,7 @@ Every walking method has the form `r <- r + r E_h[w(A_h, G_h)]`, so a product of
 walking method is three small functions over the layers of a pass, or of a finished recording.
 """
 
-from vitrail.relevance.backends import BACKENDS, pull, push, tiles
+from vitrail.relevance.backends import BACKENDS, choose_backend, pull, push, tiles
 from vitrail.relevance.dense import (
     attention,
     complete,
@@ -21,6 +21,7 @@ __all__ = [
     "Result",
     "Walk",
     "attention",
+    "choose_backend",
     "complete",
     "gradient",
     "magnitude",
