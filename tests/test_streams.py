@@ -1,14 +1,19 @@
 """Models with several streams: what is measured, and what the walk makes of it, against plain matrices in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
 from stream_models import TABLE, prepared
 from torch.testing import assert_close
+from type_checks import unchecked
 
 import vitrail
 from vitrail import targets
 from vitrail.api import stream_gradients
+from vitrail.capture import stream_checks
+from vitrail.capture.streams import Transition
 from vitrail.errors import MethodError, RuleError, SeamError
 
 SIZE = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -390,3 +395,12 @@ def test_states_of_an_encoder_that_ran_before_are_a_stream(bart, name):
     encoder, decoder = cross_walk(model, inputs, 5, 7)
     assert_close(found.streams["encoder"].scores, encoder)
     assert_close(found.streams["decoder"].scores, decoder)
+
+
+@pytest.mark.parametrize("sources", [[0, 1], [1, 0]])
+def test_tokens_that_are_merged_with_one_of_a_measured_sample_are_of_that_sample(sources):
+    """In whichever order they are merged: one target stands in several rows."""
+    merge = Transition(torch.tensor(sources), torch.tensor([2, 2]), torch.full((2,), 0.5))
+    with unchecked():  # of the streams only the events are read
+        found = stream_checks._reached(SimpleNamespace(events=[merge]), torch.tensor([True, False, False, False]))
+    assert found.tolist() == [True, True, True, False]
