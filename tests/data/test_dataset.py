@@ -4,8 +4,10 @@ import pickle
 from functools import partial
 
 import pytest
+from PIL import Image
 
 from vitrail.errors import InputError, OptionError
+from vitrail.evaluate.bench.opened import read_demo_pictures, read_picture_folder
 from vitrail.evaluate.data import Dataset, TextExample
 from vitrail.evaluate.data.examples import require_unique
 
@@ -90,3 +92,19 @@ def test_a_rationale_marks_its_words():
     assert example.rationale_mask.tolist() == [False, True, False, True, True]
     assert example.texts == (example.text,)
     assert partial(TextExample, "k", "a")(second="b").texts == ("a", "b")
+
+
+def test_own_pictures_and_those_of_the_demo_can_be_sent_to_another_process(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "one.png")
+    for made in (read_picture_folder(tmp_path), read_demo_pictures()):
+        assert pickle.loads(pickle.dumps(made))[0].key == made[0].key
+
+
+def test_what_is_said_of_a_damaged_picture_is_the_same_each_time(tmp_path):
+    (tmp_path / "one.png").write_bytes(b"no picture")
+    said = []
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"cannot be read as an image: cannot identify image file$") as caught:
+            _ = read_picture_folder(tmp_path)[0].image
+        said.append(str(caught.value))
+    assert said[0] == said[1]

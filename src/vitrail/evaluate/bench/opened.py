@@ -120,11 +120,12 @@ def read_picture_folder(source: str | Path) -> Dataset[ImageExample]:
     """The pictures right inside a folder, without labels."""
     folder = require_folder(Path(source), "folder of pictures")
     paths = pictures_in(folder)
+    names = [path.name for path in paths]
+    return Dataset("pictures", str(folder), range(len(paths)), names.__getitem__, partial(_from_file, paths))
 
-    def read(number: int) -> ImageExample:
-        return ImageExample(paths[number].name, PictureFile(paths[number].name, paths[number]))
 
-    return Dataset("pictures", str(folder), range(len(paths)), lambda number: paths[number].name, read)
+def _from_file(paths: list[Path], number: int) -> ImageExample:
+    return ImageExample(paths[number].name, PictureFile(paths[number].name, paths[number]))
 
 
 def read_sentences(source: str | Path) -> Dataset[TextExample]:
@@ -137,11 +138,11 @@ def read_demo_pictures(source: str | Path = "") -> Dataset[ImageExample]:
     """Cuts of the two pictures of the demo, each also mirrored."""
     made = [(name, cut, mirrored) for name in SHIPPED for mirrored in (False, True) for cut in CUTS]
     keys = [f"{name}-{CUTS.index(cut)}{'-mirrored' if mirrored else ''}" for name, cut, mirrored in made]
+    return Dataset("demo_pictures", "vitrail.demo", range(len(made)), keys.__getitem__, partial(_cut, keys, made))
 
-    def read(number: int) -> ImageExample:
-        return ImageExample(keys[number], partial(_open_cut, *made[number]))
 
-    return Dataset("demo_pictures", "vitrail.demo", range(len(made)), keys.__getitem__, read)
+def _cut(keys: list[str], made: list[Any], number: int) -> ImageExample:
+    return ImageExample(keys[number], partial(_open_cut, *made[number]))
 
 
 def _open_cut(name: str, cut: tuple[float, float, float], mirrored: bool) -> "Image":  # noqa: FBT001

@@ -1,5 +1,6 @@
 """Pictures and masks of data sets: from files, archives, arrays and outlines."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,7 +107,8 @@ def _decode(key: str, source: Source, *, load: bool) -> "Image":
     except FileNotFoundError as error:
         raise InputError(f"{key}: there is no image at {source}.") from error
     except BROKEN as error:
-        raise InputError(f"{key}: {source} cannot be read as an image: {one_line(error)}") from error
+        words = re.sub(r" <_io\.BytesIO object at 0x[0-9a-f]+>", "", one_line(error))  # results would differ by it
+        raise InputError(f"{key}: {source} cannot be read as an image: {words}") from error
 
 
 def translate(key: str, values: np.ndarray, meanings: Mapping[int, int]) -> Mask:
