@@ -29,13 +29,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from vitrail.capture.references import (
     ATOMS,
     PROXIES,
+    as_written,
     is_ordinary,
     known_to,
     methods,
     reachable,
     referents,
     slots,
-    uncompiled,
 )
 from vitrail.capture.torch_private import without_functions, writes_to
 from vitrail.errors import AnatomyError, InputError
@@ -233,7 +233,7 @@ class _Copier:
         if isinstance(twin, nn.DataParallel):
             own["device_ids"] = []  # then it calls its module as it is
         if kind not in self.classes:
-            pairs = [(name, method, uncompiled(method)) for name, method in methods(kind, every=True)]
+            pairs = [(name, method, as_written(method)) for name, method in methods(kind, every=True)]
             self.classes[kind] = [(name, plain) for name, method, plain in pairs if plain is not method]
         for name, plain in self.classes[kind]:
             own.setdefault(name, types.MethodType(plain, twin))
@@ -332,7 +332,7 @@ class _Copier:
 
     def _function(self, function: types.FunctionType) -> Any:  # noqa: ANN401
         """The function, or one like it over the copies of the modules it knows."""
-        plain = uncompiled(function)
+        plain = as_written(function)
         if plain is not function:
             return self(plain)
         self.signature.append(function.__code__)

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.additions import is_norm
+from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.coded_gradients import EvenMaxima
 from vitrail.capture.executions import Node, node_of, start_graph
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.shadow import autograd, hooks, in_precision, without_recomputation
+from vitrail.capture.shadow import autograd, hooks, in_precision
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.copying import copied
 from vitrail.capture.executions import (
     PARTS,
@@ -29,7 +30,7 @@ from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import call_shape
-from vitrail.capture.shadow import Remembered, autograd, without_recomputation
+from vitrail.capture.shadow import Remembered, autograd
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import ENCODINGS, Anatomy, Block, Body, answers_with_span, begins_with_mark
 from vitrail.models.inputs import Inputs, check_fits

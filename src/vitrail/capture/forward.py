@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
@@ -24,7 +25,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, keep_saved, once, shadow
+from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, once, shadow
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (
     AnatomyError,

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
+from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.forward import own_precision, run_in
 from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import OVERWRITTEN, REENTRANT, check_differentiable, no_graph, why_no_gradient
-from vitrail.capture.shadow import autograd, hooks, keep_saved, keeps_saved
+from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.stream_passes import StreamAnswer, read_answer
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import CutGraphError, InputError, TargetError

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture import refusals, streams, token_order
+from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
 from vitrail.capture.cut_pass import cut_pass
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
@@ -35,7 +36,7 @@ from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, keep_saved, once
+from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, once
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import CutGraphError, SeamError
@@ -154,6 +155,11 @@ def _checked(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
 
 
 def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = False) -> Structure:
+    """What one pass of some samples shows, in which results of attention are cut from the graph.
+
+    Args:
+        kept: whether the shadow saves what checkpointed regions would run again.
+    """
     some = inputs.take(torch.arange(min(inputs.batch, SAMPLES)))
     # Half precision has too few exponents for the codes.
     dtype = torch.float32 if any(p.dtype is torch.float16 for p in model.parameters()) else None
@@ -321,6 +327,7 @@ def _cells(seen: _Seen, module: nn.Module, args: tuple, out: Any) -> None:  # no
 
 
 def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
+    """The structure that follows from what was seen, or why methods that read attention cannot be used."""
     origin = _origin(inputs, body, seen)
     if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
@@ -476,6 +483,7 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
 
 
 def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether there are several streams; where that cannot be measured, a model of a known family has one."""
     try:
         if known_anatomy(model) is None:
             return _has_several(model, inputs)
@@ -485,6 +493,7 @@ def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _has_several(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether a model of no known family has several streams."""
     try:
         found = discover(model, inputs)
     except CutGraphError:
@@ -521,6 +530,7 @@ def _single(found: Discovery) -> bool:
 
 
 def _may_have(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether the modules, the configuration or the inputs of a model are those of several streams."""
     config = getattr(model, "config", None)
     kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
     if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts

@@ -70,7 +70,7 @@ def known_to(function: types.FunctionType) -> Iterator[object]:
         yield from (x for x in reachable(referents(function)) if isinstance(x, nn.Module))
 
 
-def uncompiled(value: Any) -> Any:  # noqa: ANN401
+def as_written(value: Any) -> Any:  # noqa: ANN401
     """The function that torch.compile was given, if this is what it made of it."""
     plain = getattr(value, "_torchdynamo_orig_callable", None)
     if plain is None or getattr(value, "_torchdynamo_disable", False):

@@ -9,10 +9,6 @@ Each call gets a copy of the model as it is now. The last copy is used again if 
 otherwise it is filled anew. Its root stays the same object as long as the structure of the model stays the same, so
 that what was measured of a structure can be kept by it. Two calls at once get two shadows.
 
-A region under `torch.utils.checkpoint` saves nothing in the forward pass and runs again in the backward pass, when the
-hooks and modes of an explanation are gone: rules and replaced results would be lost there. `keep_saved` lets every
-operation of a shadow save what it needs for its own gradient, as if nothing were checkpointed.
-
 Caches of keys and values among the arguments of a model are the caller's: the shadow fills a copy.
 """
 
@@ -28,9 +24,6 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.copying import copied
 from vitrail.capture.graphs import active
@@ -44,7 +37,7 @@ from vitrail.capture.references import (
     methods,
     referents,
 )
-from vitrail.capture.torch_private import saving_hooks, uncompiled, without_functions, writes_to_all
+from vitrail.capture.torch_private import uncompiled, without_functions, writes_to_all
 from vitrail.errors import InputError
 from vitrail.models.taking import every_module, taken
 
@@ -85,95 +78,6 @@ def _tokens_in(cache: object) -> int:
             return x.shape[-2]
         waiting += list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else []
     return 0
-
-
-def keep_saved(own: nn.Module) -> None:
-    """Let a shadow run without recomputing anything from now on."""
-    forward, regions = own.forward, _Regions()
-    for module in own.modules():
-        if module is not own:
-            module.register_forward_pre_hook(regions.enter, prepend=True)
-            module.register_forward_hook(regions.leave, always_call=True)
-
-    def kept(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        outside = saving_hooks()
-        regions.start(outside)
-        try:
-            with _KeepSaved(outside):
-                return forward(*args, **kwargs)
-        finally:
-            regions.close()  # torch calls no hook after a KeyboardInterrupt
-
-    vars(own)["forward"] = kept
-    vars(own)["_keeps_saved"] = True
-
-
-def keeps_saved(own: nn.Module) -> bool:
-    """Whether a shadow recomputes nothing."""
-    return "_keeps_saved" in vars(own)
-
-
-def without_recomputation(own: nn.Module, measure: Callable[[], T]) -> T:
-    """What is measured on a shadow; measured anew if a checkpointed region runs otherwise when it runs again."""
-    try:
-        return measure()
-    except CheckpointError:
-        keep_saved(own)
-    # Not above: torch 2.11 leaves a region that failed when its error is gone.
-    return measure()
-
-
-def _undone() -> saved_tensors_hooks:
-    """Saves tensors as they are; detached, because a result that saved itself would never be freed."""
-    return saved_tensors_hooks(Tensor.detach, lambda x: x)
-
-
-class _KeepSaved(TorchFunctionMode):
-    """Undo what a checkpointed region does to each torch function in it."""
-
-    def __init__(self, outside: object) -> None:
-        super().__init__()
-        self.outside = outside
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:  # noqa: ANN401
-        """Run the function; save its tensors as they are if it is in a checkpointed region."""
-        if saving_hooks() == self.outside:
-            return func(*args, **(kwargs or {}))
-        with _undone():
-            return func(*args, **(kwargs or {}))
-
-
-class _Regions:
-    """Undo what a checkpointed region does to whole modules in it: rules may replace them by functions of their own."""
-
-    def __init__(self) -> None:
-        self.outside: object = None
-        self.entered: list[saved_tensors_hooks | None] = []
-
-    def start(self, outside: object) -> None:
-        """Take note of how operations save their tensors outside of all regions."""
-        self.outside = outside
-        self.entered.clear()
-
-    def enter(self, *_: object) -> None:
-        """A module begins."""
-        undone = None if saving_hooks() == self.outside else _undone()
-        self.entered.append(undone)
-        if undone is not None:
-            undone.__enter__()
-
-    def leave(self, *_: object) -> None:
-        """A module ends."""
-        undone = self.entered.pop() if self.entered else None
-        if undone is not None:
-            undone.__exit__()
-
-    def close(self) -> None:
-        """Leave all modules."""
-        while self.entered:
-            self.leave()
 
 
 def _mend_batch_norms(own: nn.Module) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
-from vitrail.capture.shadow import Remembered, keep_saved, keeps_saved
+from vitrail.capture.shadow import Remembered
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.errors import SeamError

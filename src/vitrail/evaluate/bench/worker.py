@@ -260,6 +260,7 @@ class _Bench:
         return self.requests.setdefault((batch, classes), BatchRequest(batch, classes))
 
     def _ask(self, job: Measurement) -> None:
+        """Note what a job wants explained."""
         batch, _ = self._part(job)
         if not batch.keys:
             return
@@ -270,6 +271,7 @@ class _Bench:
                 self._request(some, others).trials[job.trial] |= False
 
     def _job(self, job: Measurement) -> list[ResultRow]:
+        """The results of a job, from what was explained."""
         batch, reasons = self._part(job)
         rows = [ResultRow(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
         for metric in job.metrics if batch.keys else ():
