@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch.testing import assert_close
 
 from vitrail import Attribution, targets
 from vitrail.errors import MissingExtraError, OptionError
-from vitrail.plots import plot_attribution
+from vitrail.plots import pictures, plot_attribution
 from vitrail.plots.canvas import SIGNED_MAP, rendered, symmetric
 from vitrail.plots.pictures import Panel, panel_figure
 
@@ -134,3 +136,16 @@ def test_a_box_is_drawn_where_its_shares_of_the_picture_lie():
     (left, low), (right, high) = figure.axes[0].transData.inverted().transform(box.get_window_extent().get_points())
     edges = [left + 0.5, 15 - right - 0.5, high + 0.5, 10 - low - 0.5]  # pixels lie around whole numbers
     assert_close(edges, [0.7 * 15, 0.1 * 15, 0.2 * 10, 0.7 * 10], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_map_in_a_report_is_mixed_with_the_picture_as_in_a_figure(signed):
+    values, picture = torch.tensor([[0.0, 1.0, 0.25]], dtype=torch.float64), np.full((1, 3, 3), 0.5)
+    figure = Figure(figsize=(3, 1), dpi=10)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    pictures.draw_panel(axes, pictures.Panel("", values, signed=signed), picture)
+    axes.axis("off")
+    canvas.draw()
+    drawn = np.asarray(canvas.buffer_rgba())[5, [5, 15, 25], :3] / 255
+    np.testing.assert_allclose(pictures.with_map(values, picture, signed=signed)[0], drawn, atol=0.01)

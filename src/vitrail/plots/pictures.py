@@ -68,7 +68,7 @@ def _last_channels(image: Tensor, index: int) -> np.ndarray:
 
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36
 TITLE, HEADING, LINE = 8.0, 10.0, 1.3
-SIGNED_ALPHA, UNSIGNED_ALPHA = 0.35, 0.55
+SIGNED_ALPHA = 0.35
 BOX = "#00e5ff"
 UNSIGNED_ALPHAS = 0.3, 0.65
 
@@ -178,10 +178,9 @@ def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
 
     layers, upper = [], item.alpha
     if item.values is not None:
-        values, (low, high) = item.values.numpy(), UNSIGNED_ALPHAS
+        values = item.values.numpy()
         layers.append((values, {"cmap": item.colours, "vmin": -1.0 if item.signed else 0.0, "vmax": 1.0}))
-        if upper is None:  # an unsigned map is less opaque where it is low, so that the picture stays visible below it
-            upper = SIGNED_ALPHA if item.signed else low + (high - low) * values.clip(0, 1)
+        upper = opacity(values, signed=item.signed) if upper is None else upper
     if picture is not None:
         layers.insert(len(layers) if item.signed else 0, (picture, {}))
     for number, (shown, style) in enumerate(layers):
@@ -192,6 +191,15 @@ def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
         corner = (x - width / 2, 1 - y - height / 2)  # shares of the panel, counted from below
         look = {"fill": False, "edgecolor": BOX, "linewidth": 1.5}
         axes.add_patch(Rectangle(corner, width, height, transform=axes.transAxes, **look))
+
+
+def opacity(values: np.ndarray, *, signed: bool) -> Any:  # noqa: ANN401  (a number, or one for each place)
+    """How opaque the upper layer is: the picture above a signed map, an unsigned map above the picture.
+
+    An unsigned map is less opaque where it is low, so that the picture stays visible below it.
+    """
+    low, high = UNSIGNED_ALPHAS
+    return SIGNED_ALPHA if signed else low + (high - low) * values.clip(0, 1)
 
 
 def _plan(rows: Rows, picture: Picture | None, row_titles: Sequence[str], heading: str, side: float) -> PanelLayout:
@@ -321,9 +329,9 @@ def with_map(values: Float[Tensor, "h w"], picture: Picture, *, signed: bool) ->
     from matplotlib import colormaps
 
     colours = colormaps[canvas.SIGNED_MAP if signed else canvas.UNSIGNED_MAP]
-    shown = colours(values.numpy() / 2 + 0.5 if signed else values.numpy())
-    share = SIGNED_ALPHA if signed else 1 - UNSIGNED_ALPHA
-    return share * picture + (1 - share) * shown[..., :3]
+    shown = colours(values.numpy() / 2 + 0.5 if signed else values.numpy())[..., :3]
+    upper = np.asarray(opacity(values.numpy(), signed=signed))[..., None]
+    return upper * picture + (1 - upper) * shown if signed else upper * shown + (1 - upper) * picture
 
 
 def signed_thumbnail(scores: Float[Tensor, "y x"], picture: Picture) -> bytes:
