@@ -274,8 +274,8 @@ TOO_SMALL = {("adapted/data_parallel", "tokentm")}
 SINGLE = {"atol": 1e-4, "rtol": 1e-3}
 ANSWERS_IN_FLOAT32 = {"decoder/beam"}
 """Models whose logits are float32 where their weights are float64."""
-ROUNDS_TO_FLOAT32 = {"decoder/openai_privacy", "decoder/kolibri1"}
-"""Models whose experts, or the weights that these are added with, compute in float32."""
+ROUNDS_TO_FLOAT32 = {"decoder/openai_privacy"}
+"""Models whose experts compute in float32."""
 
 
 def close(model) -> dict[str, float]:
