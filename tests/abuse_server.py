@@ -28,7 +28,7 @@ import typer
 from vitrail.apps.cli import main, session
 from vitrail.models import zoo
 
-SECONDS, PATIENCE = 90, 300
+SECONDS, PATIENCE = 20, 300
 """Processor time of a case, and how long it is waited for on a busy machine."""
 
 

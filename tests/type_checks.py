@@ -22,7 +22,7 @@ import pytest
 
 INSTANCES = 3
 """How many instances of one inner function are checked in a process."""
-CALLS, THEN_ONE_OF = 24, 32
+CALLS, THEN_ONE_OF = 64, 16
 """How many calls of one function are checked in a process, and which of those that follow."""
 
 

@@ -600,7 +600,7 @@ def test_the_layout_does_not_shift_and_little_is_asked(visit, ready):
 
 @pytest.mark.slow
 def test_random_clicks_on_a_random_network_always_show_one_state(visit):
-    """50 clicks, every request late by up to 0.6 s: the answer and the maps belong together at all times."""
+    """80 clicks, every request late by up to 0.6 s: the answer and the maps belong together at all times."""
     page = settled(visit(IMAGE))
     rng = random.Random(7)
 
@@ -616,7 +616,7 @@ def test_random_clicks_on_a_random_network_always_show_one_state(visit):
     buttons = ".example, .class, .kinds button, #undo, #redo, .chip, #stop, [role=tab], #pin, #unpin"
     press = """([buttons, share]) => { const found = document.querySelectorAll(buttons);
         found[Math.floor(share * found.length)].click(); }"""
-    for number in range(50):
+    for number in range(80):
         page.evaluate(press, [buttons, rng.random()])
         if number % 4 == 0:
             page.wait_for_timeout(rng.random() * 120)

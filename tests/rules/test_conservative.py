@@ -155,7 +155,7 @@ SENTENCES = (
 def pictures_and_sentences():
     """Both embedded models with inputs for each; what is measured of them serves all tests."""
     photo, sentiment = zoo.load("photo"), zoo.load("sentiment")
-    pictures = [photo.preprocess(Image.open(PICTURE).convert("RGB"))]
+    pictures = [photo.preprocess(Image.open(path).convert("RGB")) for path in sorted(PICTURE.parent.glob("*.jpg"))]
     sentences = [dict(sentiment.preprocess([text])) for text in SENTENCES]
     return (photo.model, pictures), (sentiment.model, sentences)
 

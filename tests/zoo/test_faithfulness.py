@@ -17,7 +17,7 @@ import vitrail
 from vitrail import zoo
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-PHOTOS, SENTENCES, SHARE = 16, 40, 0.2
+PHOTOS, SENTENCES, SHARE = 24, 60, 0.2
 
 pytestmark = pytest.mark.skipif(
     not (DATA / "imagenette160").exists(), reason="validation data (../shared/data) is not at hand"
