@@ -15,6 +15,7 @@ from vitrail.methods.attn_lrp import ATTN
 from vitrail.methods.conservative_lrp import CONSERVATIVE
 from vitrail.methods.transformer_attribution import CONSERVING, ORIG
 from vitrail.relevance.lrp.mode import RuleSet
+from vitrail.relevance.lrp.operation import arguments
 
 TINY = 1e-9
 ABSOLUTE = RuleSet("absolute", _ABSOLUTE)
@@ -222,3 +223,11 @@ def test_arguments_move_to_their_places_and_no_further():
 
 
 Tensor_mul = torch.Tensor.mul
+
+
+def test_an_operation_with_more_positional_arguments_than_a_rule_knows_is_refused():
+    """An old form of addmm puts a factor before each operand: taken by position, they would be other operands."""
+    x, y, z = torch.zeros(2, 4), torch.zeros(2, 3), torch.zeros(3, 4)
+    assert arguments("addmm", (x, y, z), {"alpha": 2}) == {"input": x, "mat1": y, "mat2": z, "alpha": 2}
+    with pytest.raises(RuleError, match="addmm was called with 5 positional arguments"):
+        arguments("addmm", (1, x, 2, y, z), {})
