@@ -5,11 +5,15 @@ from vitrail.api.requests import read_request
 from vitrail.capture.forward import find_body
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.models.inputs import read_inputs
-from vitrail.relevance import Walk
+from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import as_target
 
-WALKING = [n for n, m in vitrail.METHODS.items() if isinstance(m.build(**m.resolve("recommended", {}, "image")), Walk)]
+WALKING = [
+    n
+    for n, m in vitrail.METHODS.items()
+    if isinstance(m.build(**m.resolve("recommended", {}, "image")), (Walk, LayerReader))
+]
 """Methods that read one recording, which all of them share."""
 WITH_SOURCES = {"context_cite", "sentence_drop", "soft_ablation"}
 """Methods that remove sentences, of which the token ids of tiny models have none, or explain an answer: tests of their

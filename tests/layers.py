@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from vitrail.capture.recording import Layer, Stream
-from vitrail.relevance import Walk
-from vitrail.relevance.walk import walk_layers
+from vitrail.relevance import LayerReader, Walk
+from vitrail.relevance.walk import Events, walk_events
 
 B, H, T, D, M = 2, 3, 5, 4, 7
 
@@ -50,6 +50,6 @@ def stack(depth=3, **options):
     return [layer(index, depth, **options) for index in range(depth)]
 
 
-def run(method: Walk, layers):
-    (walked,) = walk_layers([method], reversed(layers))
-    return walked.result
+def run(method: Walk | LayerReader, layers):
+    (made,) = walk_events([method], Events([(None, one) for one in reversed(layers)]))
+    return made.result

@@ -16,7 +16,7 @@ from type_checks import unchecked
 import vitrail
 from vitrail.api import explain_each
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, SeamError, VitrailError
-from vitrail.relevance.walk import Result, Walk, walk_layers
+from vitrail.relevance.walk import Events, LayerReader, Result, walk_events
 
 BERT = "hf_bert"
 
@@ -261,12 +261,12 @@ def test_each_walk_is_credited_with_the_seconds_of_its_own_steps(monkeypatch):
             now[0] += seconds
             return state
 
-        return Walk(start=lambda _: 0, step=step, finish=lambda *_: Result(torch.zeros(1, 1)))
+        return LayerReader(start=lambda _: 0, step=step, finish=lambda *_: Result(torch.zeros(1, 1)))
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     layers = [SimpleNamespace(index=1, is_last=True), SimpleNamespace(index=0, is_last=False)]
     with unchecked():
-        found = walk_layers([taking(1.0), taking(10.0), taking(100.0)], layers)
+        found = walk_events([taking(1.0), taking(10.0), taking(100.0)], Events([(None, one) for one in layers]))
     assert [one.seconds for one in found] == [2.0, 20.0, 200.0]
 
 

@@ -59,10 +59,10 @@ from vitrail.methods import (
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, led_by_text, patch_sums, read_inputs
 from vitrail.models.taking import FromFeatures, Prepared, check_target, generates, prepared
-from vitrail.relevance import Result, Walk
+from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import walk_layers
+from vitrail.relevance.walk import Events, walk_events
 from vitrail.targets import AnyTarget, as_target
 
 logger = logging.getLogger("vitrail")
@@ -449,13 +449,13 @@ def _walk(
         for job, (part, group) in enumerate(jobs):
             for request in group if part.target.name == "answer_span" else ():
                 check_scalar(request)
-            walks = [request.plan for request in group if isinstance(request.plan, Walk)]
+            plans = [request.plan for request in group if not isinstance(request.plan, RerunMethod)]
             own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
-            layers = run.layers(part, own, again=job + 1 < len(jobs), shared=len(group) > 1)
-            for request, walked in zip(group, walk_layers(walks, layers), strict=True):
-                found[request].append((part, walked.result))
-                used[request] |= walked.backends
-                spent[request] += walked.seconds
+            events = Events(run.events(part, own, again=job + 1 < len(jobs), shared=len(group) > 1))
+            for request, one in zip(group, walk_events(plans, events), strict=True):
+                found[request].append((part, one.result))
+                used[request] |= one.backends
+                spent[request] += one.seconds
         identity = fingerprint(model)
         made = []
         for request in requests:

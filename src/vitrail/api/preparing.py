@@ -34,10 +34,10 @@ from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import every_module, taken
 from vitrail.models.taking import prepared as as_given
-from vitrail.relevance import Result, Walk
+from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import walk_layers
+from vitrail.relevance.walk import Events, walk_events
 from vitrail.targets import FORMULAS, SCALARS, Target, as_target
 
 Batch = Tensor | Mapping[str, Any]
@@ -174,14 +174,14 @@ class PreparedExplainer:
         plan, wanted = request.plan, request.wanted
         options = plan.pass_options if isinstance(plan, RerunMethod) else PLAIN
         with shadow(self.model) as own, backends_used() as used:
-            body, lean = find_body(own, anatomy, self._read), isinstance(plan, Walk)
+            body, lean = find_body(own, anatomy, self._read), not isinstance(plan, RerunMethod)
             with forward(own, request.inputs, body, wanted, settings, options, lean=lean) as run:
                 (part,) = run.parts(request.target)
                 if isinstance(plan, RerunMethod):
                     result = plan.explain(Runner(own, run.capture.body, request.inputs, run, part, settings))
                 else:
-                    (walked,) = walk_layers([plan], run.layers(part, wanted, again=False))
-                    result = walked.result
+                    (made,) = walk_events([plan], Events(run.events(part, wanted, again=False)))
+                    result = made.result
             weights = sampled_weights(own)
         part, result = replace(part, scalar=part.scalar.detach()), _detached(result)
         return request, part, result, _without_graph(run), used, weights

@@ -20,7 +20,7 @@ from vitrail.api.requests import read_request
 from vitrail.attribution import Attribution, Comparison
 from vitrail.errors import VitrailError
 from vitrail.models.inputs import read_inputs
-from vitrail.relevance import Walk
+from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import AnyTarget, Target, as_target
 
@@ -95,12 +95,12 @@ class RepeatedExplainer:
 
     def _alone(self, inputs: Batch, specs: Sequence[tuple[str, Mapping[str, Any]]], preset: str) -> list[int]:
         """The indices of methods that make their own passes, or have no other method to share one with."""
-        read, plans = read_inputs(inputs), dict[int, Walk | RerunMethod]()
+        read, plans = read_inputs(inputs), dict[int, Walk | LayerReader | RerunMethod]()
         for place, spec in enumerate(specs):
             with suppress(VitrailError):  # told by `compare`
                 plans[place] = read_request(spec, preset, read, first_class).plan
-        walks = [place for place, plan in plans.items() if isinstance(plan, Walk)]
-        return [place for place in plans if place not in walks or len(walks) == 1]
+        readers = [place for place, plan in plans.items() if not isinstance(plan, RerunMethod)]
+        return [place for place in plans if place not in readers or len(readers) == 1]
 
     def _form(
         self, inputs: Batch, method: str, target: AnyTarget, preset: str, options: Mapping[str, Any]

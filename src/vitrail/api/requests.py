@@ -13,7 +13,7 @@ from vitrail.errors import MethodError, TargetError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, DEFAULT_ON_STREAMS, LAST_RESORT, METHODS, PREFERRED, Method
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Walk
+from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import AnyTarget, Target, with_scalar
 
@@ -38,7 +38,7 @@ class Request:
     preset: str
     options: Mapping[str, Any]
     signed: bool
-    plan: Walk | RerunMethod
+    plan: Walk | LayerReader | RerunMethod
     wanted: Wanted
     inputs: Inputs
     target: Target | Callable[[Tensor], Tensor]
@@ -98,7 +98,7 @@ class Resolved:
     entry: Method
     options: Mapping[str, Any]
     signed: bool
-    walk: Walk | None
+    walk: Walk | LayerReader | None
     wanted: Wanted | None
 
 
@@ -109,7 +109,7 @@ def _resolved(entry: Method, preset: str, kind: str, given: tuple[tuple[str, typ
     if kind not in entry.inputs:
         raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
     plan = entry.build(**options)
-    walk = plan if isinstance(plan, Walk) else None
+    walk = None if isinstance(plan, RerunMethod) else plan
     return Resolved(entry, options, entry.is_signed(options), walk, None if walk is None else wanted_by([walk]))
 
 
@@ -132,13 +132,15 @@ def check_scalar(request: Request) -> None:
         )
 
 
-def wanted_by(plans: Sequence[Walk | RerunMethod]) -> Wanted:
+def wanted_by(plans: Sequence[Walk | LayerReader | RerunMethod]) -> Wanted:
     """All that these methods read of one pass."""
     needs = frozenset[str]().union(*(plan.needs for plan in plans))
     last_only = [
-        isinstance(one, Walk) and one.last_only for one in plans if any(need.endswith("_grad") for need in one.needs)
+        not isinstance(one, RerunMethod) and one.last_only
+        for one in plans
+        if any(need.endswith("_grad") for need in one.needs)
     ]
-    early = [plan.early if isinstance(plan, Walk) else None for plan in plans]
+    early = [None if isinstance(plan, RerunMethod) else plan.early for plan in plans]
     # A gradient is taken at the state itself, which has to be there then.
     late = frozenset(name.removesuffix("_grad") for name in needs if name.endswith("_grad")).union(
         *(plan.needs if read is None else plan.needs - read.needs for plan, read in zip(plans, early, strict=True))

@@ -14,18 +14,19 @@ from vitrail.attribution import Attribution
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.stream_changes import FeedForward, StreamChanges, changes
+from vitrail.capture.recording import Readout
+from vitrail.capture.stream_changes import StreamChanges, changes
 from vitrail.capture.stream_checks import hidden_tokens, measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
-from vitrail.capture.streams import AttentionEvent, Streams, Transition
+from vitrail.capture.streams import Streams, Transition
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import generates
 from vitrail.relevance import Walk
 from vitrail.relevance.dense import backends_used
-from vitrail.relevance.walk import STARTS, Relevance, walk_events
+from vitrail.relevance.walk import Events, Result, walk_events
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
 
@@ -76,7 +77,7 @@ def _walks(
         groups = by_target(requests)
         starts = [
             [
-                {name: readout(streams, samples, part.scalar, by_norm=name == "gradient") for name in STARTS}
+                Readout(*(readout(streams, samples, part.scalar, by_norm=norms) for norms in (False, True)))
                 for part in answer.scalars(target)
             ]
             for target, _ in groups
@@ -88,7 +89,7 @@ def _walks(
                 found = _walked(run, target, group, rows, settings)
             run.ran |= used
             for request in group:
-                read = torch.stack([one["equal"] for one in rows]).amax(dim=0) > 0
+                read = torch.stack([one.readout for one in rows]).amax(dim=0) > 0
                 kept = own_texts(shown, inputs.batch, found[request][0][0].target, read, compares=compares)
                 left_out = [LEFT_OUT] * (len(kept) < len(shown))
                 made[request] = _attribution(request, found[request], run, kept, rows, left_out)
@@ -118,40 +119,37 @@ def timed(one: Attribution, seconds: float) -> Attribution:
     return replace(one, provenance={**one.provenance, "seconds": seconds})
 
 
-Found = list[tuple[Scalar, Relevance]]
-Starts = dict[str, Tensor]
-"""The weights of the tokens that a scalar is read from, by the option `readout`."""
+Found = list[tuple[Scalar, Result]]
 
 
 def _walked(
-    run: StreamPass, target: object, group: list[Request], starts: list[Starts], settings: ComputeSettings
+    run: StreamPass, target: object, group: list[Request], starts: list[Readout], settings: ComputeSettings
 ) -> dict[Request, Found]:
-    """The relevance of every token, for every request and every scalar of the target."""
+    """Let the methods of a group walk, once for every scalar of the target."""
     found: dict[Request, Found] = {request: [] for request in group}
     needs = any(request.differentiates for request in group)
+    plans = [request.plan for request in group if isinstance(request.plan, Walk)]
     for part, start in zip(run.answer.scalars(target), starts, strict=True):
-        events = list(run.events(part, settings, needs_gradient=needs))
-        attentions = [event for event, layer in events if isinstance(event, AttentionEvent) and layer is not None]
-        crosses = any(not torch.equal(event.queries, event.keys) for event in attentions)
-        for request in group:
-            begin, plan = start[request.options.get("readout", "equal")].to(run.answer.output.wide), request.plan
-            assert isinstance(plan, Walk)
-            if plan.whole is not None and crosses:
-                walked = plan.whole(begin, [one for one in events if not isinstance(one[0], FeedForward)])
-            else:
-                assert plan.across is not None
-                walked = walk_events(plan.across, begin, events, plan.within)
-                if plan.from_lengths:  # each token's relevance times the length of its first vector
-                    assert run.changes is not None
-                    lengths = run.changes.lengths.nan_to_num(0.0).to(walked.scores)
-                    walked = Relevance(walked.scores * lengths, walked.own * lengths)
-            found[request].append((part, walked))
+        wide = run.answer.output.wide
+        events = Events(
+            run.events(part, settings, needs_gradient=needs),
+            readout=start.to(wide),
+            lengths=None if run.changes is None else run.changes.lengths.nan_to_num(0.0).to(wide),
+            crosses=any(not torch.equal(event.queries, event.keys) for event in run.streams.attentions),
+        )
+        for request, one in zip(group, walk_events(plans, events), strict=True):
+            found[request].append((part, one.result))
     return found
 
 
 def reads_changes(request: Request) -> bool:
     """Whether a method reads how tokens are transformed."""
-    return isinstance(request.plan, Walk) and request.plan.across is not None and "output_weight" in request.plan.needs
+    return _walks_several(request.plan) and "output_weight" in request.plan.needs
+
+
+def _walks_several(plan: object) -> bool:
+    """Return True if a method is defined on several sequences of tokens."""
+    return isinstance(plan, Walk) and plan.several
 
 
 def _changes(
@@ -175,10 +173,10 @@ def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError 
     Args:
         unknown: why it is not known how layers transform tokens.
     """
-    if isinstance(request.plan, Walk) and request.plan.across is not None:
+    if _walks_several(request.plan):
         return unknown if reads_changes(request) else None
     usual = request.entry.resolve("recommended", {}, "text")
-    if getattr(request.entry.build(**usual), "across", None) is not None:
+    if _walks_several(request.entry.build(**usual)):
         given = ", ".join(f"{name}={value!r}" for name, value in request.options.items() if value != usual.get(name))
         return MethodError(
             f"{request.entry.name} with {given} reads what is not measured on several streams. Leave these options at "
@@ -187,7 +185,7 @@ def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError 
     several = f"has {len(shown)} ({', '.join(one.name for one in shown)})"
     what = several if len(shown) > 1 else "changes its tokens between blocks, or keeps them in several axes"
     plans = {name: entry.build(**entry.resolve("recommended", {}, "text")) for name, entry in METHODS.items()}
-    walking = [name for name, plan in plans.items() if getattr(plan, "across", None) is not None]
+    walking = [name for name, plan in plans.items() if _walks_several(plan)]
     gradients = [name for name in METHODS if is_gradient(name)]
     return MethodError(
         f"{request.entry.name} is defined on one stream of tokens, but this model {what}. Methods that walk over all "
@@ -200,16 +198,14 @@ def _attribution(
     found: Found,
     run: StreamPass,
     shown: Sequence[ShownStream],
-    starts: list[Starts],
+    starts: list[Readout],
     left_out: list[str],
 ) -> Attribution:
     """The attribution of the stream the user gave, with those of all streams."""
     part = found[0][0]
-    scores, own = (
-        reduce(torch.add, [x.abs() if part.target.absolute else x for x in (getattr(r, name) for _, r in found)])
-        for name in ("scores", "own")
-    )
-    start = starts[0]["equal"] if len(starts) == 1 else None
+    scores, own = _added(found, "scores"), _added(found, "own")
+    assert scores is not None
+    start = starts[0].readout if len(starts) == 1 else None
     # What was not measured, or is a choice where the method's paper has one stream alone.
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
     changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
@@ -220,6 +216,14 @@ def _attribution(
     whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
     main = "encoder" if "encoder" in each else (whole or list(each))[0]
     return replace(each[main], streams=each if len(each) > 1 else {})
+
+
+def _added(found: Found, name: str) -> Tensor | None:
+    """Add the scores, or their own parts, of all scalars of a target; None where the method tells none."""
+    parts = [getattr(result, name) for _, result in found]
+    if parts[0] is None:
+        return None
+    return reduce(torch.add, [x.abs() for x in parts] if found[0][0].target.absolute else parts)
 
 
 def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
@@ -247,7 +251,7 @@ def _one(
     run: StreamPass,
     stream: ShownStream,
     scores: Tensor,
-    own: Tensor,
+    own: Tensor | None,
     start: Tensor | None,
     assumed: list[str],
 ) -> Attribution:
@@ -262,7 +266,7 @@ def _one(
     pixels = run.inputs.kwargs.get("pixel_values", run.inputs.args[0] if run.inputs.args else None)
     if stream.kind == "image" and isinstance(pixels, Tensor) and pixels.ndim in (4, 5):
         size = (pixels.shape[-2], pixels.shape[-1])
-    own_scores = read(own)
+    own_scores = None if own is None else read(own)
     return Attribution(
         scores=read(scores),
         method=request.entry.name,
@@ -275,7 +279,7 @@ def _one(
         size=size,
         tokens=_words(stream, run.inputs),
         valid=real.to(scores.device) if stream.kind == "text" and not bool(real.all()) else None,
-        own=own_scores if bool((own_scores != 0).any()) else None,
+        own=own_scores if own_scores is not None and bool((own_scores != 0).any()) else None,
         readout=_position(stream, start) if stream.kind == "text" else None,
         provenance={
             "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",

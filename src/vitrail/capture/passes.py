@@ -15,7 +15,7 @@ from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recompute import light
-from vitrail.capture.recording import Layer, own_dtypes, widen
+from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
@@ -51,14 +51,6 @@ class Doubt:
 
     wrong: Tensor
     error: Callable[[list[int]], VitrailError]
-
-
-@dataclass(frozen=True)
-class Readout:
-    """Weights over the rows that a scalar reads, each summing to one: equal ones, and by the norms of the gradients."""
-
-    rows: Tensor
-    norms: Tensor | None
 
 
 def unread(samples: list[int]) -> TargetError:
@@ -165,8 +157,15 @@ class Pass:
         found[..., index_on(self.origin.index, x.device)] = x
         return found
 
-    def layers(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Layer]:
-        """Every layer, last to first, with the gradients of the scalar.
+    def layers(self, part: Scalar, wanted: Wanted, *, again: bool) -> Iterator[Layer]:
+        """Every layer, last to first, with the gradients of the scalar."""
+        for _, layer in self.events(part, wanted, again=again):
+            yield layer
+
+    def events(
+        self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False
+    ) -> Iterator[tuple[None, Layer]]:
+        """Attention on all tokens of the one sequence, last to first: every layer with the gradients of the scalar.
 
         Args:
             again: keep the graph for another scalar.
@@ -182,7 +181,7 @@ class Pass:
                 dropped = index < self.recomputed
                 if dropped:
                     gradients[index], arriving = self._again(index, arriving, wanted, again=again)
-                yield self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
+                yield None, self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
                 gradients[index].clear()
                 if dropped:
                     self._drop(index)
@@ -381,7 +380,7 @@ class Pass:
         """The one position each sample was last read from, -1 where there are several; None for a pooling query."""
         if self.readout is None or self.capture.body.pool is not None:
             return None
-        rows = self.readout.rows
+        rows = self.readout.readout
         places = torch.full((self.origin.tokens,), -1, device=self.valid.device)
         places[index_on(self.origin.index, places.device)] = torch.arange(len(self.index), device=self.valid.device)
         return torch.where(rows.amax(dim=1) == 1, places[rows.argmax(dim=1)], -1)
@@ -408,7 +407,7 @@ class Pass:
         computed = call.query if call.weights is None else call.weights
         dtype = torch.promote_types(torch.float32 if computed is None else computed.dtype, torch.float32)
         # Below a pooling query every token is read.
-        rows = normalised(self.valid) if body.pool is not None and not pooling else read.rows
+        rows = normalised(self.valid) if body.pool is not None and not pooling else read.readout
         if rows.shape[1] != queries:
             raise SeamError(f"the readout has no row in attention layer {index}, which has {queries} queries.")
         moved = {name: x for name, x in gradients.items() if name in asked and name not in AT_ATTENTION}
@@ -419,7 +418,7 @@ class Pass:
             depth=self.depth,
             valid=self.valid,
             readout=rows.to(dtype),
-            readout_norms=None if read.norms is None else read.norms.to(dtype),
+            readout_norms=None if read.readout_norms is None else read.readout_norms.to(dtype),
             prefix=self.prefix,
             from_input=self.inside,
             kind=self.inputs.kind,

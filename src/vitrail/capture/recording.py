@@ -3,11 +3,11 @@
 Axes: b batch, h head, g key/value head, q query position, k key position, t token, d channel.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +17,7 @@ from vitrail.capture.seams.call import allowed_keys
 from vitrail.errors import MissingTensorError
 
 Probs = Float[Tensor, "b h q k"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Layer:
         prefix, from_input: how many tokens stand before the content; the tokens that are content, if not all after it.
         owner: the name of the module that made the attention call.
         pooling, pooled: whether its query pools the tokens; whether any layer of the model does.
+        cross: whether its queries may be other tokens than its keys.
+        attends, feeds_forward: which sub-layers of a block it holds.
         weights, softmax_input: the map and the scores of attention that the model writes out itself (`by_hand`).
         mask: what may be seen, or what is added to the scores; broadcasts to `[b, h, q, k]`.
         first_row: the place of the first query, where only some are shown.
@@ -75,6 +78,9 @@ class Layer:
     owner: str = ""
     pooling: bool = False
     pooled: bool = False
+    cross: bool = False
+    attends: bool = True
+    feeds_forward: bool = True
     query: Float[Tensor, "b h q d"] | None = None
     query_grad: Float[Tensor, "b h q d"] | None = None
     key: Float[Tensor, "b g k d"] | None = None
@@ -111,8 +117,8 @@ class Layer:
 
     @property
     def queries_valid(self) -> Bool[Tensor, "b q"]:
-        """Which queries are real: all of a pooling layer's, else the real tokens."""
-        return torch.ones_like(self.readout, dtype=torch.bool) if self.pooling else self.valid
+        """Which queries are real: all of a pooling layer's and of a cross-attention's, else the real tokens."""
+        return torch.ones_like(self.readout, dtype=torch.bool) if self.pooling or self.cross else self.valid
 
     @property
     def every_query(self) -> Float[Tensor, "b q"]:
@@ -174,6 +180,13 @@ class Layer:
     def visible(self) -> Bool[Tensor, "..."] | None:
         """Which keys each query may see, broadcasting to `[b, h, q, k]`; None if all."""
         return self.allowed if self.weights is None else self.weights != 0
+
+    def remember(self, name: Hashable, find: Callable[[], T]) -> T:
+        """Return what a function finds of this layer, found once for each name."""
+        held = vars(self).setdefault("_remembered", {})  # a changed copy of the layer does not take it along
+        if name not in held:
+            held[name] = find()
+        return held[name]
 
     def get(self, name: str) -> Tensor:
         """A recorded tensor, or an error that names it."""
@@ -257,6 +270,24 @@ MAPS = ("weights", "weights_grad", "softmax_input", "mask")
 PER_HEAD = ("query", "query_grad", "output", "output_grad", "logsumexp", *MAPS)
 PER_SAMPLE = (*PER_QUERY, *PER_HEAD, "key", "value", "valid", "grad_scale")
 """Names of tensors of a layer by their axes: `[b, q]`, `[b, h, q, ...]`, and all that begin with the batch."""
+
+
+@dataclass(frozen=True)
+class Readout:
+    """The tokens that a scalar is read from, as weights that sum to one for each sample and sequence.
+
+    Args:
+        readout: equal weights.
+        readout_norms: weights by the norms of the gradients that arrive; None where they are not known.
+    """
+
+    readout: Tensor
+    readout_norms: Tensor | None = None
+
+    def to(self, like: Tensor) -> "Readout":
+        """Return the same weights in the precision and on the device of a tensor."""
+        norms = None if self.readout_norms is None else self.readout_norms.to(like)
+        return Readout(self.readout.to(like), norms)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,13 @@ class FeedForward:
     calls: tuple[int, ...]  # the last attention calls on the same tokens before: one, or one for each picture
     after: int  # how many attention calls came before
 
+    def among_tokens(self, growth: Tensor, like: Tensor) -> Tensor:
+        """Spread a factor of each of its rows over all tokens; one for those that it does not reach."""
+        real = self.tokens >= 0
+        found = torch.ones_like(like)
+        found[self.tokens[real].to(like.device)] = growth.to(like)[real.to(like.device)]
+        return found
+
 
 @dataclass(eq=False)
 class StreamChanges:

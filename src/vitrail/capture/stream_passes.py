@@ -153,7 +153,8 @@ class StreamPass:
                 valid = (one.tokens >= 0) & self.changes.real[one.tokens.clamp(min=0)]
                 states = Stream(ffn_entering=one.entering, ffn_added=one.added)
                 start = torch.zeros(valid.shape, dtype=one.entering.dtype, device=one.entering.device)
-                yield one, Layer(call, len(self.calls), valid.to(start.device), start, stream=states)
+                held = {"stream": states, "attends": False}
+                yield one, Layer(call, len(self.calls), valid.to(start.device), start, **held)
 
     def _changing(self, event: AttentionEvent, layer: Layer) -> Layer:
         """The layer with what it adds to its stream, where a method asks for that."""
@@ -213,7 +214,8 @@ class StreamPass:
             valid=torch.ones(count, keys, dtype=torch.bool, device=device),
             readout=torch.zeros(count, queries, dtype=dtype, device=device),
             owner=call.owner,
-            pooling=True,
+            cross=True,
+            feeds_forward=False,
             **four,
             output_grad=grad if call.weights is None else None,
             weights_grad=grad if call.weights is not None else None,

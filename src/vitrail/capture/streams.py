@@ -87,6 +87,11 @@ class Transition:
     target: Tensor
     share: Tensor
 
+    def pass_on(self, relevance: Tensor) -> Tensor:
+        """Give the tokens that others are made of their shares of what these have."""
+        source, target = self.source.to(relevance.device), self.target.to(relevance.device)
+        return relevance.index_add(0, source, self.share.to(relevance) * relevance[target])
+
     @property
     def joined(self) -> Tensor:
         """Tokens of one sample in each row."""

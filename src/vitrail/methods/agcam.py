@@ -12,9 +12,8 @@ from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, Probs
 from vitrail.capture.seams.intercept import BLIND
 from vitrail.methods.options import check_blocks
-from vitrail.relevance import Walk, pull
+from vitrail.relevance import LayerReader, pull
 from vitrail.relevance.runner import RerunMethod
-from vitrail.relevance.walk import plain
 
 
 def weigh(layer: Layer) -> Probs:
@@ -28,10 +27,10 @@ def step(found: Float[Tensor, "b t"] | float, layer: Layer) -> Float[Tensor, "b 
 
 
 NEEDS = frozenset({"output_grad", "softmax_input"})
-WALK = Walk(lambda last: 0.0, step, plain, needs=NEEDS)
+READER = LayerReader(step, lambda last: 0.0, needs=NEEDS)
 
 
-def build(*, detach: bool = False) -> Walk | RerunMethod:
+def build(*, detach: bool = False) -> LayerReader | RerunMethod:
     """The positive attention gradient times the sigmoid of the scores, added over blocks and heads.
 
     Args:
@@ -39,6 +38,6 @@ def build(*, detach: bool = False) -> Walk | RerunMethod:
             only through skip connections and feed-forward layers.
     """
     if not detach:
-        return WALK
+        return READER
     check = check_blocks("agcam(detach=True)")
-    return RerunMethod(lambda runner: runner.walk(WALK), PassOptions(override=BLIND), NEEDS, check=check)
+    return RerunMethod(lambda runner: runner.read_by(READER)[0], PassOptions(override=BLIND), NEEDS, check=check)

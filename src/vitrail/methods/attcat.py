@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.methods.options import ROWS, check_choice, last_layer
-from vitrail.relevance import Result, Walk, attention, gradient, pull
+from vitrail.relevance import LayerReader, Result, attention, gradient, pull
 
 Scores = Float[Tensor, "b t"]
 STATES = {"input": ("entering", "entering_grad"), "output": ("leaving", "leaving_grad")}
@@ -31,7 +31,7 @@ def received(layer: Layer) -> Scores:
     return pull(layer, layer.every_query, attention).mean(dim=1)
 
 
-def _walk(impact: Callable[[Layer], Scores], names: tuple[str, str], *, last_only: bool = False) -> Walk:
+def _read(impact: Callable[[Layer], Scores], names: tuple[str, str], *, last_only: bool = False) -> LayerReader:
     """Eq. 12: the impact of every layer, and their sum."""
 
     def step(found: tuple[Scores, ...], layer: Layer) -> tuple[Scores, ...]:
@@ -41,10 +41,10 @@ def _walk(impact: Callable[[Layer], Scores], names: tuple[str, str], *, last_onl
         layers = torch.stack(found, dim=1)
         return Result(layers.sum(dim=1), layers=layers)
 
-    return Walk(lambda last: (), step, finish, needs=frozenset(names))
+    return LayerReader(step, lambda last: (), finish, needs=frozenset(names))
 
 
-def build(*, states: str = "output", mask_special_tokens: bool = False) -> Walk:
+def build(*, states: str = "output", mask_special_tokens: bool = False) -> LayerReader:
     """Attentive class activation tokens: CAT weighted by the attention received, summed over layers.
 
     Args:
@@ -52,10 +52,10 @@ def build(*, states: str = "output", mask_special_tokens: bool = False) -> Walk:
         mask_special_tokens: run the model with [CLS] and [SEP] masked out, as the released notebooks do.
     """
     names = check_choice("states", states, STATES)
-    return _walk(lambda layer: received(layer) * class_activation(layer, names), names)
+    return _read(lambda layer: received(layer) * class_activation(layer, names), names)
 
 
-def build_cat(*, states: str = "output", blocks: str = "all") -> Walk:
+def build_cat(*, states: str = "output", blocks: str = "all") -> LayerReader:
     """Class activation tokens: gradient times state, summed over channels and layers.
 
     Args:
@@ -70,10 +70,10 @@ def build_cat(*, states: str = "output", blocks: str = "all") -> Walk:
             "cat(blocks='last', states='output') is zero at every other token.",
             stacklevel=2,
         )
-    return _walk(lambda layer: class_activation(layer, names), names, last_only=last_only)
+    return _read(lambda layer: class_activation(layer, names), names, last_only=last_only)
 
 
-def build_grads(*, rows: str = "mean") -> Walk:
+def build_grads(*, rows: str = "mean") -> LayerReader:
     """The last layer's attention gradient, signed, mean over heads.
 
     Args:

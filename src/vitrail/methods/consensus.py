@@ -30,7 +30,7 @@ from vitrail.methods.pixel_maps import Finish, at_pixels, moved
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last_position
-from vitrail.relevance import Result, Walk
+from vitrail.relevance import LayerReader, Result, Walk
 from vitrail.relevance.lrp import propagating
 from vitrail.relevance.lrp.operation import Flow
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -259,7 +259,7 @@ class Part:
         flow: the backward pass of the shared forward pass that it reads; None for a method that makes its own passes.
     """
 
-    build: Callable[[], Walk | RerunMethod]
+    build: Callable[[], Walk | LayerReader | RerunMethod]
     flow: str | None = "gradient"
 
 
@@ -280,7 +280,7 @@ class Pooled:
     """The parts of one consensus with their weights and methods, and how their passes are shared."""
 
     weights: Mapping[str, float]
-    methods: Mapping[str, Walk | RerunMethod]
+    methods: Mapping[str, Walk | LayerReader | RerunMethod]
     scale: Scale
     flow: Flow = field(default_factory=Flow)
 
@@ -299,18 +299,20 @@ class Pooled:
     def needs(self) -> frozenset[str]:
         """What the shared pass keeps."""
         read = (
-            m.needs for name, m in self.methods.items() if isinstance(m, Walk) or (self.shares and PARTS[name].flow)
+            method.needs
+            for name, method in self.methods.items()
+            if not isinstance(method, RerunMethod) or (self.shares and PARTS[name].flow)
         )
         return frozenset[str]().union(*read)
 
     def results(self, runner: Runner) -> dict[str, Result]:
         """The result of every part, from as few passes as they need."""
-        walks = {name: method for name, method in self.methods.items() if isinstance(method, Walk)}
+        readers = {name: method for name, method in self.methods.items() if not isinstance(method, RerunMethod)}
         self.flow.kind = "gradient"
-        results = dict(zip(walks, runner.walks(list(walks.values())), strict=True))
+        results = dict(zip(readers, runner.read_by(*readers.values()), strict=True))
         for name, method in self.methods.items():
             flow = PARTS[name].flow if self.shares else None
-            if isinstance(method, Walk):
+            if not isinstance(method, RerunMethod):
                 continue
             if flow is None:
                 results[name] = runner.follow(method)

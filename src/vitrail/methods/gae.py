@@ -21,35 +21,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
-from vitrail.capture.stream_passes import Event
 from vitrail.capture.streams import AttentionEvent
 from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice, check_start_layer
-from vitrail.relevance import Result, Walk, complete, magnitude, positive, pull
+from vitrail.relevance import Walk, complete, magnitude, positive, pull
 from vitrail.relevance.dense import Weigh
-from vitrail.relevance.walk import STARTS, Relevance
+from vitrail.relevance.walk import STARTS, Event, Walked
 
 
 def aggregate(weigh: Weigh, *, start_layer: int = 0, readout: str = "equal") -> Walk:
     """Eq. 6, read from the readout's row: `r <- r + r E_h[w]`. Never a product of two n x n matrices."""
-    rows = check_choice("readout", readout, STARTS)
 
-    def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
+    def step(rows: Float[Tensor, "b q"], layer: Layer) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
         if start_layer:
             check_start_layer(start_layer, layer)
-        if layer.index < start_layer:
-            return relevance
-        return layer.carry(relevance) + pull(layer, relevance, weigh).mean(dim=1)
-
-    def finish(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
-        return Result(relevance, own=None if first.pooled else rows(first))
-
-    def across(rows: Float[Tensor, "r q"], layer: Layer) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
         if layer.index < start_layer:
             return rows, torch.zeros_like(layer.valid, dtype=rows.dtype)
         return rows, pull(layer, rows, weigh).mean(dim=1)
 
-    return Walk(rows, step, finish, across=across)
+    return Walk(step, start=check_choice("readout", readout, STARTS))
 
 
 def normalised(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
@@ -60,11 +50,11 @@ def normalised(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
     return torch.where(total == 0, torch.zeros_like(rest), rest / torch.where(total == 0, 1, total)) + eye
 
 
-def bi_modal(weigh: Weigh, start: Float[Tensor, " n"], events: Sequence[Event]) -> Relevance:
+def bi_modal(weigh: Weigh, start: Float[Tensor, " n"], events: Sequence[Event]) -> Walked:
     """Eqs. 5 to 11 for an encoder (k) and a decoder (q), from whole matrices.
 
     Args:
-        events: last to first, as for `walk_events`.
+        events: last to first.
     """
     encoder, decoder = _two(events)
     (batch, k), q = encoder.shape, decoder.shape[1]
@@ -85,7 +75,7 @@ def bi_modal(weigh: Weigh, start: Float[Tensor, " n"], events: Sequence[Event]) 
     scores = start.clone()
     scores[encoder.to(start.device)] = (read @ r_qk)[:, 0]
     scores[decoder.to(start.device)] = (read @ r_qq)[:, 0]
-    return Relevance(scores, start)
+    return Walked(scores, own=start, start=start)
 
 
 def _two(events: Sequence[Event]) -> tuple[Tensor, Tensor]:

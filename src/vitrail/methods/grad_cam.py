@@ -19,8 +19,7 @@ from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.methods.options import ROWS, check_choice, last_layer, min_max, without_readout
-from vitrail.relevance import Walk, attention, gradient, positive, pull, tiles
-from vitrail.relevance.walk import plain
+from vitrail.relevance import LayerReader, attention, gradient, positive, pull, tiles
 
 
 def _keys_mean(x: Float[Tensor, "b h k"], chosen: Tensor) -> Float[Tensor, "b h"]:
@@ -55,7 +54,7 @@ def matrix_form(layer: Layer) -> Float[Tensor, "b t"]:
 FORMS: dict[str, Callable[[Layer], Float[Tensor, "b t"]]] = {"image": row_form, "text": matrix_form}
 
 
-def build(*, zero_readout: bool = False) -> Walk:
+def build(*, zero_readout: bool = False) -> LayerReader:
     """The last layer's attention, each head weighted by its mean gradient, positive part.
 
     Args:
@@ -86,17 +85,17 @@ def last_block(layer: Layer) -> Float[Tensor, "b t"]:
     return weigh_channels(features, channel_weights(gradient, layer.content))
 
 
-def build_features() -> Walk:
+def build_features() -> LayerReader:
     """The last block's features, each channel weighted by its mean gradient, positive part."""
 
     def step(found: Float[Tensor, "b t"] | None, layer: Layer) -> Float[Tensor, "b t"] | None:
         # A pooling attention comes after the last block.
         return last_block(layer) if layer.index == layer.depth - 1 - layer.pooled else found
 
-    return Walk(lambda last: None, step, plain, needs=frozenset({*NORMED, *ENTERING}), last_only=True)
+    return LayerReader(step, needs=frozenset({*NORMED, *ENTERING}), last_only=True)
 
 
-def build_att_grads(*, rows: str = "mean") -> Walk:
+def build_att_grads(*, rows: str = "mean") -> LayerReader:
     """Attention times the positive part of its gradient, mean over layers, heads and queries.
 
     Args:
@@ -107,4 +106,4 @@ def build_att_grads(*, rows: str = "mean") -> Walk:
     def step(found: Float[Tensor, "b t"] | float, layer: Layer) -> Float[Tensor, "b t"]:
         return found + pull(layer, choose(layer), positive).mean(dim=1) / layer.depth
 
-    return Walk(lambda last: 0.0, step, plain)
+    return LayerReader(step, lambda last: 0.0)

@@ -29,7 +29,7 @@ from vitrail.errors import MethodError, MissingTensorError, OptionError
 from vitrail.methods.options import check_count, last_layer, min_max_over
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Result, Walk, gradient, pull
+from vitrail.relevance import LayerReader, Result, gradient, pull
 from vitrail.relevance.runner import RerunMethod, Runner
 
 Row = Float[Tensor, "b t"]
@@ -152,7 +152,7 @@ def head_looseness(layer: Layer) -> Float[Tensor, "b h t"]:
     return min_max_over(F.cosine_similarity(row, layer.keys, dim=3), chosen)
 
 
-def build_heads(*, similarity: bool = True) -> Walk:
+def build_heads(*, similarity: bool = True) -> LayerReader:
     """Our extension of Grad-ECLIP: gradient times values times query-key similarity, summed over the last heads.
 
     Args:

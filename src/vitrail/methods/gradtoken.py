@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.capture.recording import Layer
 from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice
-from vitrail.relevance import Result, Walk, attention, pull, push, score_gradient
+from vitrail.relevance import LayerReader, Result, attention, pull, push, score_gradient
 
 Maps = Float[Tensor, "b h t"]
 NEEDS = frozenset({"query_grad", "output_grad"})
@@ -99,7 +99,7 @@ HEADS: dict[str, Callable[[Maps], Float[Tensor, "b t"]]] = {
 """Eq. 17 (clamp, then mean) and Eq. 18 (plain mean)."""
 
 
-def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: int = 1) -> Walk:
+def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: int = 1) -> LayerReader:
     """Class relevance of every token, propagated by the attention of the blocks below.
 
     Args:
@@ -124,4 +124,4 @@ def build(*, scheme: str = "average_matmul", heads: str = "relu_mean", depth: in
         maps = read(state) * first.content[:, None]
         return Result(join(maps), heads=maps)
 
-    return Walk(start, step, finish, needs=NEEDS, last_only=True)
+    return LayerReader(step, start, finish, needs=NEEDS, last_only=True)

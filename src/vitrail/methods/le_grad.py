@@ -19,9 +19,8 @@ from vitrail.errors import OptionError, suggest
 from vitrail.methods.options import ROWS, check_blocks, check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Result, Walk, positive_gradient, pull
+from vitrail.relevance import LayerReader, Result, positive_gradient, pull
 from vitrail.relevance.runner import RerunMethod, Runner, Tokens, leaving, scalar_from
-from vitrail.relevance.walk import plain
 
 NEEDS = frozenset({"output_grad"})
 MOST_ENTRIES = 2**26
@@ -111,7 +110,7 @@ def build(*, blocks: str | int = "all", tokens: str = "mean") -> RerunMethod:
         scalar: Tensor = _Sent.apply(sent, *outputs)  # pyright: ignore[reportAssignmentType]
         alone = replace(runner, part=replace(runner.part, scalar=scalar, position=None, plain=False, needed=False))
         start = lambda last: torch.zeros_like(last.valid, dtype=last.readout.dtype)  # noqa: E731
-        return alone.walk(Walk(start, step, plain, needs=NEEDS))
+        return alone.read_by(LayerReader(step, start, needs=NEEDS))[0]
 
     # Each block has its own scalar, computed from its output alone: no gradient may come from later blocks.
     return RerunMethod(explain, PassOptions(per_block=True), NEEDS, check=check)

@@ -17,10 +17,9 @@ from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, s
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last_position
-from vitrail.relevance import Result, Walk
+from vitrail.relevance import LayerReader, Result
 from vitrail.relevance.lrp import RuleSet, propagating
 from vitrail.relevance.runner import Runner
-from vitrail.relevance.walk import plain
 
 T = TypeVar("T")
 Check = Callable[[nn.Module, Body, Inputs], None]
@@ -89,12 +88,15 @@ def without_own(result: Result) -> Float[Tensor, "b t"]:
 
 
 def last_layer(
-    read: Callable[[Layer], Any], finish: Callable[[Any, Layer], Result] = plain, *, gradients: bool = True
-) -> Walk:
-    """A walk that reads the last layer alone."""
+    read: Callable[[Layer], Any],
+    finish: Callable[[Any, Layer], Result] = lambda scores, first: Result(scores),
+    *,
+    gradients: bool = True,
+) -> LayerReader:
+    """Make a method that reads the last layer alone."""
     needs = frozenset({"output_grad"} if gradients else ())
     step = lambda found, layer: read(layer) if layer.is_last else found  # noqa: E731
-    return Walk(lambda last: None, step, finish, needs=needs, last_only=gradients)
+    return LayerReader(step, finish=finish, needs=needs, last_only=gradients)
 
 
 def check_blocks(what: str, *, least: int = 1) -> Check:

@@ -5,19 +5,23 @@ Paper -> code: the readout's row of the product of the normalised matrices -> re
 attention -> `pull(last, rows, attention).mean(1)`.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.recording import Layer
 from vitrail.methods.options import ROWS, check_choice, check_start_layer, last_layer, without_readout
-from vitrail.relevance import Walk, attention, pull
-from vitrail.relevance.walk import STARTS
+from vitrail.relevance import LayerReader, Result, Walk, attention, pull
+from vitrail.relevance.walk import STARTS, Walked
 
 
-def rolled(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
-    """One factor of the rollout: the row times `(E_h A + I) / 2`, whose rows sum to one as the rows of A do."""
-    seen = pull(layer, relevance, attention).mean(dim=1)
-    return seen if layer.pooling else (layer.carry(relevance) + seen) / 2
+def roll(rows: Float[Tensor, "b q"], layer: Layer) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
+    """One factor of the rollout: rows times `(E_h A + I) / 2`, whose rows sum to one as the rows of A do.
+
+    A query that pools tokens has no skip connection, and gives all it has.
+    """
+    share = 1 if layer.pooling else 2
+    return rows / share, pull(layer, rows, attention).mean(dim=1) / share
 
 
 def build(*, start_layer: int = 0, zero_readout: bool = False, readout: str = "equal") -> Walk:
@@ -28,22 +32,22 @@ def build(*, start_layer: int = 0, zero_readout: bool = False, readout: str = "e
         zero_readout: set the readout's own entry to zero.
         readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
     """
-    rows = check_choice("readout", readout, STARTS)
 
-    def start(last: Layer) -> Float[Tensor, "b q"]:
-        check_start_layer(start_layer, last)
-        return rows(last)
+    def step(rows: Float[Tensor, "b q"], layer: Layer) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
+        check_start_layer(start_layer, layer)
+        if layer.index < start_layer:
+            return rows, torch.zeros_like(layer.valid, dtype=rows.dtype)
+        return roll(rows, layer)
 
-    def step(relevance: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b t"]:
-        return rolled(relevance, layer) if layer.index >= start_layer else relevance
+    def finish(walked: Walked) -> Result:
+        own = None if walked.start is None else walked.start == 1  # a mean over tokens has no entry of its own
+        scores = walked.scores if own is None or not zero_readout else walked.scores.masked_fill(own, 0.0)
+        return Result(scores)
 
-    def across(rows: Float[Tensor, "r q"], layer: Layer) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
-        return rows / 2, pull(layer, rows, attention).mean(dim=1) / 2
-
-    return Walk(start, step, without_readout(zero_readout), needs=frozenset(), across=across)
+    return Walk(step, check_choice("readout", readout, STARTS), finish, needs=frozenset())
 
 
-def build_raw(*, rows: str = "readout", zero_readout: bool = False) -> Walk:
+def build_raw(*, rows: str = "readout", zero_readout: bool = False) -> LayerReader:
     """What the readout attends to in the last layer.
 
     Args:

@@ -33,11 +33,11 @@ from vitrail.methods.gae import aggregate
 from vitrail.methods.options import without_own
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Result, Walk, positive, pull, score_gradient
+from vitrail.relevance import LayerReader, Result, positive, pull, score_gradient
 from vitrail.relevance.backends import backend_of
 from vitrail.relevance.fused import Operands
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import walk_layers
+from vitrail.relevance.walk import Events, walk_events
 
 NO_GRAPH = PassOptions(graph=False)
 NEEDS = frozenset({"output_grad"})
@@ -93,9 +93,9 @@ def read_from_outside(layer: Layer, passages: Passages) -> Float[Tensor, "b t"]:
     return pull(known, rows, score_gradient).sum(dim=1)
 
 
-def derivatives(passages: Passages, presence: float) -> Walk:
-    """The walk over a pass with less attention that sums the derivatives with respect to the tokens' presence."""
-    return Walk(
+def derivatives(passages: Passages, presence: float) -> LayerReader:
+    """The reader of a pass with less attention that sums the derivatives with respect to the tokens' presence."""
+    return LayerReader(
         start=lambda last: torch.zeros_like(last.readout),
         step=lambda total, layer: total + read_from_outside(layer, passages),
         finish=lambda total, first: Result(total / total.new_ones(()).where(~passages.gated, presence)),
@@ -181,10 +181,10 @@ def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple |
             raise TargetError("soft_ablation explains an answer: name it with targets.continuation(start, stop).")
         passages = passages_of(runner, sources)
         override = Override(bias=lambda shape, dtype: passages.bias(presence, shape, dtype))
-        walks = [derivatives(passages, presence), *([aggregate(positive)] if share else [])]
+        methods = [derivatives(passages, presence), *([aggregate(positive)] if share else [])]
         with runner.again(NEEDS, PassOptions(override=override), lean=True) as (run, part):
-            layers = run.layers(part, Wanted.of(NEEDS), again=False, shared=len(walks) > 1)
-            derivative, *more = (walked.result for walked in walk_layers(walks, layers))
+            events = Events(run.events(part, Wanted.of(NEEDS), again=False, shared=len(methods) > 1))
+            derivative, *more = (made.result for made in walk_events(methods, events))
         if not more:
             return replace(derivative, recomputed=run.recomputed)
         scores = shared_out(without_own(derivative), without_own(*more), passages, share)

@@ -13,9 +13,10 @@ rows of the stream, and one the weights: as torch functions, a layer takes some 
 copy of every operand.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from einops import einsum, rearrange
@@ -26,10 +27,10 @@ from vitrail.capture.layers import Early
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
-from vitrail.relevance import Result, Walk, positive, pull
+from vitrail.relevance import LayerReader, Result, Walk, positive, pull
 from vitrail.relevance.dense import on_matrix_units, wide_product
 from vitrail.relevance.fused import DTYPES, refusal, triton_kernels
-from vitrail.relevance.walk import STARTS
+from vitrail.relevance.walk import STARTS, Walked
 from vitrail.targets import SCALARS
 
 Weights = Float[Tensor, "b h t"]
@@ -234,9 +235,9 @@ def _normed(layer: Layer) -> str:
     return "entering" if layer.stream.attention_normed is None else "attention_normed"
 
 
-EMBEDDINGS: dict[str, tuple[Callable[[Layer], str], str, set[str]]] = {
-    "stream": (lambda layer: "entering", "ffn_entering", {"ffn_entering"}),
-    "normed": (_normed, "ffn_normed", {"attention_normed", "ffn_normed"}),
+EMBEDDINGS: dict[str, tuple[Callable[[Layer], str], str, frozenset[str]]] = {
+    "stream": (lambda layer: "entering", "ffn_entering", frozenset({"ffn_entering"})),
+    "normed": (_normed, "ffn_normed", frozenset({"attention_normed", "ffn_normed"})),
 }
 """Which state E is, before attention and before the feed-forward part, and which states that takes."""
 BLOCKS: dict[str, Callable[[Layer], bool]] = {
@@ -244,33 +245,23 @@ BLOCKS: dict[str, Callable[[Layer], bool]] = {
     "first": lambda layer: layer.index == 0,
     "last": lambda layer: layer.is_last,
 }
-INITIAL: dict[str, Callable[["Changes"], Tensor | float]] = {
-    "lengths": lambda first: first.entering,
-    "identity": lambda first: 1.0,
-}
+INITIAL = {"lengths": True, "identity": False}
+"""Whether the result is multiplied by the lengths of the input vectors."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is read of a block: how long its inputs are, and how its two parts transform them.
+    """What is read of a layer: how long its inputs are, and how its sub-layers transform them.
 
     Args:
+        attention: None where a query pools tokens, whose transformation is not known.
         rows: what a norm between the output projection and the stream multiplies each token's row by.
     """
 
-    entering: Float[Tensor, "b t"]
-    attention: Change
-    ffn: Change | None
-    rows: Float[Tensor, "b t"] | None = None
-
-
-@dataclass(frozen=True)
-class TokenTMState:
-    """The row of C so far, its part that skip connections alone carried, and the weights of the layers seen."""
-
-    relevance: Float[Tensor, "b q"]
-    own: Float[Tensor, "b q"]
-    weights: tuple[Float[Tensor, "b t"], ...] = field(default=())
+    entering: Float[Tensor, "b t"] | None = None
+    attention: Change | None = None
+    ffn: Change | None = None
+    rows: Float[Tensor, "b q"] | None = None
 
 
 def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per open choice)
@@ -285,7 +276,7 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
     embedding: str = "stream",
     scalar: str = "probability",
     readout: str = "equal",
-) -> Walk:
+) -> Walk | LayerReader:
     """Attention and feed-forward layers, aggregated with each token's transformation weight.
 
     Args:
@@ -300,81 +291,159 @@ def build(  # noqa: PLR0913  (one switch per row of the paper's ablation and per
         scalar: differentiate the `probability` (paper) or the `logit`.
         readout: how the rows the prediction reads share the start: `equal`, or by the norm of the `gradient` there.
     """
-    before_attention, before_ffn, states = check_choice("embedding", embedding, EMBEDDINGS)
     takes_part = check_choice("blocks", blocks, BLOCKS)
-    origin = check_choice("initial", initial, INITIAL)
-    use = (length, direction)
+    multiplies = check_choice("initial", initial, INITIAL)
+    row = check_choice("readout", readout, STARTS)
+    check_choice("scalar", scalar, SCALARS)
     aggregate = blocks == "all"
     ffn = ffn and aggregate
+    parts = ChangesRead(*check_choice("embedding", embedding, EMBEDDINGS), value_bias, layer_scale, ffn)
+    early = Early(parts, parts.needs)
+    weights = TokenWeights(early, (length, direction))
+    lengths = partial(entering_lengths, early) if multiplies else None
+    common = {"needs": early.needs | {"output_grad"}, "scalar": scalar, "early": early}
+    if not aggregate:
+        return _one_block(weights, takes_part, row, lengths, common)
+    several = value_bias and layer_scale and embedding == "stream"
+    within = weights.growth if ffn else None
+    return Walk(weights.step, row, start_from_lengths, within=within, lengths=lengths, shown=weights.of_tokens,
+                several=several, **common)  # fmt: skip
 
-    def read(layer: Layer) -> Changes:
-        pair = ffn_pair(layer, before_ffn, scale=layer_scale) if ffn else None
-        entering, ffn_change = row_lengths(state_of(layer, "entering"), pair)
-        name = before_attention(layer)
+
+def start_from_lengths(walked: Walked) -> Result:
+    """Eqs. 17 to 19: the row of C started from the input vectors' lengths, if they are asked for."""
+    scores, own = walked.scores, walked.own
+    if walked.lengths is not None:
+        scores = scores * walked.lengths
+        own = None if own is None else own * walked.lengths
+    return Result(scores, own=own, layers=torch.stack(walked.shown, dim=1) if walked.shown else None)
+
+
+@dataclass(frozen=True)
+class ChangesRead:
+    """Reads how a layer transforms its tokens.
+
+    Args:
+        before_attention: the name of the state before attention.
+        before_ffn: the name of the state before the feed-forward part.
+        states: all states that this takes.
+        bias, scale: whether the bias of the values and layer scale count.
+        ffn: whether the feed-forward part takes part.
+    """
+
+    before_attention: Callable[[Layer], str]
+    before_ffn: str
+    states: frozenset[str]
+    bias: bool
+    scale: bool
+    ffn: bool
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The states that are read."""
+        return self.states | {"entering", "output_weight"} | ({"ffn_added"} if self.ffn else set())
+
+    def __call__(self, layer: Layer) -> Changes:
+        """Read a block, or one of its sub-layers."""
+        pair = ffn_pair(layer, self.before_ffn, scale=self.scale) if self.ffn and layer.feeds_forward else None
+        if not layer.attends:
+            assert pair is not None
+            return Changes(ffn=row_lengths(pair[0], pair)[1])
+        if layer.cross and layer.stream.entering is None:
+            return Changes()
+        entering, ffn = row_lengths(state_of(layer, "entering"), pair)
+        name = self.before_attention(layer)
         known = entering if name == "entering" else None
-        attention = attention_change(layer, name, bias=value_bias, scale=layer_scale, original=known)
-        return Changes(entering, attention, ffn_change, layer.output_rows)
+        attention = attention_change(layer, name, bias=self.bias, scale=self.scale, original=known)
+        return Changes(entering, attention, ffn, layer.output_rows)
 
-    early = Early(read, frozenset({"entering", "output_weight", *states, *({"ffn_added"} if ffn else ())}))
 
-    def step(state: TokenTMState, layer: Layer) -> TokenTMState:
-        if layer.pooling:  # a pooling query reads the tokens; its transformation is not known
-            pulled = pull(layer, state.relevance, positive).mean(dim=1)
-            return TokenTMState(pulled, torch.zeros_like(pulled))
-        changes = early(layer)
-        weights = weighed(changes.attention, layer.valid, use=use)
-        rows = torch.ones_like(weights[:, 0]) if changes.rows is None or not length else changes.rows.to(weights.dtype)
-        seen = (weights.mean(dim=1) * rows, *state.weights)
+def entering_lengths(early: Early, layer: Layer) -> Float[Tensor, "b t"]:
+    """Return the lengths of the vectors that enter a layer."""
+    lengths = changes_of(layer, early).entering
+    assert lengths is not None
+    return lengths
+
+
+def changes_of(layer: Layer, early: Early) -> Changes:
+    """Return what is read of a layer, read once."""
+    return layer.remember(early, lambda: early(layer))
+
+
+@dataclass(frozen=True)
+class TokenWeights:
+    """The transformation weights of layers.
+
+    Args:
+        early: reads how a layer transforms its tokens.
+        use: whether lengths and directions take part.
+    """
+
+    early: Early
+    use: tuple[bool, bool]
+
+    def __call__(self, layer: Layer) -> Weights:
+        """Eq. 12: the weights of a layer's tokens by head, computed once."""
+        return layer.remember(self, lambda: self._of(layer))
+
+    def _of(self, layer: Layer) -> Weights:
+        changes = changes_of(layer, self.early)
+        assert changes.attention is not None
+        found = weighed(changes.attention, layer.valid, use=self.use)
+        # Where tokens are numbered: padding, and rows of windows that belong to no token.
+        return torch.where(layer.valid[:, None], found, 0) if layer.cross else found
+
+    def asked(self, rows: Float[Tensor, "b q"], layer: Layer) -> Float[Tensor, "b q"]:
+        """Multiply the rows that ask by what a norm behind the output projection multiplies them by."""
+        factor = changes_of(layer, self.early).rows if self.use[0] else None
+        return rows if factor is None else rows * factor.to(rows)
+
+    def step(self, rows: Float[Tensor, "b q"], layer: Layer) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
+        """Eqs. 13 and 14; a query that pools tokens reads them as they are."""
+        if layer.pooling or changes_of(layer, self.early).attention is None:
+            return rows, pull(layer, rows, positive).mean(dim=1)
+        return rows, (pull(layer, self.asked(rows, layer), positive) * self(layer)).mean(dim=1)
+
+    def growth(self, layer: Layer) -> Float[Tensor, "b t"]:
+        """Eq. 16: the diagonal of U = I + diag(w)."""
+        changes = changes_of(layer, self.early)
+        assert changes.ffn is not None
+        found = weighed(changes.ffn, layer.valid, use=self.use)[:, 0]
+        return 1 + (found if layer.attends else torch.where(layer.valid, found, 0))
+
+    def of_tokens(self, layer: Layer) -> Float[Tensor, "b t"]:
+        """VTranM, Fig. 1: the mean over heads."""
+        weights = self(layer).mean(dim=1)
+        return self.asked(weights, layer)
+
+
+def _one_block(
+    weights: TokenWeights,
+    takes_part: Callable[[Layer], bool],
+    row: Callable[[Layer], Float[Tensor, "b q"]],
+    lengths: Callable[[Layer], Tensor] | None,
+    common: Mapping[str, Any],
+) -> LayerReader:
+    """The paper's baseline: the map of one block, without aggregation."""
+
+    def step(state: OneBlock, layer: Layer) -> OneBlock:
+        if layer.pooling:
+            return OneBlock(pull(layer, state.map, positive).mean(dim=1))
+        shown = (weights.of_tokens(layer), *state.shown)
         if not takes_part(layer):
-            return TokenTMState(state.relevance, state.own, seen)
-        if not aggregate:
-            return TokenTMState((pull(layer, row(layer) * rows, positive) * weights).mean(dim=1), 0 * state.own, seen)
-        growth = torch.ones_like(state.own)
-        if changes.ffn is not None:  # Eq. 16: U = I + diag(w)
-            growth = 1 + weighed(changes.ffn, layer.valid, use=use)[:, 0]
-        relevance = state.relevance * growth
-        pulled = (pull(layer, relevance * rows, positive) * weights).mean(dim=1)  # Eqs. 13 and 14
-        return TokenTMState(relevance + pulled, state.own * growth, seen)
+            return OneBlock(state.map, shown)
+        return OneBlock((pull(layer, weights.asked(row(layer), layer), positive) * weights(layer)).mean(dim=1), shown)
 
-    def finish(state: TokenTMState, first: Layer) -> Result:
-        """Eqs. 17 to 19: the row of C started from the input vectors' lengths."""
-        start = origin(early(first))
-        return Result(state.relevance * start, own=state.own * start, layers=torch.stack(state.weights, dim=1))
+    def finish(state: OneBlock, first: Layer) -> Result:
+        scores = state.map if lengths is None else state.map * lengths(first)
+        return Result(scores, layers=torch.stack(state.shown, dim=1))
 
-    row = check_choice("readout", readout, STARTS)
-    start = lambda last: TokenTMState(row(last), row(last))  # noqa: E731
-    check_choice("scalar", scalar, SCALARS)
-    measured = value_bias and layer_scale and aggregate and embedding == "stream"  # on several streams
-    return Walk(
-        start,
-        step,
-        finish,
-        needs=early.needs | {"output_grad"},
-        scalar=scalar,
-        early=early,
-        across=partial(across, use=use) if measured else None,
-        within=partial(growth_of, use=use) if ffn else None,
-        from_lengths=initial == "lengths",
-    )
+    return LayerReader(step, lambda last: OneBlock(row(last)), finish, **common)
 
 
-def across(
-    rows: Float[Tensor, "r q"], layer: Layer, *, use: tuple[bool, bool]
-) -> tuple[Float[Tensor, "r q"], Float[Tensor, "r k"]]:
-    """Eqs. 13 and 14 on one of several streams: what an attention call gives to its keys."""
-    if layer.stream.entering is None:  # a pooling query reads the tokens; its transformation is not known
-        return rows, pull(layer, rows, positive).mean(dim=1)
-    weights = weighed(attention_change(layer, "entering", bias=True, scale=True), layer.valid, use=use)
-    weights = torch.where(layer.valid[:, None], weights, 0)  # padding, and rows of windows that belong to no token
-    factor = layer.output_rows if use[0] else None
-    asked = rows if factor is None else rows * factor.to(rows)
-    return rows, (pull(layer, asked, positive) * weights).mean(dim=1)
+@dataclass(frozen=True)
+class OneBlock:
+    """The map so far, and the weights of the layers seen."""
 
-
-def growth_of(layer: Layer, *, use: tuple[bool, bool]) -> Float[Tensor, "r t"]:
-    """Eq. 16 on one of several streams: the diagonal of `I + diag(w)`."""
-    pair = ffn_pair(layer, "ffn_entering", scale=True)
-    change = row_lengths(pair[0], pair)[1]
-    assert change is not None
-    weights = weighed(change, layer.valid, use=use)[:, 0]
-    return 1 + torch.where(layer.valid, weights, 0)
+    map: Float[Tensor, "b t"]
+    shown: tuple[Float[Tensor, "b t"], ...] = ()

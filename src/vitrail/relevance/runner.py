@@ -1,6 +1,6 @@
 """A model with one input and one scalar, for methods that run it more than once or change its backward pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +22,8 @@ from vitrail.capture.shadow import autograd, hooks
 from vitrail.errors import SeamError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
-from vitrail.relevance import Result, Walk
-from vitrail.relevance.walk import walk_layers
+from vitrail.relevance import LayerReader, Result, Walk
+from vitrail.relevance.walk import Events, walk_events
 from vitrail.targets import FORMULAS
 
 
@@ -50,18 +50,14 @@ class Runner:
         """The layers of the pass that has been made, first to last, with the gradients of the scalar."""
         return list(self.run.layers(self.part, Wanted.of(needs, last_only=last_only), again=True))[::-1]
 
-    def walk(self, method: Walk) -> Result:
-        """The result of a walk over the layers of the pass that has been made."""
-        return self.walks([method])[0]
-
-    def walks(self, methods: Sequence[Walk]) -> list[Result]:
-        """The results of walks over the layers of the pass that has been made, from one backward pass."""
+    def read_by(self, *methods: Walk | LayerReader) -> list[Result]:
+        """Let methods read the pass that has been made, from one backward pass."""
         if not methods:
             return []
         needs = frozenset[str]().union(*(method.needs for method in methods))
         wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
-        layers = self.run.layers(self.part, wanted, again=True, shared=len(methods) > 1)
-        return [walked.result for walked in walk_layers(methods, layers)]
+        events = Events(self.run.events(self.part, wanted, again=True, shared=len(methods) > 1))
+        return [made.result for made in walk_events(methods, events)]
 
     def repeated(self, copies: int) -> Inputs:
         """The whole batch several times over, copy after copy."""

@@ -1,20 +1,28 @@
-"""A method as a walk over layers, last to first, in one stream of tokens or over the events of several."""
+"""Methods that read a recording: relevance that walks over its events, and sums over its layers; last to first.
+
+One loop serves a model with one sequence of tokens and a model with several. An attention call of one sequence in order
+has rows `[b, t]` as they are; where tokens are numbered through all sequences, an event names the tokens of its rows.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.layers import Early
-from vitrail.capture.recording import Layer, Recording
+from vitrail.capture.recording import Layer, Readout, Recording
 from vitrail.capture.stream_changes import FeedForward
-from vitrail.capture.stream_passes import Event
 from vitrail.capture.streams import AttentionEvent, Transition
 from vitrail.relevance.dense import backends_used
+
+Rows = Float[Tensor, "b q"]
+Step = Callable[[Rows, Layer], tuple[Rows, Float[Tensor, "b k"]]]
+"""What an attention call leaves with its query rows, and what it gives to its key rows."""
+Event = tuple[AttentionEvent | FeedForward | Transition | None, Layer | None]
+"""What happens to tokens, with its layer. None stands for attention of one sequence in order, on all of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,12 @@ class Result:
     works on pixels gives `pixels` alone; its scores are the sums over patches. `residual` is what the sum of all scores
     lacks of what it should be, for methods whose scores should add up. `parts` names what `layers` holds where that is
     not one map per layer, and `disagreement` says how little those parts agree. `recomputed` counts the blocks that a
-    pass of the method's own ran again to save memory.
+    pass of the method's own ran again to save memory. Tokens of several sequences are numbered through: `scores` and
+    `own` have one axis then.
     """
 
-    scores: Float[Tensor, "b t"] | None = None
-    own: Float[Tensor, "b t"] | None = None
+    scores: Float[Tensor, "b t"] | Float[Tensor, " n"] | None = None
+    own: Float[Tensor, "b t"] | Float[Tensor, " n"] | None = None
     layers: Float[Tensor, "b l t"] | None = None
     heads: Float[Tensor, "b h t"] | None = None
     pixels: Float[Tensor, "b y x"] | None = None
@@ -39,137 +48,262 @@ class Result:
     recomputed: int = 0
 
 
+def readout_row(read: Readout | Layer) -> Tensor:
+    """Return equal weights over the rows that the prediction reads: the start of most walks."""
+    return read.readout
+
+
+def readout_norms(read: Readout | Layer) -> Tensor:
+    """Return weights of the rows the prediction reads by the norm of their gradient; a pooling query is one row."""
+    return read.readout if read.readout_norms is None else read.readout_norms
+
+
+STARTS: dict[str, Callable[[Readout | Layer], Tensor]] = {"equal": readout_row, "gradient": readout_norms}
+"""How the rows that a prediction reads share the start of a walk, by the name of the option `readout`."""
+
+
 @dataclass(frozen=True)
-class Walk:
-    """Three small functions: a state made at the last layer, changed at each, and read at the first.
+class Walked:
+    """What a walk has found, one number for each token.
 
     Args:
+        scores: the relevance.
+        own: the part of it that no attention call has moved; None where a query pools the tokens.
+        start: the weights that the walk began with; None where a query pools the tokens.
+        lengths: the length of each token's first vector, where the walk asks for it.
+        shown: the map that each layer shows, first to last.
+    """
+
+    scores: Tensor
+    own: Tensor | None
+    start: Tensor | None
+    lengths: Tensor | None = None
+    shown: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A method that hands relevance from tokens that ask to tokens that are read.
+
+    Args:
+        step: the method's formula: what stays with the query rows, and what goes to the key rows.
+        start: how the tokens that are read share the relevance at first.
+        finish: makes the result of what was found; None for the relevance as it is.
         needs: states and gradients the step reads beside queries, keys and values (`capture.pass_options.KEEPS`).
         last_only: whether gradients are read at the last layer (and at the last block, where a query pools what it
             gives) only, so the backward pass may stop there.
         scalar: `"logit"` or `"probability"`: what of a plain class target is differentiated.
         early: what is read of a block as soon as it has run, and takes some of the states in `needs`.
-        across: for models with several streams, what an attention call leaves with its query rows and what it gives to
-            its key rows; None where the method is defined on one stream only.
-        within: for models with several streams, what a feed-forward layer multiplies the relevance of its tokens by;
-            None where such layers take no part.
-        from_lengths: for models with several streams, whether the relevance of every token is multiplied by the length
-            of its first vector at the end.
-        whole: for models with several streams, the scores of all tokens from all events at once, in place of a walk.
+        within: what a feed-forward layer multiplies the relevance of its tokens by; None where it changes nothing.
+        lengths: the lengths of the vectors that enter a layer, for a walk whose result they multiply.
+        shown: a map of each layer that the result shows beside the scores.
+        whole: the scores of all tokens from all events at once, in place of the walk where one sequence reads another.
+        several: whether the method is defined on several sequences of tokens.
     """
 
-    start: Callable[[Layer], Any]
-    step: Callable[[Any, Layer], Any]
-    finish: Callable[[Any, Layer], Result]
+    step: Step
+    start: Callable[[Readout | Layer], Tensor] = readout_row
+    finish: Callable[[Walked], Result] | None = None
     needs: frozenset[str] = frozenset({"output_grad"})
     last_only: bool = False
     scalar: str = "logit"
     early: Early | None = None
-    across: Callable[[Any, Layer], tuple[Any, Any]] | None = None
-    within: Callable[[Layer], Any] | None = None
-    from_lengths: bool = False
-    whole: Callable[..., Any] | None = None
+    within: Callable[[Layer], Tensor] | None = None
+    lengths: Callable[[Layer], Tensor] | None = None
+    shown: Callable[[Layer], Tensor] | None = None
+    whole: Callable[[Tensor, "list[Event]"], Walked] | None = None
+    several: bool = True
 
 
 @dataclass(frozen=True)
-class Walked:
-    """The result of one walk, the backends that computed its sums, and the seconds it took."""
-
-    result: Result
-    backends: frozenset[str]
-    seconds: float
-
-
-def walk_layers(walks: Sequence[Walk], layers: Iterable[Layer]) -> list[Walked]:
-    """Every walk over the same layers, which come last to first."""
-    states: list[Any] = [None] * len(walks)
-    results: list[Result | None] = [None] * len(walks)
-    seconds, used = [0.0] * len(walks), [frozenset[str]()] * len(walks)
-    for number, layer in enumerate(layers):
-        for i, method in enumerate(walks):
-            begun = time.perf_counter()
-            with backends_used() as here:
-                state = states[i] if number else method.start(layer)
-                states[i] = method.step(state, layer)
-                results[i] = method.finish(states[i], layer) if layer.index == 0 else None
-            used[i] |= here
-            seconds[i] += time.perf_counter() - begun
-    return [Walked(r, u, s) for r, u, s in zip(results, used, seconds, strict=True) if r is not None]
-
-
-def walk(method: Walk, recording: Recording) -> Result:
-    """The result of a walk over a finished recording."""
-    (walked,) = walk_layers([method], reversed(recording.layers))
-    return walked.result
-
-
-def plain(relevance: Float[Tensor, "b t"], first: Layer) -> Result:
-    """The relevance unchanged, for walks whose state is the result."""
-    return Result(relevance)
-
-
-def readout_row(last: Layer) -> Float[Tensor, "b q"]:
-    """Equal weights over the rows that the prediction reads: the start of most walks."""
-    return last.readout
-
-
-def readout_norms(last: Layer) -> Float[Tensor, "b q"]:
-    """The rows the prediction reads, each weighed by the norm of its gradient; a pooling query is one row."""
-    return last.readout if last.readout_norms is None else last.readout_norms
-
-
-STARTS: dict[str, Callable[[Layer], Float[Tensor, "b q"]]] = {"equal": readout_row, "gradient": readout_norms}
-"""How the rows that a prediction reads share the start of a walk, by the name of the option `readout`."""
-
-
-Across = Callable[[Tensor, Layer], tuple[Tensor, Tensor]]
-"""What an attention call leaves with its query rows `[rows, q]`, and what it gives to its key rows `[rows, k]`."""
-
-Within = Callable[[Layer], Tensor]
-"""What a feed-forward layer multiplies the relevance of its tokens `[rows, n]` by."""
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """The relevance of every token, and the part of it that no attention call has moved."""
-
-    scores: Float[Tensor, " n"]
-    own: Float[Tensor, " n"]
-
-
-def walk_events(
-    across: Across, start: Float[Tensor, " n"], events: Iterable[Event], within: Within | None = None
-) -> Relevance:
-    """The relevance of every token, for events that come last to first.
+class LayerReader:
+    """A method that reads layer after layer of one sequence, last to first, and keeps a state of its own.
 
     Args:
-        within: what a feed-forward layer multiplies by; without it these layers change nothing.
+        step: the state after a layer.
+        start: the state before the last layer.
+        finish: makes the result of the state and the first layer.
+        needs, last_only, scalar, early: as for `Walk`.
     """
-    scores, own = start.clone(), start.clone()
-    before, beside = scores, None  # the relevance before the calls that stand side by side
-    for event, layer in events:
+
+    step: Callable[[Any, Layer], Any]
+    start: Callable[[Layer], Any] = lambda last: None
+    finish: Callable[[Any, Layer], Result] = lambda scores, first: Result(scores)
+    needs: frozenset[str] = frozenset({"output_grad"})
+    last_only: bool = False
+    scalar: str = "logit"
+    early: Early | None = None
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class Events:
+    """All that happens to the tokens of a pass, last to first, and where the walk begins.
+
+    Args:
+        steps: the events, each with its layer, which is made when it is asked for.
+        readout: the tokens that are read; None where the last layer holds them.
+        lengths: the length of each token's first vector; None where the first layer tells it.
+        crosses: whether one sequence reads another.
+    """
+
+    steps: Iterable[Event]
+    readout: Readout | None = None
+    lengths: Tensor | None = None
+    crosses: bool = False
+
+
+@dataclass(eq=False)
+class _Walking:
+    """A walk on its way: the relevance of all tokens."""
+
+    method: Walk
+    events: Events
+    scores: Any = None
+    own: Tensor | None = None
+    start: Tensor | None = None
+    first: Layer | None = None
+    shown: list[Tensor] = field(default_factory=list)
+    before: Any = None  # the relevance before the calls that stand side by side
+    beside: int | None = None
+
+    def take(self, event: AttentionEvent | FeedForward | Transition | None, layer: Layer | None) -> None:
+        """Hand the relevance on through one event."""
+        method = self.method
+        if self.scores is None:
+            last = layer if self.events.readout is None else self.events.readout
+            assert last is not None
+            self.scores = self.own = self.start = method.start(last)
+        if isinstance(event, Transition):
+            self.scores = event.pass_on(self.scores)
+            self.own = None if self.own is None else event.pass_on(self.own)
+            return
+        assert layer is not None
+        self.first = layer
+        if method.within is not None and layer.feeds_forward and not layer.pooling:
+            self._grow(method.within(layer), event)
+        if isinstance(event, AttentionEvent):
+            self._attend_among(event, layer)
+        elif event is None:
+            kept, given = method.step(self.scores, layer)
+            if layer.pooling:  # the queries are no tokens, and no skip connection carries anything past them
+                self.scores, self.own, self.start = given, None, None
+            else:
+                self.scores = kept + given
+            if method.shown is not None and not layer.pooling:
+                self.shown.insert(0, method.shown(layer))
+
+    def _grow(self, growth: Tensor, event: AttentionEvent | FeedForward | Transition | None) -> None:
+        """Multiply the relevance of the tokens of a feed-forward layer."""
         if isinstance(event, FeedForward):
-            if within is not None and layer is not None:
-                real = event.tokens >= 0
-                growth = torch.ones_like(scores)
-                growth[event.tokens[real].to(scores.device)] = within(layer).to(scores)[real.to(scores.device)]
-                scores, own = scores * growth, own * growth
-            continue
-        if layer is None:
-            assert isinstance(event, Transition)
-            source, target = event.source.to(scores.device), event.target.to(scores.device)
-            share = event.share.to(scores)
-            scores = scores.index_add(0, source, share * scores[target])
-            own = own.index_add(0, source, share * own[target])
-            continue
-        assert isinstance(event, AttentionEvent)
-        queries, keys = event.queries.to(scores.device), event.keys.to(scores.device)
-        before = scores if event.beside is None or event.beside != beside else before
-        beside = event.beside
-        kept, given = across(before[queries], layer)
-        if before is scores:
-            scores = scores.index_copy(0, queries.flatten(), kept.flatten().to(scores))
+            growth = event.among_tokens(growth, self.scores)
+        self.scores = self.scores * growth
+        self.own = None if self.own is None else self.own * growth
+
+    def _attend_among(self, event: AttentionEvent, layer: Layer) -> None:
+        """Let the query rows keep their part and give the key rows theirs, where an event names their tokens."""
+        queries, keys = event.queries.to(self.scores.device), event.keys.to(self.scores.device)
+        if event.beside is None or event.beside != self.beside:
+            self.before = self.scores
+        self.beside = event.beside
+        kept, given = self.method.step(self.before[queries], layer)
+        if self.before is self.scores:
+            self.scores = self.scores.index_copy(0, queries.flatten(), kept.flatten().to(self.scores))
         else:
-            scores = scores.index_add(0, queries.flatten(), (kept - before[queries]).flatten().to(scores))
-        scores = scores.index_add(0, keys.flatten(), given.flatten().to(scores))
-    return Relevance(scores, own)
+            change = (kept - self.before[queries]).flatten()
+            self.scores = self.scores.index_add(0, queries.flatten(), change.to(self.scores))
+        self.scores = self.scores.index_add(0, keys.flatten(), given.flatten().to(self.scores))
+
+    def result(self) -> Result:
+        """Give the method's result when all events have been met."""
+        lengths, method = self.events.lengths, self.method
+        if method.lengths is None or self.first is None:
+            lengths = None
+        elif lengths is None:
+            lengths = method.lengths(self.first)
+        if method.finish is None:
+            return Result(self.scores, own=self.own)
+        return method.finish(Walked(self.scores, self.own, self.start, lengths, tuple(self.shown)))
+
+
+@dataclass(eq=False)
+class _TakingWhole:
+    """A method that takes all events at once, where one sequence reads another."""
+
+    method: Walk
+    events: Events
+    met: list[Event] = field(default_factory=list)
+
+    def take(self, event: AttentionEvent | FeedForward | Transition | None, layer: Layer | None) -> None:
+        """Keep one event."""
+        if not isinstance(event, FeedForward):
+            self.met.append((event, layer))
+
+    def result(self) -> Result:
+        """Give the method's result when all events have been met."""
+        assert self.method.whole is not None
+        assert self.events.readout is not None
+        found = self.method.whole(self.method.start(self.events.readout), self.met)
+        return Result(found.scores, own=found.own)
+
+
+@dataclass(eq=False)
+class _ReadingLayers:
+    """A reader of layers on its way: its own state."""
+
+    method: LayerReader
+    state: Any = None
+    first: Layer | None = None
+
+    def take(self, event: AttentionEvent | FeedForward | Transition | None, layer: Layer | None) -> None:
+        """Read one layer."""
+        assert layer is not None
+        state = self.method.start(layer) if self.first is None else self.state
+        self.state, self.first = self.method.step(state, layer), layer
+
+    def result(self) -> Result:
+        """Give the method's result when all layers have been read."""
+        assert self.first is not None
+        return self.method.finish(self.state, self.first)
+
+
+@dataclass
+class Timed:
+    """The result of one method, the backends that computed its sums, and the seconds it took."""
+
+    result: Result = field(default_factory=Result)
+    backends: frozenset[str] = frozenset()
+    seconds: float = 0.0
+
+
+def walk_events(methods: Sequence[Walk | LayerReader], events: Events) -> list[Timed]:
+    """Let every method meet the same events, and give their results."""
+    walkers: list[_Walking | _TakingWhole | _ReadingLayers] = []
+    for method in methods:
+        if isinstance(method, LayerReader):
+            walkers.append(_ReadingLayers(method))
+        elif method.whole is not None and events.crosses:
+            walkers.append(_TakingWhole(method, events))
+        else:
+            walkers.append(_Walking(method, events))
+    made = [Timed() for _ in methods]
+    for event, layer in events.steps:
+        for walker, one in zip(walkers, made, strict=True):
+            begun = time.perf_counter()
+            with backends_used() as used:
+                walker.take(event, layer)
+            one.backends |= used
+            one.seconds += time.perf_counter() - begun
+    for walker, one in zip(walkers, made, strict=True):
+        begun = time.perf_counter()
+        with backends_used() as used:
+            one.result = walker.result()
+        one.backends |= used
+        one.seconds += time.perf_counter() - begun
+    return made
+
+
+def walk(method: Walk | LayerReader, recording: Recording) -> Result:
+    """Let a method walk over a finished recording."""
+    (made,) = walk_events([method], Events([(None, layer) for layer in reversed(recording.layers)]))
+    return made.result

@@ -38,8 +38,8 @@ from vitrail.models.taking import prepared
 from vitrail.plots.canvas import check_index, rendered, require_matplotlib, sample_target
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
-from vitrail.relevance import Walk
-from vitrail.relevance.walk import walk_layers
+from vitrail.relevance.runner import RerunMethod
+from vitrail.relevance.walk import Events, walk_events
 from vitrail.storage import finite, json_text, write_bytes
 from vitrail.targets import AnyTarget, Target, as_target
 
@@ -238,18 +238,18 @@ class Scene:
 
     def see(self, maps: Maps, put: Put) -> TransferPass:
         """Run with these maps in the blocks, differentiate by them, and explain."""
-        assert isinstance(self.request.plan, Walk)
+        assert not isinstance(self.request.plan, RerunMethod)
         gradients: Maps = {}
         override = Override(weights=lambda block, old: put(old, maps[block]), exact=True)
         with self.run(PassOptions(override=override)) as (run, part):
 
-            def layers() -> Iterator[Layer]:
-                for layer in run.layers(part, WANTED, again=False):
+            def steps() -> Iterator[tuple[None, Layer]]:
+                for event, layer in run.events(part, WANTED, again=False):
                     gradients[layer.index] = layer.probs_grad
-                    yield layer
+                    yield event, layer
 
-            (walked,) = walk_layers([self.request.plan], layers())
-            found = attribution_of(self.request, [(part, walked.result)], run)
+            (made,) = walk_events([self.request.plan], Events(steps()))
+            found = attribution_of(self.request, [(part, made.result)], run)
             return TransferPass(answer(run, part), part.scalar.detach(), gradients, found)
 
     def start(self) -> tuple["Scene", Tensor, Maps]:

@@ -32,7 +32,7 @@ from vitrail.methods import METHODS
 from vitrail.models.loading import Sample
 from vitrail.models.loading.images import BROKEN, to_rgb, upright
 from vitrail.models.texts import is_blank
-from vitrail.relevance import Walk
+from vitrail.relevance.runner import RerunMethod
 
 KINDS: dict[str, tuple[tuple[int, bytes], ...]] = {
     "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
@@ -252,7 +252,7 @@ def offered(kind: str) -> list[str]:
 def is_quick(name: str) -> bool:
     """Whether it only walks over layers that are recorded once for all such methods."""
     entry = METHODS[name]
-    return isinstance(entry.build(**entry.resolve("recommended", {}, entry.inputs[0])), Walk)
+    return not isinstance(entry.build(**entry.resolve("recommended", {}, entry.inputs[0])), RerunMethod)
 
 
 def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str]:
