@@ -22,9 +22,8 @@ from vitrail.apps.cli.options import (
     distinct,
 )
 from vitrail.apps.cli.screen import counted, note, reported
-from vitrail.errors import InputError, MissingExtraError, ModelError, OptionError, OutputError, VitrailError, suggest
+from vitrail.errors import InputError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
-from vitrail.models import silent
 from vitrail.models.texts import is_blank
 
 if TYPE_CHECKING:
@@ -284,33 +283,6 @@ Examples:
 
   vitrail answer "Anna: ring. Boris: key. Anna:" --model lookup
 """
-LOOKUP = "lookup"
-
-
-def load_model(path: Path) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer from a folder; `lookup` is the one inside the package."""
-    if str(path) == LOOKUP and not path.exists():
-        from vitrail.models import zoo
-
-        found = zoo.load(LOOKUP)
-        return found.model, found.preprocess.tokenizer  # pyright: ignore[reportFunctionMemberAccess]
-    try:
-        with silent():
-            import transformers
-    except ImportError as error:
-        raise MissingExtraError(
-            "a language model is loaded with transformers: pip install 'vitrail[answers]'"
-        ) from error
-    if not path.is_dir():
-        raise ModelError(f"{path} is no folder. Give one with config.json, weights and the tokenizer's files.")
-    try:
-        with silent():  # once more, since transformers has bars only now that it is imported
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        why = str(error).splitlines()[0]
-        raise ModelError(f"{path} holds no causal language model that can be read: {why}") from error
-    return model.eval(), tokenizer
 
 
 def read_document(path: Path) -> str:
@@ -329,7 +301,7 @@ def read_document(path: Path) -> str:
 @reported
 def answer(  # noqa: PLR0913  (one parameter for each option of the command line)
     prompt: Annotated[str, typer.Argument(help="The question.")],
-    model: Annotated[Path, typer.Option("--model", "-m", help="A folder with a causal language model, or lookup.")],
+    model: options.LanguageModel,
     context: Annotated[
         list[Path] | None, typer.Option("--context", "-c", help="Text files, one document each.")
     ] = None,
@@ -348,14 +320,17 @@ def answer(  # noqa: PLR0913  (one parameter for each option of the command line
     debug: options.Debug = False,  # noqa: FBT002
 ) -> None:
     """Generate and explain an answer."""
+    documents = [read_document(path) for path in context or []]
+    check_model(model)
+
+    from vitrail.apps.cli.session import open_model
     from vitrail.tools.generations import generate
 
-    documents = [read_document(path) for path in context or []]
-    loaded, tokenizer = load_model(model)
-    templated = chat and getattr(tokenizer, "chat_template", None) is not None
+    loaded = open_model(model, None, task="causal")
+    templated = chat and getattr(loaded.tokenizer, "chat_template", None) is not None
     found = generate(
-        loaded,
-        tokenizer,
+        loaded.model,
+        loaded.tokenizer,
         [{"role": "user", "content": prompt}] if templated else prompt,
         answer=given,
         documents=documents or None,

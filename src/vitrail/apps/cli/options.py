@@ -274,6 +274,15 @@ Context = Annotated[str | None, input_option(help="The text that contains the an
 Squash = Annotated[bool, input_option("--squash", help="Resize images without cropping their borders.")]
 _MODEL = "a timm name, a Hugging Face id or folder, or a .safetensors file"
 Model = Annotated[str, model_option(help=f"photo, sentiment or lookup (inside the package), {_MODEL} with --arch.")]
+LanguageModel = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="lookup (inside the package), or a Hugging Face id or folder of a causal language model.",
+        autocompletion=completes(["lookup"]),
+    ),
+]
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=f"photo, sentiment, lookup, {_MODEL}.", autocompletion=MODEL_NAMES)
 ]

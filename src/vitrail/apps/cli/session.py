@@ -19,11 +19,11 @@ from vitrail.targets import Target
 PREDICTED = "none"
 
 
-def open_model(name: str, arch: str | None, device: str = "cpu") -> Loaded:
-    """The model, ready on the device."""
+def open_model(name: str, arch: str | None, device: str = "cpu", *, task: str | None = None) -> Loaded:
+    """The model, ready on the device; for a task, if one is named."""
     place = find_device(device)
     with busy(f"loading {name}"), silent():
-        loaded = load(name, arch=arch)
+        loaded = load(name, arch=arch, task=task)
     loaded.model.to(place)
     return loaded
 

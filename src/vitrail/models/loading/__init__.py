@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.errors import ModelError, suggest
 from vitrail.models import silent, zoo
-from vitrail.models.loading.huggingface import is_cached, load_huggingface
+from vitrail.models.loading.huggingface import PICKLES, is_cached, load_huggingface, wrong_task
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
 from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights, timm_names
 from vitrail.models.zoo import NAMES as EMBEDDED
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LONGEST_NAME = 1024
-PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".tar"}
 
 
-def load(name: str | Path, *, arch: str | None = None, pickles: bool = False) -> Loaded:
+def load(name: str | Path, *, arch: str | None = None, pickles: bool = False, task: str | None = None) -> Loaded:
     """A model that is ready to be explained, in evaluation mode on the CPU.
 
     Args:
@@ -26,7 +25,16 @@ def load(name: str | Path, *, arch: str | None = None, pickles: bool = False) ->
             folder, or a `.safetensors` file.
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
+        task: `causal` refuses all but causal language models; None takes every model.
     """
+    loaded = _load(name, arch, task, pickles=pickles)
+    if task not in (None, loaded.task):
+        raise wrong_task(str(name), loaded.task)
+    return loaded
+
+
+def _load(name: str | Path, arch: str | None, task: str | None, *, pickles: bool) -> Loaded:
+    """The model of this name, by the loader of its kind."""
     if not isinstance(name, (str, Path)):
         raise ModelError(f"a model must be given by its name or path, not by {type(name).__name__}.")
     name = str(name)
@@ -42,7 +50,7 @@ def load(name: str | Path, *, arch: str | None = None, pickles: bool = False) ->
     known = [] if path.exists() or is_cached(name) else [*EMBEDDED, *timm_names(name)]
     for near in get_close_matches(name.lower(), known, n=1, cutoff=0.75):
         raise ModelError(f"there is no model {name!r}. Did you mean {near}? A Hugging Face id is owner/name.")
-    return load_huggingface(name, pickles=pickles)
+    return load_huggingface(name, pickles=pickles, task=task)
 
 
 def _check_name(name: str) -> Path:
@@ -51,7 +59,7 @@ def _check_name(name: str) -> Path:
         shown = f"{name[:40]}..." if len(name) > LONGEST_NAME else repr(name)
         raise ModelError(f"{shown} cannot be the name of a model. {suggest(name[:40], EMBEDDED)}")
     path = Path(name)
-    if path.suffix in PICKLES:
+    if path.suffix.lower() in PICKLES and not path.is_dir():
         raise ModelError(
             f"{name} is a pickle, which can run any code when it is opened, so it is refused. Convert it once where "
             "you trust it: safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')."

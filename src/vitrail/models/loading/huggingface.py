@@ -39,7 +39,20 @@ What loads a model that writes text depends on what it is given (`AUTO`).
 """
 
 
-def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
+CAUSAL = TASKS["ForCausalLM"]
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".tar"})
+"""Endings of files that can run code when they are opened."""
+SAFE = ".safetensors"
+INDEX = f"{SAFE}.index.json"
+SAFE_INDEX = f"model{INDEX}"
+
+
+def wrong_task(name: str, task: str) -> ModelError:
+    """The error of a model that is no causal language model where one is needed."""
+    return ModelError(f"{name!r} is a model for the task {task!r}, but a causal language model is needed here.")
+
+
+def load_huggingface(name: str, *, pickles: bool = False, task: str | None = None) -> Loaded:
     """A model for images, sequences, questions, next tokens or whole texts, with its processor or tokenizer."""
     if (name.startswith((".", os.sep)) or name.endswith(os.sep)) and not Path(name).is_dir():
         raise ModelError(f"there is no model at {name}.")
@@ -56,24 +69,33 @@ def load_huggingface(name: str, *, pickles: bool = False) -> Loaded:
         try:
             return getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
         except Exception as error:  # the hub's errors have no common root
-            where = "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
-            raise ModelError(f"{name!r} could not be loaded from {where}: {one_line(error)}") from error
+            raise ModelError(f"{name!r} could not be loaded from {_where(name)}: {one_line(error)}") from error
 
     with silent():
-        return _load(name, part, pickles=pickles)
+        return _load(name, part, task, pickles=pickles)
+
+
+def _where(name: str) -> str:
+    return "this folder" if Path(name).is_dir() else "timm's names, the folders here, the cache or the hub"
 
 
 Part = Callable[..., Any]
 """Fetches what comes with a model by the name of its class in transformers, with options of `from_pretrained`."""
 
 
-def _load(name: str, part: Part, *, pickles: bool) -> Loaded:
+def _load(name: str, part: Part, wanted: str | None, *, pickles: bool) -> Loaded:
     config = part("AutoConfig")
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise ModelError(f"the config of {name!r} asks for {layers:,} layers; at most {MOST_LAYERS:,} are loaded.")
     auto, task = _task(name, config)
+    if wanted == "causal" and task == "writing":  # some models of pictures and text are language models too
+        auto, task = CAUSAL
+    elif wanted not in (None, task):
+        raise wrong_task(name, task)
     _check_shards(Path(name))
+    if not pickles:
+        _check_weights(name, config)
     source = reads(config) if task == "writing" else None
     model = _model(name, part, AUTO[source] if source else auto, pickles=pickles)
     if task == "image":
@@ -117,13 +139,56 @@ def is_cached(name: str) -> bool:
 def _check_shards(folder: Path) -> None:
     """Refuse an index of weights that leads out of its folder, before any of its files is opened."""
     for index in sorted(folder.glob("*.index.json")) if folder.is_dir() else ():
-        try:
-            files = list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{index} is no index of weights: it needs weight_map, a file for each tensor.") from error
-        wrong = next((file for file in files if not isinstance(file, str) or Path(file).name != file), None)
-        if wrong is not None:
-            raise ModelError(f"{index} names the file {wrong!r}, which does not lie in its folder.")
+        _shards(index)
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the files that an index of weights names, all in its folder."""
+    try:
+        files = list(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index} is no index of weights: it needs weight_map, a file for each tensor.") from error
+    wrong = next((file for file in files if not isinstance(file, str) or Path(file).name != file), None)
+    if wrong is not None:
+        raise ModelError(f"{index} names the file {wrong!r}, which does not lie in its folder.")
+    return files
+
+
+def _check_weights(name: str, config: Any) -> None:  # noqa: ANN401
+    """Refuse pickled weights before any file of weights is opened.
+
+    transformers is told to read safetensors only. It still reads the pickles of an adapter, of a file that the config
+    names, and of an index that names them.
+    """
+    named = getattr(config, "transformers_weights", None)
+    indexes = {SAFE_INDEX, *([named] if str(named).endswith(INDEX) else [])}
+    read = [] if named is None else [named]
+    for index in filter(None, (_fetch(name, file) for file in indexes)):
+        read += _shards(index)
+    if _fetch(name, "adapter_config.json") is not None:
+        read.append("adapter_model.bin" if _fetch(name, f"adapter_model{SAFE}") is None else f"adapter_model{SAFE}")
+    if not read and _fetch(name, f"model{SAFE}") is None and Path(name).is_dir():
+        read += sorted(file.name for file in Path(name).iterdir() if file.suffix.lower() in PICKLES)
+    for file in read:
+        if not str(file).endswith((SAFE, INDEX)) or Path(file).name != file:
+            raise ModelError(
+                f"{name!r} could not be loaded from {_where(name)}: its weights are in {file!r}, which is no "
+                "safetensors file. Pickles can run any code when they are opened, so they are refused. Convert them "
+                "once where you trust them: load the model with transformers, and write it with "
+                "model.save_pretrained(folder)."
+            )
+
+
+def _fetch(name: str, file: str) -> Path | None:
+    """A file of a model, from its folder, the cache or the hub; None if there is none."""
+    if Path(name).is_dir():
+        found = Path(name) / file
+        return found if found.exists() else None
+    from transformers.utils import cached_file
+
+    quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors", "gated_repo")}
+    found = cached_file(name, file, **quiet)
+    return None if found is None else Path(found)
 
 
 def _task(name: str, config: Any) -> tuple[str, str]:  # noqa: ANN401

@@ -45,8 +45,10 @@ def load_timm(name: str) -> Loaded:
     """A timm model with its published weights, from the cache or the hub."""
     timm = _timm()
     source = f"{HUB}{name}" if name.startswith("timm/") else name
+    # A repository of the hub may hold pickles only: without this name timm would read those.
+    overlay = {"hf_hub_filename": "model.safetensors"} if source.startswith(HUB) else None
     try:
-        model = timm.create_model(source, pretrained=True)
+        model = timm.create_model(source, pretrained=True, pretrained_cfg_overlay=overlay)
     except Exception as error:  # the hub's errors have no common root
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
