@@ -10,7 +10,8 @@ from vitrail import aliases
 
 aliases.install()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
+"""The one place of the version: the build, results and files read it here."""
 
 if TYPE_CHECKING:
     from vitrail import plots, targets

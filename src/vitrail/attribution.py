@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitrail import __version__
 from vitrail.errors import InputError, MethodError, VitrailError, suggest
 from vitrail.targets import Classes, Target, only
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
     from vitrail.apps.web.downloads import Page
 
-PACKAGES = ("vitrail", "torch", "transformers", "timm")
+PACKAGES = ("torch", "transformers", "timm")
 
 
 @cache
 def versions(further: tuple[str, ...] = ()) -> dict[str, str]:
     """The versions of the libraries a result depends on, and of further ones."""
-    found = {}
+    found = {"vitrail": __version__}  # of the code that runs; an installation notes the version it was installed with
     for package in (*PACKAGES, *further):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
