@@ -282,6 +282,7 @@ Examples:
   vitrail answer "Who wrote the letter?" --model ./lm --context letter.txt -o answer.html
 
   vitrail answer "Anna: ring. Boris: key. Anna:" --model lookup
+      --method sentence_drop
 """
 
 

@@ -91,6 +91,8 @@ DEMO = """Explain two pictures, three sentences and an answer with the embedded 
 It needs no network. The page, the two sheets and the photographs go into
 a folder; try the other commands on vitrail-demo/photos.
 """
+SMALLEST_SHARE = 0.005
+"""A smaller share of an answer would be shown as 0 %."""
 COLOURS = "  (red speaks for the class, blue against it)"
 
 
@@ -113,6 +115,8 @@ def demo(
         out().print(terminal(shown, merge=True) if out().is_terminal else numbered(shown), soft_wrap=True)
     show_line(("answer    ", "bold"), f"{QUESTION} {made.answer.text}")
     for cited in made.answer.cite(2)[0]:
+        if cited.score < SMALLEST_SHARE:
+            continue
         show_line("          ", f"{cited.score:4.0%}  {cited.passage.text.strip()}")
     for path in made.paths:
         note(f"wrote {path}")

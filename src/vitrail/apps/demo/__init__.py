@@ -17,6 +17,7 @@ from vitrail.plots.page import PAGE_SCRIPT, answer_body, attribution_block, docu
 from vitrail.plots.tokens import pieces
 from vitrail.storage import write_bytes
 from vitrail.tools.generations import Generation, generate
+from vitrail.tools.prompts import read_prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,8 @@ SENTENCES = (
 )
 QUESTION = "Anna: ring. Boris: key. Clara: lamp. David: map. Clara:"
 """What the lookup model is asked: whoever has what, in its small language."""
+ON_ANSWER = "sentence_drop"
+"""The method of the answer: it removes one sentence at a time, so each share is a measured effect."""
 ON_PICTURES = (
     "consensus",
     ("consensus", {"preset": "fine"}),
@@ -81,12 +84,19 @@ def run(folder: Path) -> Made:
     images, pictures = _pictures()
     sentiment, lookup = zoo.load_plain("sentiment"), zoo.load("lookup")
     sentences = [_explained(sentiment, sentiment.preprocess([text]), ON_SENTENCES) for text in SENTENCES]
-    answer = generate(lookup.model, lookup.preprocess.tokenizer, QUESTION)  # pyright: ignore[reportFunctionMemberAccess]
+    answer = explain_answer(lookup.model, lookup.preprocess.tokenizer)  # pyright: ignore[reportFunctionMemberAccess]
     sheets = {"pictures.png": rendered(_sheet(pictures, images)), "sentences.png": rendered(_sheet(sentences, None))}
     page = _page(sheets, pictures, sentences, answer).encode()
     photos = {f"photos/{name}": zoo.example(Path(name).stem).read_bytes() for name in PICTURES}
     files = {**sheets, **photos, "index.html": page}
     return Made(pictures, sentences, answer, tuple(write_bytes(folder / name, data) for name, data in files.items()))
+
+
+def explain_answer(model: Any, tokenizer: Any) -> Generation:  # noqa: ANN401
+    """Answer the question, and explain the answer by the sentences before it; the question itself is not removed."""
+    *statements, _ = read_prompt(tokenizer, QUESTION, None).passages
+    sources = [(one.start, one.stop) for one in statements]
+    return generate(model, tokenizer, QUESTION, method=ON_ANSWER, options={"sources": sources})
 
 
 def _pictures() -> tuple[list[torch.Tensor], list[Explained]]:
