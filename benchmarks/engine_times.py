@@ -128,7 +128,9 @@ CASES: dict[str, Callable[[int], tuple[nn.Module, Any]]] = {
     "GPT-2": lambda batch: gpt2(batch),
     "host ViT": lambda batch: vit(batch, **TINY),
     "host BERT": lambda batch: bert(batch, **SHORT, **SMALL),
-    "host GPT-2": lambda batch: gpt2(batch, **SHORT, n_embd=32, n_head=4, n_positions=64),
+    "host GPT-2": lambda batch: gpt2(
+        batch, **SHORT, n_embd=32, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
+    ),
     "tiny T5": t5,
     "tiny Swin": swin,
     "tiny LLaVA": llava,
