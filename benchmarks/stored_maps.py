@@ -682,7 +682,7 @@ def compare(old_folder: Path, new_folder: Path, only: str, *, equal: bool) -> in
     for verdict, count in counts.most_common():
         print(f"{count:6} {verdict}")
     missing = sorted(old.keys() ^ new.keys())
-    print(f"{len(old.keys() & new.keys())} models in both folders, {len(missing)} in one: {', '.join(missing)[:300]}")
+    print(f"{len(old.keys() & new.keys())} models in both folders, {len(missing)} in one only", *missing[:8])
     fine = ("equal", "refused in the same words")
     return sum(count for verdict, count in counts.items() if not verdict.startswith(fine))
 
