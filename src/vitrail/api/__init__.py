@@ -149,7 +149,7 @@ def _made_by(
         "signal": None if run.origin.labels is None else signal_kind(run.inputs.shown.ndim, run.origin.labels),
         "residual": None if residual is None else residual.tolist(),
         "default": request.reason,
-        "assumed": list(run.assumed) or None,
+        "assumed": [*run.assumed, *dict.fromkeys(one for _, result in results for one in result.assumed)] or None,
         "recomputed_blocks": max(run.recomputed, first.recomputed) or None,
         "virtual_tokens": run.virtual or None,  # what they got is not among the scores
         "parts": list(first.parts) or None,

@@ -327,12 +327,23 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
             f"the target function gave {scalar.detach().tolist()}, but only finite values can be explained. Does it "
             "read a class that the model excludes, or a padded position?"
         )
-    return Scalar(
-        scalar,
-        Target(getattr(function, "__name__", type(function).__name__)),
-        lambda flat, _: _called(function, flat if output.dense is None else flat.unflatten(1, shape)),
-        plain=logits.ndim == 2,
-    )
+
+    def read(flat: Tensor, rows: Tensor) -> Tensor:
+        return _called_on_rows(function, flat if output.dense is None else flat.unflatten(1, shape), rows, len(logits))
+
+    name = getattr(function, "__name__", type(function).__name__)
+    return Scalar(scalar, Target(name), read, plain=logits.ndim == 2)
+
+
+def _called_on_rows(function: Callable[[Tensor], Tensor], logits: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """Return the value of each of these rows of the batch; the function may hold something for each sample.
+
+    The whole batch is handed over as it is. Other rows are handed over one by one, each as a batch of its own copies.
+    """
+    if len(rows) == batch and rows.tolist() == list(range(batch)):
+        return _called(function, logits)
+    each = zip(logits.split(1), rows.tolist(), strict=True)
+    return torch.stack([_called(function, one.expand(batch, *one.shape[1:]))[row] for one, row in each])
 
 
 def _called(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:

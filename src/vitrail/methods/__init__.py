@@ -296,7 +296,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "context_cite", "context_cite:build", "Cohen-Wang et al., NeurIPS 2024, arXiv:2409.00729",
-            inputs=("text",), signed=True, kind="rerun", cost="1 + ablations forward",
+            inputs=("text",), signed=True, kind="rerun", cost="2 + ablations forward",
         ),
         Method(
             "soft_ablation", "soft_ablation:build", "ours; the derivative of Owen's multilinear extension, 1972",

@@ -1,12 +1,15 @@
 """Run a language model again on a text from which tokens are removed.
 
-Removed tokens are cut out, and the text is padded on the right. A causal model does not see what stands on the right,
-so the answer has the same columns and positions as in a text that never held those tokens. Leave-one-out, by tokens or
-by sentences, is the slow reference for fast methods: one forward pass for each of them.
+Removed tokens are cut out, padding too, and texts of one length run together. Nothing is padded: many classifiers find
+the row that they read by the ids alone, and a mask does not tell them where the text ends. Only the answer of a causal
+language model is read at rows that are known, so there texts of several lengths run together, padded on the right,
+which the model does not see. Leave-one-out, by tokens or by sentences, is the slow reference for fast methods: one
+forward pass for each of them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -15,6 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.capture.continuations import sequences_of, summed
+from vitrail.capture.residuals import close
+from vitrail.capture.shadow import dtypes_of
 from vitrail.errors import InputError, OptionError, VitrailError
 from vitrail.methods.options import check_count, special_tokens
 from vitrail.models.anatomy import Body
@@ -41,26 +46,37 @@ class Ablated:
     context: Bool[Tensor, " t"]
     real: Bool[Tensor, " t"]
 
-    def scores(self, keep: Keep, *, batch: int) -> Float[Tensor, " m"]:
-        """The scalar of the sample, with only some of its tokens, some ablations at a time."""
-        return torch.cat([self._of_any_length(some & self.real) for some in keep.split(batch)])
+    @property
+    def continues(self) -> bool:
+        """Return True if the scalar is the answer of a causal language model, read at rows that are known."""
+        return self.runner.part.rows is not None and not sequences_of(self.runner.inputs).decoder
 
-    def _of_any_length(self, keep: Keep) -> Float[Tensor, " m"]:
-        """Ablations of all lengths at once where the model is given a mask, else those of one length at a time."""
-        lengths = keep.sum(dim=1)
-        if self.runner.inputs.attention_mask is not None or bool((lengths == lengths[0]).all()):
-            return self._some(keep)
-        places = [(lengths == length).nonzero()[:, 0] for length in lengths.unique()]
-        found = torch.cat([self._some(keep[place]) for place in places])
-        return found[torch.cat(places).argsort()]
+    @cached_property
+    def whole(self) -> Float[Tensor, ""]:
+        """Return the scalar of the text alone, with all of its tokens."""
+        return self.scores(self.real[None], batch=1)[0]
+
+    def scores(self, keep: Keep, *, batch: int) -> Float[Tensor, " m"]:
+        """Return the scalar of the sample with only some of its tokens, some ablations at a time."""
+        keep = keep & self.real
+        if self.continues and self.runner.inputs.attention_mask is not None:  # padding on the right is not seen
+            return torch.cat([self._some(some) for some in keep.split(batch)])
+        lengths, places, found = keep.sum(dim=1), [], []
+        for length in lengths.unique():
+            for some in (lengths == length).nonzero()[:, 0].split(batch):
+                places.append(some)
+                found.append(self._some(keep[some]))
+        return torch.cat(found)[torch.cat(places).argsort()]
 
     def _some(self, keep: Keep) -> Float[Tensor, " m"]:
-        """The scalar of ablations that run together; a model that takes no shorter texts is named as such."""
+        """Run ablations together, or one by one where the model takes single texts only; name one that takes none."""
         try:
             return self._run(keep)
         except (VitrailError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if len(keep) > 1:
+                return torch.cat([self._some(one) for one in keep.split(1)])
             most, whole = int(keep.sum(dim=1).max()), keep.shape[1]
             if most == whole:
                 raise
@@ -71,17 +87,23 @@ class Ablated:
             ) from error
 
     def _run(self, keep: Keep) -> Float[Tensor, " m"]:
+        """Return the scalar of ablations in one call of the model."""
         order = (~keep).int().sort(dim=1, stable=True).indices[:, : int(keep.sum(dim=1).max())]
         inputs = _reordered(self.runner.inputs, self.sample, order, keep.gather(1, order))
         rows = torch.full((len(keep),), self.sample, device=keep.device)
         part = self.runner.part
-        if part.rows is not None and not sequences_of(self.runner.inputs).decoder:
+        if self.continues:
             return self._continued(inputs, keep)
         if part.position is None:
             return self.runner.answer(inputs, lambda logits: part.read(logits, rows))
         place = keep[:, : int(part.position[self.sample]) + 1].sum(dim=1) - 1
-        target = part.target.take(rows)
-        return self.runner.answer(inputs, lambda logits: target(logits[torch.arange(len(keep)), place]))
+
+        def read(logits: Tensor) -> Tensor:
+            # The row has moved. It stands at every position, so it is read wherever the scalar reads.
+            here = logits[torch.arange(len(keep), device=logits.device), place.to(logits.device)]
+            return part.read(here[:, None].expand(-1, keep.shape[1], -1), rows)
+
+        return self.runner.answer(inputs, read)
 
     def _continued(self, inputs: Inputs, keep: Keep) -> Float[Tensor, " m"]:
         """The scalar of the answer, whose columns have moved to the left."""
@@ -105,16 +127,20 @@ class Ablated:
         return self.runner.answer(inputs, read, rows=rows)
 
 
-def ablated(runner: Runner, sample: int) -> Ablated:
-    """A sample, and its tokens that may be removed: before the answer, or all but special ones and the one read."""
+def ablated(runner: Runner, sample: int, *, guess: bool = True) -> Ablated:
+    """Return a sample and its tokens that may be removed: before the answer, or all but special ones and the one read.
+
+    Args:
+        guess: which tokens are special where the inputs do not say so: the first, the last and all that equal them.
+    """
     every, part = runner.run.patches(runner.run.valid), runner.part
     valid = every[sample]
     if part.rows is not None and not sequences_of(runner.inputs).decoder:
         first = (part.rows[sample] > 0).int().argmax() + 1
         return Ablated(runner, sample, valid & (torch.arange(len(valid), device=valid.device) < first), valid)
     context = valid.clone()
-    if runner.inputs.ids is not None:
-        measured = replace(runner.inputs, attention_mask=every.to(runner.inputs.ids.device, torch.int64))
+    if runner.inputs.special is not None or (guess and runner.inputs.ids is not None):
+        measured = replace(runner.inputs, attention_mask=every.to(runner.inputs.shown.device, torch.int64))
         context &= ~special_tokens(measured)[sample].to(context.device)
     if part.position is not None:
         context[part.position[sample]] = False
@@ -122,25 +148,60 @@ def ablated(runner: Runner, sample: int) -> Ablated:
 
 
 def _reordered(inputs: Inputs, sample: int, order: Int[Tensor, "m s"], real: Bool[Tensor, "m s"]) -> Inputs:
-    """The inputs of one sample, once for each ablation, with the tokens that are kept first."""
+    """Return the inputs of one sample, once for each ablation, with the tokens that are kept first."""
     length = inputs.shown.shape[1]
 
     def moved(name: str, x: Any) -> Any:  # noqa: ANN401
-        if not isinstance(x, Tensor) or name in inputs.shared or x.shape[:1] != (inputs.batch,):
+        if not isinstance(x, Tensor) or name in inputs.shared or x.ndim == 0:
             return x
-        one = x[sample : sample + 1].expand(len(order), *x.shape[1:])
-        if name.startswith("decoder") or x.shape[1:2] != (length,):
+        if name == "position_ids":
+            return _positions(x, sample, order, real)
+        if x.shape[0] != inputs.batch and x.shape[:2] != (1, length):
+            return x
+        number = sample if x.shape[0] == inputs.batch else 0
+        one = x[number : number + 1].expand(len(order), *x.shape[1:])
+        if name.startswith("decoder"):
             return one
-        picked = order.view(*order.shape, *[1] * (x.ndim - 2)).expand(*order.shape, *x.shape[2:])
-        return one.gather(1, picked.to(x.device))
+        if "mask" in name and x.ndim == 4 and x.shape[2:] == (length, length):
+            return _picked(_picked(one, order, 2), order, 3)
+        return _picked(one, order, 1) if x.shape[1:2] == (length,) else one
 
-    kwargs = {name: moved(name, x) for name, x in inputs.kwargs.items() if name != "position_ids"}
+    kwargs = {name: moved(name, x) for name, x in inputs.kwargs.items()}
     mask = real.to(inputs.shown.device, torch.int64)
     if inputs.attention_mask is not None or not bool(real.all()):
         kwargs["attention_mask"] = mask
     args = tuple(moved("", x) for x in inputs.args)
     ids = None if inputs.ids is None else moved("", inputs.ids)
     return replace(inputs, args=args, kwargs=kwargs, batch=len(order), ids=ids, attention_mask=mask, tokens=None)
+
+
+def _picked(x: Tensor, order: Int[Tensor, "m s"], axis: int) -> Tensor:
+    """Return the entries of each row along an axis, in its own order."""
+    shape = [1] * x.ndim
+    shape[0], shape[axis] = order.shape
+    wide = [-1 if i in (0, axis) else n for i, n in enumerate(x.shape)]
+    return x.gather(axis, order.to(x.device).view(shape).expand(wide))
+
+
+def _positions(given: Tensor, sample: int, order: Int[Tensor, "m s"], real: Bool[Tensor, "m s"]) -> Int[Tensor, "m s"]:
+    """Return the positions of the tokens in a text without the others: each run that counts by one is counted again.
+
+    Packed texts start anew in the middle, and so do their positions.
+    """
+    if given.ndim > 2:
+        raise InputError(
+            f"position_ids of shape {tuple(given.shape)} say where tokens stand in a picture or a film, so none can be "
+            "removed. Use a method that runs the model on all tokens, such as gae or integrated_gradients."
+        )
+    old = given if given.ndim == 1 else given[sample if len(given) > 1 else 0]
+    begins = torch.ones_like(old, dtype=torch.bool)
+    begins[1:] = old[1:] != old[:-1] + 1
+    order, real = order.to(old.device), real.to(old.device)
+    run = (begins.cumsum(dim=0) - 1)[order]
+    moves = torch.ones_like(real)
+    moves[:, 1:] = run[:, 1:] != run[:, :-1]
+    count = torch.arange(order.shape[1], device=old.device).expand_as(order)
+    return ((old[begins])[run] + count - (count * moves).cummax(dim=1).values) * real
 
 
 def sources_of(of: Ablated, given: Sequence[Span] | None, *, least: int = 2) -> list[Bool[Tensor, " t"]]:
@@ -193,9 +254,21 @@ def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs
 
 def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
     """`s(all) - s(without the source)` for each source."""
-    keep = torch.stack([of.real, *(of.real & ~source for source in sources)])
-    found = of.scores(keep, batch=batch)
-    return found[0] - found[1:]
+    return of.whole - of.scores(torch.stack([of.real & ~source for source in sources]), batch=batch)
+
+
+def same_answer(of: Ablated) -> str | None:
+    """Return what to say where the text alone has another answer than the one in the batch; refuse without padding."""
+    inside = of.runner.part.scalar.detach()[of.sample]
+    if close(of.whole, inside, dtypes_of(of.runner.model)):
+        return None
+    what = f"the {of.runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {of.whole.item():.6g}"
+    if bool(of.real.all()):
+        raise InputError(
+            f"{what} where the model runs on the same text alone: its answers are random, or depend on other samples "
+            "or on how it is called, so what the answer loses without a token is not known. Use a method that runs the model once, such as gae."
+        )
+    return f"{what} where the text runs alone, without its padding; scores are what that answer loses"
 
 
 def spread(values: Tensor, sources: list[Tensor]) -> Tensor:
@@ -203,10 +276,19 @@ def spread(values: Tensor, sources: list[Tensor]) -> Tensor:
     return torch.stack([value * source / source.sum() for value, source in zip(values, sources, strict=True)]).sum(0)
 
 
-def for_each_sample(runner: Runner, scores: Callable[[Ablated], Tensor]) -> Result:
-    """The scores of the tokens of every sample."""
-    found = [scores(ablated(runner, sample)) for sample in range(runner.inputs.batch)]
-    return Result(runner.run.among_tokens(torch.stack(found)))
+def for_each_sample(runner: Runner, scores: Callable[[Ablated], Tensor], *, guess: bool = True) -> Result:
+    """The scores of the tokens of every sample.
+
+    Args:
+        guess: as for `ablated`.
+    """
+    found, assumed = [], []
+    for sample in range(runner.inputs.batch):
+        of = ablated(runner, sample, guess=guess)
+        differs = same_answer(of)
+        assumed += [] if differs is None else [differs]
+        found.append(scores(of))
+    return Result(runner.run.among_tokens(torch.stack(found)), assumed=tuple(assumed))
 
 
 def build_leave_one_out(*, batch: int = 8) -> RerunMethod:
@@ -219,12 +301,12 @@ def build_leave_one_out(*, batch: int = 8) -> RerunMethod:
 
     def scores(of: Ablated) -> Tensor:
         places = of.context.nonzero()[:, 0]
-        if len(places) == int(of.real.sum()):  # something has to be left to read
-            places = places[:-1]
+        if int(of.real.sum()) == len(places) == 1:
+            raise InputError(f"text {of.sample} has one token, and nothing is left without it. Use another method.")
         sources = [torch.arange(len(of.real), device=places.device) == place for place in places]
         return spread(losses(of, sources, batch=batch), sources)
 
-    return RerunMethod(lambda runner: for_each_sample(runner, scores))
+    return RerunMethod(lambda runner: for_each_sample(runner, scores, guess=False))
 
 
 def build_sentence_drop(*, sources: list | tuple | None = None, batch: int = 8) -> RerunMethod:

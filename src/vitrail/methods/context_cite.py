@@ -49,8 +49,8 @@ def masks(of: Ablated, sources: list[Tensor], kept: Bool[Tensor, "m s"]) -> Bool
     keep = of.real & ~removed
     # Where sources are the whole context, its last token stays: something has to predict the answer.
     last = int(of.context.nonzero()[-1, 0])
-    empty = ~(keep & of.context).any(dim=1) & bool((~of.context[of.real]).any())
-    keep[:, last] |= empty
+    read = keep & of.context if of.continues else keep
+    keep[:, last] |= ~read.any(dim=1)
     return keep
 
 

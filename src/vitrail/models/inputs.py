@@ -248,10 +248,7 @@ def _check_tokens(inputs: Mapping[str, Any], x: Tensor, mask: Tensor | None) -> 
             f"attention_mask has shape {tuple(mask.shape)}, but the text has {x.shape[0]} x {x.shape[1]} tokens. Use "
             "the mask that the tokenizer gave with them."
         )
-    special = inputs.get("special_tokens_mask")
-    if not isinstance(special, Tensor):
-        encodings = getattr(inputs, "encodings", None) if getattr(inputs, "is_fast", False) else None
-        special = torch.tensor([one.special_tokens_mask for one in encodings]) if encodings else None
+    special = _special(inputs)
     if special is None or special.ndim != 2:
         return
     content = special == 0
@@ -263,6 +260,15 @@ def _check_tokens(inputs: Mapping[str, Any], x: Tensor, mask: Tensor | None) -> 
             f"text {empty[0]} of the batch has no token of its own, only special tokens: it is empty, or holds nothing "
             "but characters that the tokenizer drops, such as zero-width ones. Leave it out of the batch."
         )
+
+
+def _special(inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return which tokens a tokenizer added: by the mask that was given, or as a fast tokenizer knows it."""
+    special = inputs.get("special_tokens_mask")
+    if isinstance(special, Tensor):
+        return special
+    encodings = getattr(inputs, "encodings", None) if getattr(inputs, "is_fast", False) else None
+    return torch.tensor([one.special_tokens_mask for one in encodings]) if encodings else None
 
 
 def _token_strings(inputs: Mapping[str, Any], ids: Tensor) -> tuple[tuple[str, ...], ...] | None:

@@ -33,8 +33,8 @@ class Result:
     works on pixels gives `pixels` alone; its scores are the sums over patches. `residual` is what the sum of all scores
     lacks of what it should be, for methods whose scores should add up. `parts` names what `layers` holds where that is
     not one map per layer, and `disagreement` says how little those parts agree. `recomputed` counts the blocks that a
-    pass of the method's own ran again to save memory. Tokens of several sequences are numbered through: `scores` and
-    `own` have one axis then.
+    pass of the method's own ran again to save memory. `assumed` says what of the scores was not measured. Tokens of
+    several sequences are numbered through: `scores` and `own` have one axis then.
     """
 
     scores: Float[Tensor, "b t"] | Float[Tensor, " n"] | None = None
@@ -46,6 +46,7 @@ class Result:
     parts: tuple[str, ...] = ()
     disagreement: Float[Tensor, " b"] | None = None
     recomputed: int = 0
+    assumed: tuple[str, ...] = ()
 
 
 def readout_row(read: Readout | Layer) -> Tensor:

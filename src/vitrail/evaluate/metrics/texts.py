@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, VitrailError
 from vitrail.evaluate.metrics.arrays import (
     Numbers,
     average_precision,
@@ -360,8 +360,8 @@ def text_curve(  # noqa: PLR0913  (one option for each convention the papers dif
         special: ids that are never taken.
         how: `delete`, `pad` or `keep`, as in `perturbed_ids`.
         mode: `paper`, `attcat` or `eraser`.
-        pad: the id of [PAD].
-        batch: sequences that go through `score` at once; they are sorted by length, so that little is padded.
+        pad: the id of [PAD], for `how="pad"`.
+        batch: sequences of one length that go through `score` at once.
     """
     classes = to_array(labels).astype(np.int64)
     check_same([len(ids)] * 2, [len(scores), len(classes)], "the number of texts, and those of scores and labels")
@@ -377,26 +377,37 @@ def text_curve(  # noqa: PLR0913  (one option for each convention the papers dif
             f"nothing is left of text {brief(empty)} at some level: name the special ids to keep (special=)."
         )
     sequences = [sequence for texts in versions for sequence in texts]
-    log_probs = _run(score, sequences, np.repeat(classes, len(versions[0])), pad=pad, batch=batch)
+    log_probs = _run(score, sequences, np.repeat(classes, len(versions[0])), batch=batch)
     table = np.exp(log_probs).reshape(len(versions), -1)
     return TextCurve(table[:, 0], table[:, 1:])
 
 
-def _run(
-    score: TextScore, sequences: Sequence[Left], labels: np.ndarray, *, pad: int, batch: int
-) -> Float[np.ndarray, " m"]:
-    """The log-probability of each sequence's label."""
+def _run(score: TextScore, sequences: Sequence[Left], labels: np.ndarray, *, batch: int) -> Float[np.ndarray, " m"]:
+    """Return the log-probability of each sequence's label, those of one length together.
+
+    Nothing is padded: many classifiers find the row that they read by the ids alone.
+    """
     if batch < 1:
         raise InputError(f"batch is a number of texts, at least 1, not {batch}.")
     log_probs, bounds = np.zeros(len(sequences)), (int(labels.min()), int(labels.max()))
-    order = np.argsort([len(sequence) for sequence in sequences], kind="stable")
-    for some in np.split(order, range(batch, len(order), batch)):
-        together = torch.full((len(some), len(sequences[some[-1]])), pad)
-        mask = torch.zeros_like(together)
-        for row, index in enumerate(some):
-            together[row, : len(sequences[index])] = torch.from_numpy(sequences[index])
-            mask[row, : len(sequences[index])] = 1
-        _, likely = read_logits(score(together, mask), torch.from_numpy(labels[some]), bounds)
-        log_probs[some] = to_array(likely)
+    lengths = np.array([len(sequence) for sequence in sequences])
+    for length in np.unique(lengths):
+        same = np.flatnonzero(lengths == length)
+        for some in np.split(same, range(batch, len(same), batch)):
+            logits = _logits(score, torch.from_numpy(np.stack([sequences[index] for index in some])))
+            _, likely = read_logits(logits, torch.from_numpy(labels[some]), bounds)
+            log_probs[some] = to_array(likely)
     check_no_nan(log_probs, "the logits score returned")
     return log_probs
+
+
+def _logits(score: TextScore, ids: Int[Tensor, "m t"]) -> Tensor:
+    """Return the logits of texts that run together, or one by one where the model takes single texts only."""
+    try:
+        return score(ids, torch.ones_like(ids))
+    except (VitrailError, torch.OutOfMemoryError):
+        raise
+    except Exception:
+        if len(ids) == 1:
+            raise
+        return torch.cat([_logits(score, one) for one in ids.split(1)])
