@@ -9,8 +9,15 @@ from torch import Tensor, nn
 
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
-from vitrail.capture.input_gradients import PICTURE, InputAttribution, input_x_gradient, integrated_gradients
+from vitrail.capture.input_gradients import (
+    PICTURE,
+    InputAttribution,
+    converged_gradients,
+    input_x_gradient,
+    integrated_gradients,
+)
 from vitrail.capture.outputs import Scalar
+from vitrail.capture.residuals import MORE
 from vitrail.capture.stream_checks import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, one_of_each, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
@@ -32,7 +39,9 @@ def _by_rules(model: nn.Module, request: Request) -> InputAttribution:
 
 
 def _integrated(model: nn.Module, request: Request) -> InputAttribution:
-    return integrated_gradients(model, request.inputs, request.target, steps=request.options["steps"])
+    """Return the scores with the steps that were named; where the method stands in for another, those that converge."""
+    run = integrated_gradients if request.reason is None else converged_gradients
+    return run(model, request.inputs, request.target, steps=request.options["steps"])
 
 
 METHODS: dict[str, Callable[[nn.Module, Request], InputAttribution]] = {
@@ -194,12 +203,16 @@ def _one(
         "preset": request.preset,
         "options": {**request.options, "level": level_of(given)},
     }
+    if made.steps is not None:
+        common["options"]["steps"] = made.steps
     known: dict[str, Any] = {"backend": "none", "level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
+    known |= {} if made.lacks is None else {"assumed": [f"{made.lacks} {MORE}"]}
+    known |= {} if made.power == 1 else {"path": f"points at powers of {made.power}, which lie closer to zero"}
     if request.at_inputs is not None:
         why = f"relevance is read at the inputs, because attention cannot be followed: {request.at_inputs}"
-        known["assumed"] = [why]
+        known["assumed"] = [*known.get("assumed", []), why]
     if given == PICTURE and values.ndim == 3:
         grid, squares = _grid(values, picture)
         size = (values.shape[1], values.shape[2])

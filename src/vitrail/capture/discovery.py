@@ -26,13 +26,21 @@ from vitrail.capture.executions import (
     tensors_in,
 )
 from vitrail.capture.long_texts import LONGEST, as_it_was, ends_of_text, part_of_text
-from vitrail.capture.outputs import read_output, run_model
+from vitrail.capture.outputs import LOGITS, named, read_output, run_model
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import call_shape
 from vitrail.capture.shadow import Remembered, autograd
 from vitrail.errors import AnatomyError, SeamError
-from vitrail.models.anatomy import ENCODINGS, Anatomy, Block, Body, answers_with_span, begins_with_mark
+from vitrail.models.anatomy import (
+    ENCODINGS,
+    Anatomy,
+    Block,
+    Body,
+    answers_with_span,
+    begins_with_mark,
+    from_library,
+)
 from vitrail.models.inputs import Inputs, check_fits
 from vitrail.models.taking import generates
 
@@ -211,7 +219,9 @@ def _answers_from(pool: Execution, seen: Executions) -> bool:
 def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:
     """Whether the answer depends on the first token that the last block gives, and on no other."""
     given = blocks[-1].gave if blocks else None
-    logits = next((x for x in tensors_in(getattr(seen.answer, "logits", seen.answer)) if x.requires_grad), None)
+    answer = named(seen.answer, LOGITS)
+    answer = seen.answer if answer is None else answer
+    logits = next((x for x in tensors_in(answer) if x.requires_grad and x.ndim > 0), None)
     if given is None or logits is None or not given.requires_grad or logits.is_meta:
         return False
     if given.ndim != 3 or logits.ndim != 2 or logits.shape[0] != seen.batch:
@@ -340,10 +350,9 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     if before is not None:
         _check_alike(before, _answer(model, inputs), sites)
         _alike[model] = found
-    # A text whose answer is read from its first token has a mark there, and no word. Of pictures this is measured.
     one_token = all(call.queries == call.keys == 1 for call in found.calls)  # which sees no later one in any model
     causal = found.causal or (one_token and generates(model))
-    marked = found.reads_first or begins_with_mark(model)
+    marked = (found.reads_first and _first_is_mark(model, inputs)) or begins_with_mark(model)
     first = int(marked and not causal and (inputs.ids is not None or inputs.main == "inputs_embeds"))
     anatomy = Anatomy(
         name=f"measured {found.model}", causal=causal, readout="auto", prefix=first, span=answers_with_span(model)
@@ -352,6 +361,16 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     idle = tuple(model.get_submodule(name) for name in found.without)
     loose = None if sites else _why_loose(model, found)
     return Body(anatomy, blocks, pool=pool, owner=model, head=None, loose=loose, idle=idle)
+
+
+def _first_is_mark(model: nn.Module, inputs: Inputs) -> bool:
+    """Return True if a text whose answer is read from its first token has a mark there and no word.
+
+    The inputs may say so; else models of transformers have one, and of a model of one's own nothing is known.
+    """
+    if inputs.special is not None:
+        return bool(inputs.special[:, 0].bool().all())
+    return any(from_library(module, "transformers") for module in model.modules())
 
 
 def _why_loose(model: nn.Module, found: Discovery) -> str:

@@ -4,7 +4,7 @@ Nothing has to be known of the blocks, so this works for models with several str
 cannot be read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -22,10 +22,11 @@ from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import OVERWRITTEN, REENTRANT, check_differentiable, no_graph, why_no_gradient
-from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.residuals import not_complete
+from vitrail.capture.shadow import autograd, dtypes_of, hooks
 from vitrail.capture.stream_passes import StreamAnswer, read_answer
 from vitrail.capture.torch_private import saving_hooks
-from vitrail.errors import CutGraphError, InputError, TargetError
+from vitrail.errors import CutGraphError, InputError, MethodError, TargetError
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import generates
@@ -212,6 +213,9 @@ class InputAttribution:
     part: Scalar
     found: Attributed
     residual: Tensor | None = None  # what the sum lacks of the change of the target, where completeness is promised
+    lacks: str | None = None  # what to say where that is more than a small share of the change and rounding
+    steps: int | None = None  # points on the path that were taken
+    power: int = 1  # how much closer to zero they lie than evenly spaced ones
 
 
 def input_x_gradient(
@@ -252,30 +256,80 @@ def _check_reached(
                 )
 
 
-def integrated_gradients(model: nn.Module, inputs: Inputs, target: object, *, steps: int) -> InputAttribution:
-    """Every input times the mean gradient on the path from zero to it."""
+def integrated_gradients(
+    model: nn.Module, inputs: Inputs, target: object, *, steps: int, power: int = 1
+) -> InputAttribution:
+    """Every input times the mean gradient on the path from zero to it.
+
+    Args:
+        steps: points on the path.
+        power: points lie at powers of the middles of equal parts, each with the weight of its part of the path. Where
+            the model norms its input, nearly all of the change happens close to zero, which even points miss.
+    """
     whole = at_inputs(model, inputs)
     parts = whole.answer.scalars(target)
     _check_reached(model, inputs, parts, [whole.gradients(part.scalar) for part in parts])
     every = torch.arange(len(parts[0].scalar), device=parts[0].scalar.device)
     totals: list[Attributed] = [{name: torch.zeros_like(x) for name, x in whole.roots.items()} for _ in parts]
     for step in range(steps):
-        run = at_inputs(model, inputs, lambda name, x, share=(step + 0.5) / steps: x * share)
+        middle = (step + 0.5) / steps
+        weight = power * middle ** (power - 1) / steps
+        run = at_inputs(model, inputs, lambda name, x, share=middle**power: x * share)
         for part, total in zip(parts, totals, strict=True):
             for name, gradient in run.gradients(part.read(run.answer.output.wide, every)).items():
-                total[name] += whole.roots[name].detach() * _or_zero(gradient, whole.roots[name]) / steps
+                total[name] += whole.roots[name].detach() * _or_zero(gradient, whole.roots[name]) * weight
     start = at_inputs(model, inputs, lambda name, x: torch.zeros_like(x)).answer.output.wide
-    lacking = [_residual(part, total, part.read(start, every)) for part, total in zip(parts, totals, strict=True)]
-    known = [x for x in lacking if x is not None]
-    return InputAttribution(parts[0], _added(parts[0], totals), reduce(torch.add, known) if known else None)
+    found = InputAttribution(parts[0], _added(parts[0], totals), steps=steps, power=power)
+    ends = [(part.scalar.detach(), part.read(start, every).detach()) for part in parts]
+    return _measured(found, totals, ends, dtypes_of(model))
 
 
-def _residual(part: Scalar, found: Attributed, at_zero: Tensor) -> Tensor | None:
-    """Completeness: `F(x) - F(0)` without the sum of all scores; None where inputs have no axis of samples."""
-    batch = len(part.scalar)
-    if any(x.shape[0] != batch for x in found.values()):
-        return None
-    return part.scalar.detach() - at_zero.detach() - sum(x.reshape(batch, -1).sum(dim=1) for x in found.values())
+def _measured(
+    found: InputAttribution,
+    totals: Sequence[Attributed],
+    ends: Sequence[tuple[Tensor, Tensor]],
+    dtypes: Collection[torch.dtype],
+) -> InputAttribution:
+    """Add what the sums of scores lack of `F(x) - F(0)`; nothing where inputs have no axis of samples.
+
+    Args:
+        totals: the scores of each scalar of the target.
+        ends: each scalar at the input and at zero.
+    """
+    batch = len(ends[0][0])
+    if any(x.shape[0] != batch for total in totals for x in total.values()):
+        return found
+    lacking, lacks = [], None
+    for total, (at_input, at_zero) in zip(totals, ends, strict=True):
+        flat = [x.reshape(batch, -1) for x in total.values()]
+        lacking.append(at_input - at_zero - sum(x.sum(dim=1) for x in flat))
+        largest = torch.stack([x.abs().amax(dim=1) for x in flat]).amax(dim=0)
+        lacks = lacks or not_complete(lacking[-1], at_input, at_zero, largest, dtypes, steps=found.steps)
+    return replace(found, residual=reduce(torch.add, lacking), lacks=lacks)
+
+
+CLOSER = 6
+"""The power of points that lie closer to zero: a norm with an epsilon of 1e-5 changes over a third of them."""
+MOST = 8
+"""How many times more points than that are taken at most."""
+
+
+def converged_gradients(model: nn.Module, inputs: Inputs, target: object, *, steps: int) -> InputAttribution:
+    """Return integrated gradients whose scores add up to the change of the target: with other points, then with more.
+
+    Raises:
+        MethodError: where they do not with the most points.
+    """
+    tries = [(steps, 1), *((steps * more, CLOSER) for more in (1, 2, 4, MOST))]
+    for points, power in tries:
+        found = integrated_gradients(model, inputs, target, steps=points, power=power)
+        if found.lacks is None:
+            return found
+    raise MethodError(
+        f"{found.lacks} The model jumps on the way from an input of zeros, or rounds its numbers. Name a "
+        "method: attn_lrp, conservative_lrp and input_x_gradient need no path; integrated_gradients(steps=...) is "
+        "given as it is."
+    )
 
 
 def _added(part: Scalar, each: list[Attributed]) -> Attributed:

@@ -1,6 +1,6 @@
 """What a model answered, and the scalars that a target picks out of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ class Output:
     encodes: bool = False  # whether these are no logits, but encodings [b, d] or [b, t, d] of a model without a head
     rows: Tensor | None = None
     dense: tuple[str, tuple[int, ...]] | None = None
+    beside: tuple[str, ...] = ()  # where these are encodings: the names of predictions that were returned beside them
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,14 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
         return _finite(torch.stack([start, end], dim=2), span=True, broken=broken)
     logits = output if isinstance(output, Tensor) else named(output, LOGITS)
     if logits is None and isinstance(output, (tuple, list)):
-        logits = output[0]
+        logits = only_answer(output)
     if isinstance(logits, Tensor) and logits.ndim == 1:  # one number for each sample, as regressions give
         logits = logits[:, None]
     encoded = named(output, encodings) if logits is None else None
     logits = encoded if isinstance(encoded, Tensor) else logits
     if isinstance(logits, Tensor) and logits.ndim in (2, 3):
-        return replace(_finite(logits, span=False, broken=broken), encodes=logits is encoded)
+        read = _finite(logits, span=False, broken=broken)
+        return replace(read, encodes=True, beside=_predictions(output)) if logits is encoded else read
     name, dense = ("logits", logits) if isinstance(logits, Tensor) else _dense(output)
     if dense is None or dense.ndim < 2:
         raise InputError(f"the model returned a {type(output).__name__}, but {NO_ANSWER}")
@@ -115,12 +117,36 @@ def read_output(output: object, *, span: bool = False, broken: bool = False, enc
     return flat if name in ONE_ROW and dense.ndim == 2 else replace(flat, dense=(name, tuple(dense.shape[1:])))
 
 
+def only_answer(output: Sequence[object]) -> object:
+    """Return the one tensor of a tuple that may be an answer; which of several is one cannot be told by their shapes.
+
+    Raises:
+        InputError: where there are several.
+    """
+    found = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2, 3)]
+    if len({id(x) for x in found}) > 1:
+        shapes = ", ".join(f"{i}: {tuple(x.shape)}" for i, x in enumerate(output) if any(x is one for one in found))
+        raise InputError(
+            f"the model returned a {type(output).__name__} of several tensors that may be the answer ({shapes}), and "
+            f"shapes do not tell which are the logits. {CHOOSE}"
+        )
+    return found[0] if found else next(iter(output), None)
+
+
+CHOOSE = (
+    "Explain a module that returns the one you mean, such as one whose forward is `return self.model(x)[1]`, or a "
+    "mapping that names it 'logits'."
+)
 LOGITS = ("logits", "logits_per_image", "itm_score", "question_answering_score")
 """The names that outputs give to logits: of classes, of the texts a picture was compared with, of answers."""
 ONE_ROW = ("prediction_logits", "regression_outputs", "prediction_outputs")
 """The names that models of series give to their answers, which are as logits where there is one row of them."""
 BESIDE = ("loss", "hidden_states", "attentions", "past_key_values", *POOLED)
 """What outputs hold beside their answer, by the end of its name."""
+
+
+PREDICTED = ("preds", "predictions", "prediction", "logits", "scores", "outputs")
+"""What outputs call their predictions, by the end of the name."""
 
 
 def _dense(output: object) -> tuple[str, Tensor | None]:
@@ -132,6 +158,12 @@ def _dense(output: object) -> tuple[str, Tensor | None]:
         if isinstance(x, Tensor) and x.is_floating_point() and not str(name).endswith(BESIDE)
     )
     return next(answers, ("", None))
+
+
+def _predictions(output: object) -> tuple[str, ...]:
+    """Return the names of what an output predicts."""
+    fields = output.items() if isinstance(output, Mapping) else ()
+    return tuple(str(name) for name, x in fields if isinstance(x, Tensor) and str(name).endswith(PREDICTED))
 
 
 def named(output: object, names: tuple[str, ...]) -> object | None:
@@ -308,6 +340,11 @@ def _pooled(encodings: Tensor, pooling: str, valid: Tensor) -> Tensor:
 
 
 def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
+    if output.encodes and output.beside:
+        raise TargetError(
+            f"the model returned last_hidden_state beside {', '.join(output.beside)}, and which of them the target "
+            f"function reads is not known. {CHOOSE}"
+        )
     flat = output.wide
     shape = flat.shape[1:] if output.dense is None else output.dense[1]
     logits = flat.unflatten(1, shape) if output.dense is not None else flat
@@ -317,6 +354,11 @@ def _custom(function: Callable[[Tensor], Tensor], output: Output) -> Scalar:
         raise TargetError(
             f"a target function takes logits {tuple(logits.shape)} and gives one value per sample, "
             f"shape ({logits.shape[0]},); this one gave {got}."
+        )
+    if not scalar.is_floating_point():
+        raise TargetError(
+            f"the target function gave {scalar.dtype}, but only real numbers can be explained. Return the real or the "
+            "imaginary part, the absolute value, or .float() of what is no real number."
         )
     if torch.is_grad_enabled() and not scalar.requires_grad:  # some methods need no gradient
         raise TargetError("the target function's result does not depend on the logits, so it has no gradient.")

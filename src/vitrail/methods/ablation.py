@@ -266,7 +266,8 @@ def same_answer(of: Ablated) -> str | None:
     if bool(of.real.all()):
         raise InputError(
             f"{what} where the model runs on the same text alone: its answers are random, or depend on other samples "
-            "or on how it is called, so what the answer loses without a token is not known. Use a method that runs the model once, such as gae."
+            "or on how it is called, so what the answer loses without a token is not known. Use a method that runs the "
+            "model once, such as gae."
         )
     return f"{what} where the text runs alone, without its padding; scores are what that answer loses"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.errors import MissingExtraError
 from vitrail.methods.ablation import Ablated, check_sources, for_each_sample, sources_of, spread
-from vitrail.methods.options import check_count
+from vitrail.methods.options import check_count, check_seed
 from vitrail.relevance.runner import RerunMethod
 
 
@@ -68,6 +68,7 @@ def build(
     """
     check_count("ablations", ablations)
     check_count("batch", batch)
+    check_seed(seed)
 
     def scores(of: Ablated) -> Tensor:
         chosen = sources_of(of, sources)

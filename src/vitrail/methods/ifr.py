@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
 from vitrail.errors import MethodError, OptionError, TargetError
-from vitrail.methods.options import check_choice
+from vitrail.methods.options import check_choice, check_count
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import last_position
@@ -31,6 +31,7 @@ NEEDS = frozenset({"entering", "ffn_entering", "output_weight"})
 NO_GRAPH = PassOptions(graph=False)
 ELEMENTS = 2**25
 """How many numbers of the contributions are held at a time."""
+MOST_HOPS = 1000
 MOST_ENTRIES = 2**28
 """Up to how many entries the rows of an answer are computed as a map."""
 LOOKED_AT = 256
@@ -219,6 +220,7 @@ def build_flashtrace(
     """
     if hops < 0:
         raise OptionError(f"hops={hops}, but it is a number of hops, at least 0.")
+    check_count("hops", hops, least=0, most=MOST_HOPS)
     check_choice("rows", rows, ROWS)
 
     def explain(runner: Runner) -> Result:

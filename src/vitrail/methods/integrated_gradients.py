@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.residuals import MORE, not_complete
+from vitrail.capture.shadow import dtypes_of
 from vitrail.methods.options import at_level, check_level, tokens_first
 from vitrail.methods.paths import check_counts, copies_summed, midpoints, path_sum, sample_axis, scaled
 from vitrail.relevance import Result
@@ -75,8 +77,11 @@ def build(*, steps: int = 50, level: str = "embedding_output", batch: int = 1) -
         found = attributed(root.detach(), gradient_sum(runner, level, steps=steps, batch=batch, axis=axis), steps)
         with runner.again(pass_options=PassOptions(level=level, at_root=torch.zeros_like)) as (_, part):
             at_zero = part.scalar.detach()
-        lacking = residual(tokens_first(runner, level, found), runner.part.scalar.detach(), at_zero)
-        return replace(at_level(level, runner, found), residual=lacking)
+        at_input, scores = runner.part.scalar.detach(), tokens_first(runner, level, found)
+        lacking, largest = residual(scores, at_input, at_zero), scores.abs().flatten(1).amax(dim=1)
+        wrong = not_complete(lacking, at_input, at_zero, largest, dtypes_of(runner.model), steps=steps)
+        assumed = () if wrong is None else (f"{wrong} {MORE}",)
+        return replace(at_level(level, runner, found), residual=lacking, assumed=assumed)
 
     return RerunMethod(explain, PassOptions(level=level), check=check_level(level))
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -41,10 +42,24 @@ def check_choice(option: str, value: object, table: Mapping[str, T]) -> T:
     return table[value]
 
 
-def check_count(option: str, value: int) -> None:
-    """Raise if an option that counts something is not at least one."""
-    if value < 1:
-        raise OptionError(f"{option}={value}, but it must be at least 1.")
+MOST = 10_000
+"""The largest count: more steps, ablations or samples at once than any result has a use for."""
+SEEDS = (-(2**63), 2**64 - 1)
+"""What a random generator takes."""
+
+
+def check_count(option: str, value: object, *, least: int = 1, most: int = MOST) -> None:
+    """Raise unless an option that counts something is a whole number within its bounds."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise OptionError(f"{option}={value!r:.200}, but it is a whole number from {least} to {most}.")
+    if not least <= value <= most:
+        shown = str(value) if abs(value) < 10**20 else f"{'-' if value < 0 else ''}a number of many digits"
+        raise OptionError(f"{option}={shown}, but it must be at least {least} and at most {most}.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise unless a random generator takes the seed."""
+    check_count("seed", seed, least=SEEDS[0], most=SEEDS[1])
 
 
 def check_start_layer(start_layer: int, layer: Layer) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.capture.pass_options import PLAIN, PassOptions
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.methods.options import Check
+from vitrail.methods.options import Check, check_count
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import gradient, tiles
@@ -31,6 +31,8 @@ def check_counts(*, steps: int, batch: int) -> None:
     """Raise unless there are points on the path and some of them run at a time."""
     if steps < 1 or batch < 1:
         raise OptionError(f"steps={steps} and batch={batch}, but both must be at least 1.")
+    check_count("steps", steps)
+    check_count("batch", batch)
 
 
 def with_both_ends(steps: int) -> list[float]:

@@ -96,6 +96,7 @@ class Finish:
         check_count("radius", radius)
         if shift < 0 or eps <= 0:
             raise OptionError(f"shift={shift} and eps={eps}, but shift must be at least 0, eps above 0.")
+        check_count("shift", shift, least=0)
         moves = tuple((shift * y, shift * x) for y, x in DIAGONALS) if shift else ((0, 0),)
         return Finish(moves, radius, eps, check_choice("calibration", calibration, CALIBRATIONS))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.recording import Layer
 from vitrail.errors import AnatomyError, MethodError, OptionError
-from vitrail.methods.options import check_choice, check_count, min_max_over, watched
+from vitrail.methods.options import check_choice, check_count, check_seed, min_max_over, watched
 from vitrail.models.anatomy import Body, find
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
@@ -184,6 +184,7 @@ def build(
     """
     check_count("batch", batch)
     check_count("clusters", clusters)
+    check_seed(seed)
     check_choice("scalar", scalar, SCALARS)
     ratios = read_ratios(ratio)
 

@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor, nn
 
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.methods.options import check_count, min_max, watched
+from vitrail.methods.options import check_count, check_seed, min_max, watched
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
@@ -137,6 +137,7 @@ def build(
         progress: show a bar on the terminal if it takes long.
     """
     check_count("batch", batch)
+    check_seed(seed)
     if noise < 0 or threshold < 0:
         raise OptionError(f"noise={noise} and threshold={threshold}, but neither can be below zero.")
 

@@ -75,6 +75,31 @@ class Anatomy:
     root: str = ""
     name: str = "your own"
 
+    def __post_init__(self) -> None:
+        """Refuse values of another kind: paths are texts, and modules are not looked up by themselves."""
+        for name, kinds in KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                shown = " ".join(repr(value).split())
+                example = ", such as blocks='encoder.layers'" if str in kinds and name != "readout" else ""
+                raise AnatomyError(f"Anatomy({name}={shown:.100}), but {name} is a {wanted}{example}.")
+        if self.prefix < 0:
+            raise AnatomyError(f"Anatomy(prefix={self.prefix}), but it is a number of tokens, at least 0.")
+
+
+_PATH: tuple[type, ...] = (str, type(None))
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("blocks", "head", "root", "name"), (str,)),
+    **dict.fromkeys(("output", "value_bias", "attention_norm", "attention_scale"), _PATH),
+    **dict.fromkeys(("ffn_norm", "ffn_input", "ffn_output", "ffn_scale"), _PATH),
+    **dict.fromkeys(("positions", "relative", "temperature", "pool"), _PATH),
+    **dict.fromkeys(("causal", "span"), (bool,)),
+    "prefix": (int,),
+    "readout": (str, int),
+}
+"""The kinds of value that an anatomy holds."""
+
 
 @dataclass(frozen=True)
 class Block:

@@ -40,7 +40,7 @@ from vitrail.relevance.lrp.kinds import (
     WRITTEN_OUT,
     kind_of,
 )
-from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden
+from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden, refused
 from vitrail.relevance.runner import forwarding
 
 RUNNING = ("forward", "_call_impl")
@@ -255,10 +255,16 @@ class _Propagate(TorchFunctionMode):
             rule = self.table.otherwise or self._ordinary(operation)
         if rule is None:
             name = resolve_name(func) or getattr(func, "__name__", "an operation")
-            raise RuleError(
-                f"the rules {self.table.name!r} do not say how relevance passes through {name} "
-                f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: name its "
-                "kind in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
+            # Only relevance that arrives needs a rule: a loss beside the logits gives none back.
+            return self.mark(
+                refused(
+                    func(*args, **kwargs),
+                    (
+                        f"the rules {self.table.name!r} do not say how relevance passes through {name} "
+                        f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: "
+                        "name its kind in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
+                    ),
+                )
             )
         out = self.mark(rule(operation))
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):

@@ -137,6 +137,31 @@ class _Overridden(torch.autograd.Function):
         return None, None, None, *ctx.pullback(given, *ctx.saved_tensors)
 
 
+class _Refused(torch.autograd.Function):
+    """A value through which nothing passes back: what arrives is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, reason: str) -> Tensor:  # noqa: ANN401
+        ctx.reason = reason
+        ctx.set_materialize_grads(False)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor | None) -> tuple[Tensor | None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        if given is not None:
+            raise RuleError(ctx.reason)
+        return None, None
+
+
+def refused(out: Any, reason: str) -> Any:  # noqa: ANN401
+    """Return the result of an operation without a rule; relevance that arrives at it is an error."""
+    if isinstance(out, Tensor):
+        return _Refused.apply(out, reason) if out.requires_grad else out
+    if type(out) in (tuple, list):
+        return type(out)(refused(x, reason) for x in out)
+    raise RuleError(reason)
+
+
 class _Shared(torch.autograd.Function):
     """A tensor that receives a share of its relevance and all of its gradient."""
 
