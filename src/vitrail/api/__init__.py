@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.bounds import DROPPED, OF_TOKENS, check_not_finite, explain_zeros, hold_to_reach
 from vitrail.api.requests import (
     MethodSpec,
     Request,
@@ -104,15 +105,15 @@ def attribution_of(
         begun: when the work on this result began.
     """
     inputs, target, grid = run.inputs, results[0][0].target, run.origin.grid
+    results, dropped = hold_to_reach(results, run)
     total = _total(results, run, dtype)
     sums = None if total.pixels is None or grid is None else patch_sums(total.pixels, grid, run.origin.patch)
     scores = total.scores if sums is None else sums
     assert scores is not None
-    if not bool(torch.isfinite(scores).all()):
-        raise InputError(
-            f"{request.entry.name} gave scores that are not finite for the target {target}. Ratios and relative "
-            "differences break down where a logit is near zero: use targets.difference."
-        )
+    sizes = scores.abs().amax(dim=1).tolist()
+    check_not_finite(request, target, sizes)
+    zero = explain_zeros(request, results, run, sizes)
+    said = {} if zero is None else {"zero": zero}
     given = request.options.items()
     return Attribution(
         scores=scores,
@@ -128,7 +129,8 @@ def attribution_of(
         valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
         readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
         provenance={
-            **_made_by(request, results, run, total.residual),
+            **_made_by(request, results, run, total.residual, dropped=dropped),
+            **said,
             "backend": ", ".join(sorted(backends, reverse=True)) or "none",
             **({} if begun is None else {"seconds": time.perf_counter() - begun}),
         },
@@ -140,7 +142,7 @@ def attribution_of(
 
 
 def _made_by(
-    request: Request, results: list[tuple[Scalar, Result]], run: Pass, residual: Tensor | None
+    request: Request, results: list[tuple[Scalar, Result]], run: Pass, residual: Tensor | None, *, dropped: bool
 ) -> dict[str, Any]:
     """What a result says of how it was made: what was assumed, which parts were added, how far they agree."""
     target, first = results[0][0].target, results[0][1]
@@ -149,7 +151,12 @@ def _made_by(
         "signal": None if run.origin.labels is None else signal_kind(run.inputs.shown.ndim, run.origin.labels),
         "residual": None if residual is None else residual.tolist(),
         "default": request.reason,
-        "assumed": [*run.assumed, *dict.fromkeys(one for _, result in results for one in result.assumed)] or None,
+        "assumed": [
+            *run.assumed,
+            *dict.fromkeys(one for _, result in results for one in result.assumed),
+            *[DROPPED.format(request.entry.name)] * dropped,
+        ]
+        or None,
         "recomputed_blocks": max(run.recomputed, first.recomputed) or None,
         "virtual_tokens": run.virtual or None,  # what they got is not among the scores
         "parts": list(first.parts) or None,
@@ -164,8 +171,6 @@ def _made_by(
 
 ARRAY = "array of {}"
 """An array among the options, as a result keeps it."""
-OF_TOKENS = ("scores", "own", "layers", "heads")
-"""What a result holds for each token; attributions hold it for the patches or words of the input."""
 
 
 def _total(results: list[tuple[Scalar, Result]], run: Pass, dtype: torch.dtype | None) -> Result:
@@ -453,7 +458,7 @@ def _walk(
             own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
             events = Events(run.events(part, own, again=job + 1 < len(jobs), shared=len(group) > 1))
             for request, one in zip(group, walk_events(plans, events), strict=True):
-                found[request].append((part, one.result))
+                found[request].append((part, replace(one.result, reached=run.reached(part))))
                 used[request] |= one.backends
                 spent[request] += one.seconds
         identity = fingerprint(model)
@@ -480,7 +485,7 @@ def _rerun(
                     if part.target.name == "answer_span":
                         check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
-                    found.append((part, procedure.explain(runner)))
+                    found.append((part, replace(procedure.explain(runner), reached=run.reached(part))))
             dtype = torch.float64 if double else torch.float32
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
     return made

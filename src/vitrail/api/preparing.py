@@ -182,6 +182,7 @@ class PreparedExplainer:
                 else:
                     (made,) = walk_events([plan], Events(run.events(part, wanted, again=False)))
                     result = made.result
+                result = replace(result, reached=run.reached(part))
             weights = sampled_weights(own)
         part, result = replace(part, scalar=part.scalar.detach()), _detached(result)
         return request, part, result, _without_graph(run), used, weights

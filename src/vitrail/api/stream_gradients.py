@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.bounds import with_zeros
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
 from vitrail.capture.input_gradients import (
@@ -99,6 +100,7 @@ def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStre
         first = next((name for name in ("text", "image", "audio") if name in streams), None)
         streams = {"encoder" if name == first else name: one for name, one in streams.items()}
     order = ("image", "text") if hasattr(model, "logit_scale") else ("text", "image")  # two towers, or one text
+    streams = with_zeros(streams, signed=request.signed)
     main = next(name for name in ("encoder", *order, *streams) if name in streams)
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
 

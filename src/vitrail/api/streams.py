@@ -8,13 +8,15 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, with_zeros
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.recording import Readout
+from vitrail.capture.reach import hides_nothing, pass_down
+from vitrail.capture.recording import Layer, Readout
 from vitrail.capture.stream_changes import StreamChanges, changes
 from vitrail.capture.stream_checks import hidden_tokens, measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
@@ -137,9 +139,34 @@ def _walked(
             lengths=None if run.changes is None else run.changes.lengths.nan_to_num(0.0).to(wide),
             crosses=any(not torch.equal(event.queries, event.keys) for event in run.streams.attentions),
         )
-        for request, one in zip(group, walk_events(plans, events), strict=True):
-            found[request].append((part, one.result))
+        hides = not all(hides_nothing(call) for call in run.calls)
+        made = walk_events([*plans, *[REACH] * hides], events)
+        reached = made.pop().result.scores > 0 if hides else None
+        for request, one in zip(group, made, strict=True):
+            found[request].append((part, _held(one.result, reached)))
     return found
+
+
+def _pass_reach(rows: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Mark the keys that queries which can reach the answer may see."""
+    found, seen, keys = rows > 0, layer.visible, layer.valid.shape[1]
+    if seen is None:
+        return rows, found.any(dim=1, keepdim=True).to(rows).expand(-1, keys)
+    return rows, pass_down(found, seen.any(dim=1).expand(-1, -1, keys)).to(rows)
+
+
+REACH = Walk(_pass_reach, needs=frozenset())
+"""Tokens that can reach what is read, by what attention lets pass, get more than zero."""
+
+
+def _held(found: Result, reached: Tensor | None) -> Result:
+    """Return relevance without what is given to tokens that cannot reach the answer."""
+    if reached is None or found.scores is None:
+        return found
+    dropped = credits_unreachable(found.scores[None], reached[None])
+    scores = drop_unreachable(found.scores[None], reached[None])[0]
+    own = None if found.own is None else drop_unreachable(found.own[None], reached[None])[0]
+    return replace(found, scores=scores, own=own, dropped=dropped)
 
 
 def reads_changes(request: Request) -> bool:
@@ -209,8 +236,10 @@ def _attribution(
     # What was not measured, or is a choice where the method's paper has one stream alone.
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
     changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
+    left_out = [*left_out, *[DROPPED.format(request.entry.name)] * any(one.dropped for _, one in found)]
     assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
     each = {one.name: _one(request, part, run, one, scores, own, start, assumed) for one in shown}
+    each = with_zeros(each, signed=request.signed)
     # The stream the user gave: an encoder's, the whole text of a language model with pictures.
     targets = {target for _, target in run.streams.since}
     whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]

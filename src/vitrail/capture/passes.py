@@ -1,6 +1,6 @@
 """One forward pass that can be differentiated, and shown layer by layer from last to first."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,6 +14,7 @@ from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
+from vitrail.capture.reach import hides_nothing, named_by_mask, one_word, reach, unattended
 from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
@@ -31,8 +32,6 @@ UNMOVED = (
 )
 AT_ATTENTION = ("output_grad", "query_grad")
 """Gradients that do not belong to the stream."""
-MASKED = -9000.0
-"""A score this low for every query is a mask, however it is written: -1e4, -1e9, the lowest number, minus infinity."""
 MENDED = "the model's own logits are NaN, because padding may attend to nothing: such rows were given no attention"
 
 
@@ -102,6 +101,7 @@ class Pass:
             output.logits.ndim == 3 and all(is_causal(call) for captured in self.captured for call in captured.calls)
         )
         self.readout: Readout | None = None  # of the scalar that was last differentiated
+        self._reach: tuple[Scalar, Tensor | None] | None = None  # the tokens that reach the scalar last asked for
         self.doubts: list[Doubt] = []
 
     def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:
@@ -119,33 +119,110 @@ class Pass:
                 raise doubt.error(doubt.wrong.nonzero()[:, 0].tolist())
 
     def _valid(self, call: AttentionCall) -> Tensor:
-        """Which tokens are real: by the attention mask given, else all that any query of the first layer may see.
+        """Return which tokens are real, by the attention mask that was given, or by another mask of the first layer.
 
         A mask speaks of the words of a text; tokens that are none are always real.
         """
-        mask, batch = self.inputs.attention_mask, self.inputs.batch
-        tokens, index, device = self.origin.tokens, self.index, self.output.logits.device
+        mask, index, device = self.inputs.attention_mask, self.index, self.output.logits.device
+        every = torch.ones(self.inputs.batch, self.origin.tokens, dtype=torch.bool, device=device)
         if mask is None:
-            found = torch.ones(batch, call_shape(call)[1], dtype=torch.bool, device=device)
-            if call.weights is not None:
-                weights = call.weights.detach()
-                weights = weights if weights.ndim == 4 else weights.view(batch, -1, *weights.shape[1:])
-                found = found & (weights != 0).any(dim=2).any(dim=1)
-            elif call.mask is not None:
-                held = call.mask.detach()[(None,) * (4 - call.mask.ndim)]
-                found = found & (held if held.dtype is torch.bool else held > MASKED).any(dim=2).any(dim=1)
-        else:
-            found = mask.bool()
-        if found.shape[1] == tokens:
-            return found
-        every = torch.ones(len(found), tokens, dtype=torch.bool, device=found.device)
-        if mask is None and found.shape[1] < tokens and found.shape[1] != len(index):
-            return every  # attention that thins out its keys says nothing of the tokens
-        if mask is None and found.shape[1] > tokens:  # keys that are no tokens: which of them are is not known
-            if not bool(found.all()):
-                raise SeamError(unequal(0, tokens, found.shape[1]))
-            return every
-        return found if found.shape[1] != len(index) else every.index_copy_(1, index, found)
+            hidden = self._hidden(call, every)
+            return every if hidden is None else ~hidden
+        found = mask.bool()
+        return every.index_copy_(1, index, found) if len(index) == found.shape[1] != every.shape[1] else found
+
+    def _hidden(self, call: AttentionCall, every: Tensor) -> Tensor | None:
+        """Return the padding where no attention mask was given; None where there is none.
+
+        Tokens that the first layer hides from every query are padding if an argument of the model says so, or if all
+        of them are the same word, and if the answer does not read them.
+        """
+        hidden, index = unattended(call, self.inputs.batch), self.index
+        if hidden is None or (hidden.device.type == "cpu" and not bool(hidden.any())):
+            return None
+        if hidden.shape[1] > every.shape[1]:  # keys that are no tokens: which of them are is not known
+            if bool(hidden.any()):
+                raise SeamError(unequal(0, every.shape[1], hidden.shape[1]))
+            return None
+        if hidden.shape[1] != every.shape[1]:  # attention that thins out its keys says nothing of the tokens
+            if hidden.shape[1] != len(index):
+                return None
+            hidden = torch.zeros_like(every).index_copy_(1, index, hidden)
+        arguments = (*self.inputs.args, *self.inputs.kwargs.values())
+        masks = [x for x in arguments if isinstance(x, Tensor) and x is not self.inputs.shown]
+        words = hidden[:, index]
+        said = named_by_mask(words, masks) | named_by_mask(hidden, masks) | one_word(words, self.inputs.ids)
+        return hidden & said[:, None] & ~self._read_by_answer(every)
+
+    def _read_by_answer(self, every: Tensor) -> Tensor:
+        """Return which tokens of the last layer any class is read from; none where there is an answer at each token."""
+        logits, place = self.output.wide, self._last_place()
+        if logits.ndim != 2 or place is None or not (logits.requires_grad and place.requires_grad):
+            return ~every
+        weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype, device=logits.device)
+        (found,) = torch.autograd.grad(
+            (logits.nan_to_num() * weights).sum(), place, retain_graph=True, allow_unused=True
+        )
+        tokens = None if found is None else self._by_token(found)
+        return ~every if tokens is None or tokens.shape[:2] != every.shape else (tokens != 0).any(dim=2)
+
+    def _last_place(self) -> Tensor | None:
+        """Return what the last block gives, or the last attention where no block is known."""
+        if self.capture.blocks:
+            return self.capture.blocks[-1].states.get("leaving")
+        (call,) = self.captured[-1].calls
+        return call.weights if call.weights is not None else call.output
+
+    def _by_token(self, gradient: Tensor) -> Tensor:
+        """Return the gradient at what the last layer gives as `[b, t, d]`."""
+        if self.capture.blocks:
+            return gradient if self.capture.body.blocks[-1].batch_first else gradient.transpose(0, 1)
+        heads = as_heads(gradient, self.inputs.batch)
+        assert heads is not None
+        return heads.transpose(1, 2).flatten(2)
+
+    def reached(self, part: Scalar) -> Tensor | None:
+        """Return the tokens that can reach a scalar by what attention lets pass; None where all can."""
+        if self._reach is None or self._reach[0] is not part:
+            self._reach = (part, None)
+            if self._may_hide():
+                read = self._read(part)
+                self._reach = (part, None if read is None else self._reached_from(read))
+        return self._reach[1]
+
+    def unmoved_by(self, parts: Iterable[Scalar]) -> set[int]:
+        """Return the samples in which one of the scalars has no gradient at any token, where that can be asked."""
+        found: set[int] = set()
+        for part in parts:
+            read = self._read(part) if part.scalar.requires_grad else None
+            found |= set() if read is None else set((~read.any(dim=1)).nonzero()[:, 0].tolist())
+        return found
+
+    def _may_hide(self) -> bool:
+        """Return True if masks may keep tokens from the answer, and each layer is one call over all tokens."""
+        one_each = all(len(captured.calls) == 1 for captured in self.captured)
+        known = self.structure.refusal is None and self.capture.body.pool is None
+        return known and one_each and not any(hides_nothing(captured.calls[0]) for captured in self.captured)
+
+    def _reached_from(self, read: Tensor) -> Tensor | None:
+        """Return the tokens that reach what is read of the last layer; None where all do."""
+        return reach([captured.calls[0] for captured in self.captured], read)
+
+    def _read(self, part: Scalar) -> Tensor | None:
+        """Return the rows of the last layer that a scalar reads, by its gradient and by what is known of the model."""
+        place = self._last_place()
+        if place is None or not (part.scalar.requires_grad and place.requires_grad):
+            return None
+        scale = self._size(part) if place.dtype is torch.float16 else 1.0
+        scalar = part.scalar.sum() / scale
+        (found,) = torch.autograd.grad(scalar, place, retain_graph=True, allow_unused=True)
+        tokens = None if found is None else self._by_token(found)
+        if tokens is None or tokens.shape[:2] != self.valid.shape:
+            return None
+        read, claimed = (tokens != 0).any(dim=2), self._claimed_readout(part)[0]
+        if part.needed:  # as where a mask calls the words padding, and the padding words
+            self.doubts.append(Doubt(read.any(dim=1) & ~(read & self.valid).any(dim=1), unread))
+        return read if claimed is None else read | (claimed > 0)
 
     def patches(self, x: Tensor) -> Tensor:
         """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
@@ -176,7 +253,8 @@ class Pass:
         # A caller's autocast is for the model, not for the relevance algebra.
         with own_dtypes(self.valid.device.type):
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
-            self.readout = readout = self._readout(part, gradients[-1])
+            self.readout = readout = self._readout(part, gradients[-1], needed=part.needed and bool(wanted.gradients))
+            self._reach = (part, self._reached_from(readout.rows > 0) if self._may_hide() else None)
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:
@@ -305,31 +383,26 @@ class Pass:
         scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
         return gradient / scale.view(-1, *[1] * (gradient.ndim - 1)), logits, scale
 
-    def _readout(self, part: Scalar, gradients: Mapping[str, Tensor]) -> Readout:
+    def _readout(self, part: Scalar, gradients: Mapping[str, Tensor], *, needed: bool) -> Readout:
         """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees.
 
         Args:
             gradients: those of the last layer.
+            needed: whether a gradient of zero leaves nothing to explain, whatever rows are named.
         """
         if self.capture.body.pool is not None:
             queries = call_shape(self.captured[-1].calls[0])[0]
             return Readout(torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device), None)
-        if self.capture.blocks:
-            arriving = gradients["leaving_grad"]
-            arriving = arriving if self.capture.body.blocks[-1].batch_first else arriving.transpose(0, 1)
-        else:
-            heads = as_heads(gradients["output_grad"], self.inputs.batch)
-            assert heads is not None
-            arriving = heads.transpose(1, 2).flatten(2)
+        arriving = self._by_token(gradients["leaving_grad" if self.capture.blocks else "output_grad"])
         if arriving.shape[:2] != self.valid.shape:
             raise SeamError(
                 f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "
                 f"{tuple(self.valid.shape)}: a model that changes the number of its tokens is not walked yet."
             )
         measured, norms = by_gradient(arriving, self.valid)
-        return Readout(self._agreed(part, measured, arriving.dtype), norms)
+        return Readout(self._agreed(part, measured, arriving.dtype, needed=needed), norms)
 
-    def _agreed(self, part: Scalar, measured: Tensor, dtype: torch.dtype) -> Tensor:
+    def _agreed(self, part: Scalar, measured: Tensor, dtype: torch.dtype, *, needed: bool) -> Tensor:
         """The rows at which the gradient arrives, or those that are named, if the gradient does not contradict.
 
         Args:
@@ -340,6 +413,7 @@ class Pass:
         if claimed is None:
             self.doubts += [Doubt(empty, unread)] if part.needed else []
             return measured
+        self.doubts += [Doubt(empty, unread)] if needed and dtype.itemsize >= 4 else []
         if part.position is None:
             # In half precision small gradients vanish, and so does that of a token whose probability is one.
             wrong = contradicted(claimed, measured, coarse=dtype.itemsize < 4 or part.rows is not None)

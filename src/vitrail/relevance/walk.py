@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitrail.capture.layers import Early
@@ -33,8 +33,9 @@ class Result:
     works on pixels gives `pixels` alone; its scores are the sums over patches. `residual` is what the sum of all scores
     lacks of what it should be, for methods whose scores should add up. `parts` names what `layers` holds where that is
     not one map per layer, and `disagreement` says how little those parts agree. `recomputed` counts the blocks that a
-    pass of the method's own ran again to save memory. `assumed` says what of the scores was not measured. Tokens of
-    several sequences are numbered through: `scores` and `own` have one axis then.
+    pass of the method's own ran again to save memory. `assumed` says what of the scores was not measured. `reached`
+    says which tokens can reach the scalar at all, None where all can, and `dropped` that others had been given some.
+    Tokens of several sequences are numbered through: `scores` and `own` have one axis then.
     """
 
     scores: Float[Tensor, "b t"] | Float[Tensor, " n"] | None = None
@@ -47,6 +48,8 @@ class Result:
     disagreement: Float[Tensor, " b"] | None = None
     recomputed: int = 0
     assumed: tuple[str, ...] = ()
+    reached: Bool[Tensor, "b t"] | None = None
+    dropped: bool = False
 
 
 def readout_row(read: Readout | Layer) -> Tensor:
