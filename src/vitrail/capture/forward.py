@@ -18,15 +18,18 @@ from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.layers import check_read
-from vitrail.capture.measure import known_additions, structure_of
+from vitrail.capture.measure import Structure, known_additions, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
+from vitrail.capture.refusals import AT_THE_INPUTS
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, once, shadow
+from vitrail.capture.signature import Ends, ends_of
 from vitrail.capture.torch_private import uncompiled
+from vitrail.capture.variants import variant_of
 from vitrail.errors import (
     AnatomyError,
     CutGraphError,
@@ -81,7 +84,8 @@ def forward(
         if plan.cut and not capture.roots:
             raise no_root(capture, inputs)
         assert plan.structure is not None
-        run = Pass(inputs, capture, output, settings, plan.structure)
+        structure = _seen_structure(model, inputs, plan, capture, output, stack)
+        run = Pass(inputs, capture, output, settings, structure)
         yield run
         run.settle()
 
@@ -113,6 +117,58 @@ def plan_pass(
     # If nothing but layers is read, each block can be run again when its layer is.
     again = lean and cut and (settings.memory == "low" or (settings.memory == "auto" and inputs.ids is not None))
     return PassPlan(body, wanted, settings, options, structure, cut=cut, lean=lean, recomputes=again, rows=rows)
+
+
+def _seen_structure(
+    model: nn.Module, inputs: Inputs, plan: PassPlan, capture: Capture, output: Output, stack: ExitStack
+) -> Structure:
+    """Return the structure that belongs to what this pass did to tokens, or raise where it cannot be walked."""
+    assert plan.structure is not None
+    ends = _ends(model, capture, output)
+    if not ends.complete or is_recording():
+        return plan.structure
+
+    def ends_with(some: Inputs) -> Ends:
+        captured, _, answer = _run_captured(model, some, plan, stack=stack)
+        return _ends(model, captured, answer)
+
+    found = variant_of(model, inputs, plan.body, plan.structure, ends, ends_with)
+    if found is plan.structure:
+        return found
+    if plan.lean and found.refusal is not None:
+        raise SeamError(found.refusal)
+    if found.used not in (0, len(plan.body.blocks)):
+        raise SeamError(
+            f"the answer to these inputs depends on {found.used} of the {len(plan.body.blocks)} blocks that run: the "
+            f"model stops early where the content says so. {AT_THE_INPUTS}"
+        )
+    return found
+
+
+def _ends(model: nn.Module, capture: Capture, output: Output) -> Ends:
+    """Return where the graph of a pass is read."""
+    last = capture.blocks[-1].states.get("leaving") if capture.blocks else None
+    calls = [call for captured in capture.layers for call in captured.calls]
+    return ends_of(
+        calls,
+        output.wide,
+        entering=capture.arriving,
+        leaving=last,
+        roots=capture.roots,
+        ids=capture.ids,
+        is_stored=partial(_is_stored, model),
+    )
+
+
+def _is_stored(model: nn.Module, x: Tensor) -> bool:
+    """Return True if a tensor lies in a weight of the model."""
+    held = once(model, "storages", lambda: {p.untyped_storage().data_ptr() for p in model.parameters()})
+    return x.untyped_storage().data_ptr() in held
+
+
+def is_recording() -> bool:
+    """Return True while a CUDA graph is recorded: nothing may wait for the device then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _run_until_sound(

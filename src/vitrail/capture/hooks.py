@@ -53,6 +53,7 @@ class Capture:
         self.layers = [*self.blocks, *(() if body.pool is None else (self.pool,))]
         self.complete = False  # whether exactly one attention call was captured in each layer
         self.roots: list[Tensor] = []
+        self.arriving: Tensor | None = None  # what enters the first block, with the graph below it
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
@@ -130,6 +131,7 @@ class Capture:
             captured.early.clear()
             captured.returned = captured.adding = captured.added = None
         self.roots.clear()
+        self.arriving = None
         self.recomputed = self.again = None
         self.notes.clear()
         self.answer = None
@@ -311,6 +313,8 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
     if again is not None:
         again.enter(index, args, kwargs)
         capture.dropping = again.drops(index)
+    if index == 0 and capture.arriving is None:
+        capture.arriving = stream_of(args, kwargs)
     last = index == len(capture.blocks) - 1
     keeps = last or capture.keeps["entering"]
     changes = (index == 0 and not replayed) or options.per_block or (options.last_block and last)

@@ -36,7 +36,7 @@ from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, once
+from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, memory_of, once
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import CutGraphError, SeamError
@@ -103,11 +103,31 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
             return found
         whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
         if whole is not None and _long.get(
-            model, _form(inputs, body), lambda: _as_its_part(model, part, inputs, body, whole)
+            model, form_of(inputs, body), lambda: _as_its_part(model, part, inputs, body, whole)
         ):
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
             return replace(found, origin=whole, assumed=(*found.assumed, said))
-    return _known.get(model, _form(inputs, body), lambda: _checked(model, inputs, body))
+    return _known.get(model, form_of(inputs, body), lambda: _checked(model, inputs, body))
+
+
+def measure_all(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
+    """Measure the structure on all samples of these inputs, unless that was done in this call."""
+    kept = measured_in_call(model)
+    name = content_of(inputs), inputs.batch
+    if name not in kept:
+        kept[name] = _checked(model, inputs, body, most=inputs.batch)
+    return kept[name]
+
+
+def measured_in_call(model: nn.Module) -> dict[tuple[int, int], Structure]:
+    """Return what the call that runs has measured, by the content of the inputs and their number."""
+    return memory_of(model).call.setdefault("measured", {})
+
+
+def content_of(inputs: Inputs) -> int:
+    """Return a hash of all numbers of the inputs."""
+    named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
+    return hash(tuple((name, x.shape, _setting(x)) for name, x in named.items() if isinstance(x, Tensor)))
 
 
 def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, set[str]]:
@@ -116,7 +136,7 @@ def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, s
     Where any setting of the model has changed, nothing is known: what is added may hang on it.
     """
     settings = once(model, "settings", lambda: tuple(settings_of(model)))
-    return _additions.get(model, (_form(inputs, body), settings), dict)
+    return _additions.get(model, (form_of(inputs, body), settings), dict)
 
 
 def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:
@@ -130,7 +150,7 @@ def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, ori
         return in_order and of_part == untouched_borders(model, inputs, body)
 
 
-def _form(inputs: Inputs, body: Body) -> tuple[Any, ...]:
+def form_of(inputs: Inputs, body: Body) -> tuple[Any, ...]:
     """All that a model's structure may depend on: names and shapes, settings, the kind of padding, the anatomy."""
     named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
     shapes = tuple(
@@ -148,19 +168,22 @@ def _setting(x: Tensor) -> int:
     return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
-def _checked(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
-    """What is measured of a model whose attention and weights can be read."""
+def _checked(model: nn.Module, inputs: Inputs, body: Body, *, most: int = SAMPLES) -> Structure:
+    """What is measured of a model whose attention and weights can be read, on this many samples at most."""
     refusals.check_model(model)
-    return replace(_measured(model, inputs, body), no_gradient=refusals.why_not_differentiable(model))
+    some = inputs if inputs.batch <= most else inputs.take(torch.arange(most))
+    found = replace(_measured(model, some, body), no_gradient=refusals.why_not_differentiable(model))
+    measured_in_call(model)[content_of(some), some.batch] = found
+    return found
 
 
-def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = False) -> Structure:
-    """What one pass of some samples shows, in which results of attention are cut from the graph.
+def _measured(model: nn.Module, some: Inputs, body: Body, *, kept: bool = False) -> Structure:
+    """What one pass shows, in which results of attention are cut from the graph.
 
     Args:
         kept: whether the shadow saves what checkpointed regions would run again.
     """
-    some = inputs.take(torch.arange(min(inputs.batch, SAMPLES)))
+    given = some
     # Half precision has too few exponents for the codes.
     dtype = torch.float32 if any(p.dtype is torch.float16 for p in model.parameters()) else None
     some = some if dtype is None else some.cast(dtype)
@@ -173,12 +196,12 @@ def _measured(model: nn.Module, inputs: Inputs, body: Body, *, kept: bool = Fals
         if seen.checkpointed and not kept:
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)
-            return _measured(model, inputs, body, kept=True)
+            return _measured(model, given, body, kept=True)
         judged = _judged(some, body, seen)
         seen.release()
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
-        check = _unmoved if judged.origin.measured or inputs.signal else _counted
+        check = _unmoved if judged.origin.measured or some.signal else _counted
         with in_precision(model, dtype), own():
             return replace(judged, origin=check(judged.origin, model, some, body))
 
@@ -204,7 +227,7 @@ def _counted(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Or
     if before is None or ids.ndim != 2:
         return origin
     for place in sorted({0, 1 % ids.shape[1], ids.shape[1] // 2, ids.shape[1] - 1}):
-        others = [x for x in ids[0].tolist() if x not in ids[:, place].tolist()]
+        others = [x for x in ids.flatten().tolist() if x not in ids[:, place].tolist()]
         after = None if not others else tokens(ids.index_fill(1, torch.tensor([place], device=ids.device), others[0]))
         changed = [] if after is None else (after != before).flatten(2).any(dim=-1).any(dim=0).nonzero()[:, 0].tolist()
         if changed not in ([], [place]):

@@ -1,0 +1,393 @@
+"""The signature of a pass: what was done to tokens, read off the graph of the pass.
+
+What is measured of a model holds for another input only if the model does the same with its tokens. A `Route` holds
+the operations between the tokens and what the last block gives, and the indices, axes and matrices that these moved
+rows by. It is read once, which takes some milliseconds. `Route.holds` asks of another pass whether it is the same.
+
+What an answer is made of after the last block is part of a route by its operations alone. Its indices are not:
+which tokens an answer reads is measured in every call.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.executions import node_of
+from vitrail.capture.seams.call import AttentionCall
+
+Node = Any
+"""A place in autograd's graph."""
+INDICES = {
+    "IndexBackward0": ("_saved_indices",),
+    "GatherBackward0": ("_saved_index", "_saved_dim"),
+    "TakeBackward0": ("_saved_index",),
+    "IndexSelectBackward0": ("_saved_index", "_saved_dim"),
+    "WhereBackward0": ("_saved_condition",),
+    "TopkBackward0": ("_saved_indices", "_saved_dim"),
+    "SortBackward0": ("_saved_indices", "_saved_dim"),
+    "SortBackward1": ("_saved_indices", "_saved_dim"),
+    "ScatterBackward0": ("_saved_index", "_saved_dim"),
+    "ScatterAddBackward0": ("_saved_index", "_saved_dim"),
+    "ScatterReduceBackward0": ("_saved_index", "_saved_dim"),
+    "IndexAddBackward0": ("_saved_index", "_saved_dim"),
+    "IndexCopyBackward0": ("_saved_index", "_saved_dim"),
+    "IndexFillBackward0": ("_saved_index", "_saved_dim"),
+    "IndexPutBackward0": ("_saved_indices",),
+    "MaskedScatterBackward0": ("_saved_mask",),
+    "MaskedSelectBackward0": ("_saved_mask",),
+    "RepeatInterleaveBackward0": ("_saved_repeats",),
+}
+"""Operations that move rows by tensors, and the names of these."""
+AXES = {
+    "RollBackward0": ("_saved_shifts", "_saved_dims"),
+    "FlipBackward0": ("_saved_dims",),
+    "SliceBackward0": ("_saved_dim", "_saved_start", "_saved_end", "_saved_step"),
+    "SelectBackward0": ("_saved_dim", "_saved_index"),
+    "PermuteBackward0": ("_saved_dims",),
+    "TransposeBackward0": ("_saved_dim0", "_saved_dim1"),
+    "CatBackward0": ("_saved_dim",),
+    "StackBackward0": ("_saved_dim",),
+    "UnbindBackward0": ("_saved_dim",),
+    "SplitBackward0": ("_saved_dim", "_saved_split_size"),
+    "UnfoldBackward0": ("_saved_dimension", "_saved_size", "_saved_step"),
+    "CumsumBackward0": ("_saved_dim",),
+}
+"""Operations that move rows by numbers."""
+TURNED = ("TransposeBackward0", "PermuteBackward0")
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+PRODUCTS = ("BmmBackward0", "MmBackward0")
+SIZES = "_saved_self_sym_sizes"
+OWN = "saved by a function of the model's own"
+TABLE = "EmbeddingBackward0"
+UNSEEN = ("CopySlices", "AsStridedBackward0")
+"""Operations that do not show where they put rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """Where the graph of a pass is read."""
+
+    tokens: tuple[Node | None, ...]  # what enters the first block, the operands of calls, what the last block gives
+    maps: tuple[Node | None, ...]  # attention maps whose queries and keys are among them
+    leaving: Node | None  # what the last block gives
+    answer: Node | None
+    roots: frozenset[Node]  # where the graph begins
+    ids: Tensor | None = None  # the token ids that the model was given
+    is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that happens to tokens is in the graph."""
+        return self.answer is not None and all(node is not None for node in self.tokens)
+
+    @property
+    def all(self) -> tuple[Node, ...]:
+        """All ends that are in the graph, those of tokens first."""
+        return tuple(node for node in (*self.tokens, *self.maps, self.answer) if node is not None)
+
+
+def ends_of(
+    calls: Sequence[AttentionCall],
+    answer: Tensor,
+    *,
+    entering: Tensor | None,
+    leaving: Tensor | None,
+    roots: Iterable[Tensor],
+    ids: Tensor | None,
+    is_stored: Callable[[Tensor], bool] | None = None,
+) -> Ends:
+    """Return where the graph of a pass is read.
+
+    Args:
+        entering: what enters the first block; None where no block is known.
+        leaving: what the last block gives.
+        roots: where the graph begins.
+        is_stored: whether a tensor is a weight of the model.
+    """
+    given = [x for call in calls for x in _operands(call)]
+    tokens = [*(() if entering is None else (entering,)), *given, *(() if leaving is None else (leaving,))]
+    maps = [call.weights for call in calls if call.query is not None and call.weights is not None]
+    return Ends(
+        tuple(map(node_of, tokens)),
+        tuple(map(node_of, maps)),
+        node_of(leaving),
+        node_of(answer),
+        frozenset(map(node_of, roots)),
+        ids,
+        is_stored,
+    )
+
+
+def _operands(call: AttentionCall) -> list[Tensor]:
+    """Return the tensors of an attention call that hold tokens; its map where the queries are not known."""
+    found = [x for x in (call.query, call.key, call.value) if x is not None]
+    return found if call.query is not None or call.weights is None else [*found, call.weights]
+
+
+Step = tuple[int, int, type | None, int]
+"""An edge of the graph: the number of a node, which of its edges, and the kind of the node there with the output that
+is read of it; no kind and the number of a node that was met before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """What was done to tokens in one pass: the kinds of all nodes on their way, and what rows were moved by."""
+
+    ends: int
+    kinds: tuple[type, ...]  # of the ends
+    same: tuple[int, ...]  # the number of each end
+    steps: tuple[Step, ...]
+    moves: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
+    tables: tuple[tuple[int, bool], ...]  # tables of embeddings, and whether they were asked for the ids given
+    hidden: bool  # whether something on the way does not show itself in the graph
+
+    def holds(self, ends: Ends) -> bool:
+        """Return True if the same was done to tokens in another pass."""
+        found = ends.all
+        if len(found) != self.ends:
+            return False
+        nodes = _follow(found, self)
+        if nodes is None:
+            return False
+        asked = (_is_asked(nodes[number], ends.ids) is known for number, known in self.tables)
+        return all(asked) and all(
+            _is_same(_saved(nodes[number], name), known, name) for number, name, known in self.moves
+        )
+
+
+def _follow(ends: Sequence[Node], route: Route) -> list[Node] | None:
+    """Return the nodes of another pass by their numbers; None where its graph is another one."""
+    nodes = list(dict.fromkeys(ends))
+    numbers = {node: number for number, node in enumerate(nodes)}
+    if tuple(map(type, ends)) != route.kinds or tuple(numbers[node] for node in ends) != route.same:
+        return None
+    edges = [node.next_functions for node in nodes]
+    for number, place, kind, mark in route.steps:
+        below = edges[number]
+        if place >= len(below):
+            return None
+        node, output = below[place]
+        if kind is None:
+            if node is not nodes[mark]:
+                return None
+        elif type(node) is not kind or output != mark:
+            return None
+        else:
+            nodes.append(node)
+            edges.append(node.next_functions)
+    return nodes
+
+
+def read_route(ends: Ends) -> Route:
+    """Return what was done to tokens in a pass."""
+    found = ends.all
+    every = _nodes_below(found)
+    on_way = _made_of_tokens(every, ends.roots)
+    numbers, order, steps = dict[Node, int](), list[Node](), list[Step]()
+    for node in found:
+        if node not in numbers:
+            numbers[node] = len(order)
+            order.append(node)
+    kinds, same = tuple(type(node) for node in found), tuple(numbers[node] for node in found)
+    for number, node in enumerate(order):
+        for place, (below, output) in enumerate(every[node]):
+            if below not in on_way:
+                continue
+            if below in numbers:
+                steps.append((number, place, None, numbers[below]))
+                continue
+            numbers[below] = len(order)
+            order.append(below)
+            steps.append((number, place, type(below), output))
+    plain = {node for node in ends.maps if node is not None}
+    tokens = _reached_from([x for x in ends.tokens if x is not None], every, plain - set(ends.tokens))
+    maps = _reached_from(plain, every, tokens) - tokens
+    graph = _Graph(every, on_way, _below_sums(order, every), ends)
+    moves = [(numbers[x], *one) for x in order if x in tokens for one in _moves_of(x, graph)]
+    moves += [(numbers[x], *one) for x in order if x in maps for one in _axes_of(x)]
+    tables = [(numbers[x], _is_asked(x, ends.ids)) for x in order if x in tokens and x.name() == TABLE]
+    unseen = any(x in tokens and x.name().startswith(UNSEEN) for x in order)
+    return Route(len(found), kinds, same, tuple(steps), tuple(moves), tuple(tables), unseen or _reads_early(graph))
+
+
+Edges = dict[Node, tuple[tuple[Node | None, int], ...]]
+"""The edges of every node."""
+
+
+def _nodes_below(ends: Sequence[Node]) -> Edges:
+    """Return all nodes that these are made of, with their edges."""
+    found: Edges = {}
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found[node] = node.next_functions
+        waiting += [below for below, _ in found[node] if below is not None]
+    return found
+
+
+def _made_of_tokens(every: Edges, roots: frozenset[Node]) -> set[Node]:
+    """Return the nodes that are not made of parameters alone."""
+    above: dict[Node, list[Node]] = {}
+    for node, edges in every.items():
+        for below, _ in edges:
+            if below is not None:
+                above.setdefault(below, []).append(node)
+    waiting = [node for node, edges in every.items() if _begins(node, edges, roots)]
+    found: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += above.get(node, [])
+    return found
+
+
+def _begins(node: Node, edges: tuple[tuple[Node | None, int], ...], roots: frozenset[Node]) -> bool:
+    """Return True if something other than a parameter enters the graph at this node."""
+    return node in roots or node.name() == TABLE or any(below is None for below, _ in edges)
+
+
+def _reached_from(start: Iterable[Node], every: Edges, stops: set[Node]) -> set[Node]:
+    """Return the nodes that these are made of, themselves included; nothing behind a stop."""
+    found: set[Node] = set()
+    waiting = list(start)
+    while waiting:
+        node = waiting.pop()
+        if node in found or node in stops:
+            continue
+        found.add(node)
+        waiting += [below for below, _ in every[node] if below is not None]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """The graph of a pass while it is read."""
+
+    every: Edges
+    on_way: set[Node]  # what is made of tokens
+    summed: set[Node]  # what a sum is taken of
+    ends: Ends
+
+
+def _below_sums(order: Sequence[Node], every: Edges) -> set[Node]:
+    """Return the nodes that sums and means are taken of."""
+    sums = [node for node in order if node.name().startswith(("SumBackward", "MeanBackward"))]
+    return {below for node in sums for below, _ in every[node] if below is not None}
+
+
+def _reads_early(graph: _Graph) -> bool:
+    """Return True if the answer can read tokens other than by what the last block gives."""
+    leaving, answer = graph.ends.leaving, graph.ends.answer
+    if leaving is None or answer is None:
+        return False
+    below = _reached_from([leaving], graph.every, set()) - {leaving}
+    return bool(_reached_from([answer], graph.every, {leaving}) & below & graph.on_way)
+
+
+def _moves_of(node: Node, graph: _Graph) -> list[tuple[str, object]]:
+    """Return what an operation moved rows by, each with the name under which the graph holds it."""
+    name, edges = node.name(), graph.every[node]
+    made = [below in graph.on_way for below, _ in edges]
+    if name == "WhereBackward0" and not all(made):
+        return []  # rows are left out, but none is moved
+    if name in INDICES:
+        return [(one, _kept(_saved(node, one))) for one in INDICES[name] if hasattr(node, one)]
+    if name in VIEWS and _is_turned(edges[0][0], graph.every):
+        return [(SIZES, _saved(node, SIZES))]
+    matrix = _matrix_of(node, made, graph)
+    return [*_axes_of(node), *([] if matrix is None else [(matrix, _kept(_saved(node, matrix)))])]
+
+
+def _matrix_of(node: Node, made: list[bool], graph: _Graph) -> str | None:
+    """Return the name of a matrix without a gradient that rows are put together by; None where there is none."""
+    name = node.name()
+    if name in PRODUCTS and made == [False, True] and graph.every[node][0][0] is None:
+        return "_saved_self"
+    if name in PRODUCTS and made == [True, False] and graph.every[node][1][0] is None:
+        stored = graph.ends.is_stored
+        return None if stored is None or stored(_saved(node, "_saved_mat2")) else "_saved_mat2"
+    if name == "MulBackward0" and node in graph.summed and sum(made) == 1:
+        return "_saved_other" if made[0] else "_saved_self"
+    return None
+
+
+def _is_turned(node: Node | None, every: Edges) -> bool:
+    """Return True if a view is taken of a tensor whose axes were exchanged."""
+    while node is not None and node.name() == "CloneBackward0":
+        node = every[node][0][0]
+    return node is not None and node.name() in TURNED
+
+
+def _axes_of(node: Node) -> list[tuple[str, object]]:
+    """Return the numbers by which an operation moved rows, or what an autograd function of the model's own kept."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return [(OWN, _kept(_saved(node, OWN)))]
+    return [(one, _saved(node, one)) for one in AXES.get(node.name(), ()) if hasattr(node, one)]
+
+
+def _saved(node: Node, name: str) -> object:
+    """Return what the graph holds under a name; of an autograd function of the model's own, whole numbers alone."""
+    if name != OWN:
+        return getattr(node, name, None)
+    kept = [x for x in node.saved_tensors if x is not None and not x.is_floating_point()]
+    own = {key: x for key, x in vars(node).items() if isinstance(x, (int, str, tuple)) and not hasattr(x, "_fields")}
+    plain = [(key, x) for key, x in sorted(own.items()) if _is_plain(x)]
+    return (*kept, *plain)
+
+
+def _is_plain(x: object) -> bool:
+    """Return True for whole numbers, texts and tuples of them."""
+    return all(map(_is_plain, x)) if isinstance(x, tuple) else isinstance(x, (int, str))
+
+
+def _kept(x: object) -> object:
+    """Return a value with copies of its tensors; axes along which a tensor repeats itself are kept once."""
+    if isinstance(x, (tuple, list)):
+        return tuple(map(_kept, x))
+    if not isinstance(x, Tensor):
+        return x
+    return x.shape, _once(x).clone()
+
+
+def _once(x: Tensor) -> Tensor:
+    """Return a tensor with one entry along axes that repeat themselves."""
+    return x.detach()[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+
+
+def _is_same(now: object, known: object, name: str = "") -> bool:
+    """Return True if a value is what was kept of an earlier one."""
+    if name == SIZES:
+        return _is_scaled(now, known)
+    if isinstance(now, Tensor):
+        if not isinstance(known, tuple) or len(known) != 2 or now.shape != known[0] or type(known[1]) is not Tensor:
+            return False
+        own = _once(now)
+        if own.shape != known[1].shape or own.dtype != known[1].dtype or own.device != known[1].device:
+            return False
+        return torch.equal(own, known[1])
+    if isinstance(now, (tuple, list)):
+        return isinstance(known, tuple) and len(now) == len(known) and all(map(_is_same, now, known))
+    return type(now) is type(known) and now == known
+
+
+def _is_scaled(now: Any, known: Any) -> bool:  # noqa: ANN401
+    """Return True if two shapes are the same, the number of samples aside: it is in one of the axes."""
+    if len(now) != len(known):
+        return False
+    return sum(a != b for a, b in zip(now, known, strict=True)) <= 1
+
+
+def _is_asked(node: Node, ids: Tensor | None) -> bool:
+    """Return True if a table of embeddings was asked for the token ids that the model was given."""
+    asked = node._saved_indices
+    if ids is None or asked.numel() != ids.numel() or asked.shape[-1] != ids.shape[-1]:
+        return False
+    if asked.data_ptr() == ids.data_ptr() and asked.is_contiguous() and ids.is_contiguous():
+        return True
+    return torch.equal(asked.reshape(ids.shape).to(ids), ids)

@@ -1,0 +1,77 @@
+"""What was measured of a model, for each thing that it was seen to do with its tokens.
+
+Inputs of one form may be treated in different ways: tokens that are turned round where the first id says so, early
+exits. The signature of a pass tells them apart. One that is not known has its structure measured on the inputs of that
+very pass, on all samples unless the first ones are treated as all of them are.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from vitrail.capture.long_texts import part_of_text
+from vitrail.capture.measure import (
+    MOST_FORMS,
+    SAMPLES,
+    Structure,
+    content_of,
+    form_of,
+    measure_all,
+    measured_in_call,
+)
+from vitrail.capture.shadow import Remembered
+from vitrail.capture.signature import Ends, Route, read_route
+from vitrail.models.anatomy import Body
+from vitrail.models.inputs import Inputs
+
+MOST_ROUTES = 16
+"""How many routes are remembered for one form of input."""
+
+
+_variants: Remembered[list[tuple[Route, Structure]]] = Remembered(MOST_FORMS)
+"""By form of input the routes that are known, the last used first."""
+
+
+def variant_of(
+    model: nn.Module,
+    inputs: Inputs,
+    body: Body,
+    structure: Structure,
+    ends: Ends,
+    ends_with: Callable[[Inputs], Ends],
+) -> Structure:
+    """Return the structure of a pass: the one that is known for what it did to tokens, or one measured on its inputs.
+
+    Args:
+        structure: what is known for inputs of this form.
+        ends_with: runs the model as in this pass, on some of the samples.
+    """
+    known = _variants.get(model, form_of(inputs, body), list)
+    for place, (route, found) in enumerate(known):
+        if route.holds(ends):
+            if place:
+                known.insert(0, known.pop(place))
+            return found
+    route = read_route(ends)
+    fits = _was_measured(model, inputs, body, structure)
+    if fits and inputs.batch > SAMPLES:  # samples that were not looked at may be treated in another way
+        fits = not route.hidden and route.holds(ends_with(_first_of(inputs)))
+    found = structure if fits else measure_all(model, inputs, body)
+    if not route.hidden:
+        known.insert(0, (route, found))
+        del known[MOST_ROUTES:]
+    return found
+
+
+def _first_of(inputs: Inputs) -> Inputs:
+    """Return the samples that a structure is measured on."""
+    return inputs if inputs.batch <= SAMPLES else inputs.take(torch.arange(SAMPLES))
+
+
+def _was_measured(model: nn.Module, inputs: Inputs, body: Body, structure: Structure) -> bool:
+    """Return True if this call has measured the structure on these inputs, or on a part of a long text."""
+    measured = measured_in_call(model)
+    part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
+    first = _first_of(inputs if part is None else part)
+    return part is not None or measured.get((content_of(first), first.batch)) is structure
