@@ -17,8 +17,9 @@ from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
+from vitrail.capture.journal import Journal
 from vitrail.capture.layers import check_read
-from vitrail.capture.measure import Structure, known_additions, structure_of
+from vitrail.capture.measure import Structure, known_additions, measure_all, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
@@ -29,7 +30,7 @@ from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, once, shadow
 from vitrail.capture.signature import Ends, ends_of
 from vitrail.capture.torch_private import uncompiled
-from vitrail.capture.variants import variant_of
+from vitrail.capture.variants import journaled, variant_of
 from vitrail.errors import (
     AnatomyError,
     CutGraphError,
@@ -104,6 +105,8 @@ def plan_pass(
     """What is decided of a pass before it runs, or why it cannot be made."""
     check_fits(model, inputs)
     structure = structure_of(model, inputs, body)
+    if structure.conditional:  # how many blocks the answer depends on is a matter of the content
+        structure = measure_all(model, inputs, body)
     if structure.used not in (0, len(body.blocks)):  # the answer does not depend on the blocks after these
         body = replace(body, blocks=body.blocks[: structure.used])
         structure = structure_of(model, inputs, body)
@@ -124,15 +127,13 @@ def _seen_structure(
 ) -> Structure:
     """Return the structure that belongs to what this pass did to tokens, or raise where it cannot be walked."""
     assert plan.structure is not None
-    ends = _ends(model, capture, output)
-    if not ends.complete or is_recording():
+    if is_recording():
         return plan.structure
-
-    def ends_with(some: Inputs) -> Ends:
-        captured, _, answer = _run_captured(model, some, plan, stack=stack)
-        return _ends(model, captured, answer)
-
-    found = variant_of(model, inputs, plan.body, plan.structure, ends, ends_with)
+    seen = partial(_ends_of_run, model, plan=plan, stack=stack)
+    if capture.journal is None:
+        found, _ = variant_of(model, inputs, plan.body, plan.structure, _ends(model, capture, output), seen)
+    else:
+        found = journaled(model, inputs, plan.body, plan.structure, capture.journal, seen)
     if found is plan.structure:
         return found
     if plan.lean and found.refusal is not None:
@@ -143,6 +144,27 @@ def _seen_structure(
             f"model stops early where the content says so. {AT_THE_INPUTS}"
         )
     return found
+
+
+def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: ExitStack) -> Ends:
+    """Run the model as it is, on these inputs, and return where the graph is read."""
+    options = PassOptions(dtype=plan.options.dtype)
+    plain = replace(
+        plan, wanted=Wanted(), options=options, settings=ComputeSettings(), cut=True, recomputes=False, rows=None
+    )
+    with torch.enable_grad():
+        capture, _, output = _run_captured(model, inputs, plain, stack=stack, noted=False)
+    return _ends(model, capture, output)
+
+
+def _is_hidden(model: nn.Module, capture: Capture) -> bool:
+    """Return True if the graph of a pass does not show all that is done to tokens."""
+    options = capture.pass_options
+    if not capture.cut or capture.recomputed is not None or options.within is not None:
+        return True
+    if options.last_block or options.per_block:
+        return True
+    return once(model, "frozen", lambda: any(not p.requires_grad for p in model.parameters()))
 
 
 def _ends(model: nn.Module, capture: Capture, output: Output) -> Ends:
@@ -218,9 +240,13 @@ def _same_answer(own: Output, safe: Output) -> Output:
 
 
 def _run_captured(
-    model: nn.Module, inputs: Inputs, plan: PassPlan, *, stack: ExitStack
+    model: nn.Module, inputs: Inputs, plan: PassPlan, *, stack: ExitStack, noted: bool = True
 ) -> tuple[Capture, Inputs, Output]:
-    """What is captured of one run, the inputs as the model was given them, and what it answered."""
+    """What is captured of one run, the inputs as the model was given them, and what it answered.
+
+    Args:
+        noted: whether functions are noted where the graph does not show them.
+    """
     capture, options, rows = Capture(plan), plan.options, plan.rows
     stack.callback(capture.release)
     capture.ids = inputs.ids
@@ -229,6 +255,8 @@ def _run_captured(
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)
+    if noted and not is_recording() and _is_hidden(model, capture):
+        capture.journal = Journal(inputs.ids)
     if plan.cut and (capture.level != "embedding_output" or not plan.body.blocks):
         inputs = _rooted(inputs, capture)
     with capturing(model, capture), nullcontext() if options.within is None else options.within(model, capture):

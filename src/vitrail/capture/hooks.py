@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.additions import Added, Adding, hooks_for, measured, watched_in
+from vitrail.capture.journal import Journal
 from vitrail.capture.layers import read_early
 from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
@@ -54,6 +55,7 @@ class Capture:
         self.complete = False  # whether exactly one attention call was captured in each layer
         self.roots: list[Tensor] = []
         self.arriving: Tensor | None = None  # what enters the first block, with the graph below it
+        self.journal: Journal | None = None  # the functions that ran, where the graph does not show them
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
@@ -217,9 +219,13 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
         only: the index of the one block that runs, None for the whole model.
     """
     override, safe, rules = capture.pass_options.override, capture.plan.safe, capture.pass_options.within
-    mode = InterceptAttention(capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None)
+    noted = {} if capture.journal is None or only is not None else {"note": capture.journal.note}
+    mode = InterceptAttention(
+        capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None, **noted
+    )
     capture.same = mode.follower.same
     known = capture.attending if only is None else capture.attending[only : only + 1]
+    known = [] if noted else known
     # Empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`.
     entered = ExitStack()
     enter, leave = (lambda *_: entered.enter_context(mode) and None), (lambda *_: entered.close())
@@ -258,6 +264,7 @@ def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Captur
         handles += _state_hooks(capture, index) if capture.keep & INSIDE else []
     if only is not None:
         return
+    handles += _closing_hooks(capture)
     if capture.body.pool is not None:
         handles += _place_hooks(capture, capture.body.pool, capture.pool)
     if capture.body.head is not None:
@@ -266,6 +273,14 @@ def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Captur
         )
     if capture.cut and (capture.level != "embedding_output" or not capture.blocks):
         handles += LEVEL_HOOKS[capture.level](capture, model)
+
+
+def _closing_hooks(capture: Capture) -> list[RemovableHandle]:
+    """Close the journal after the last block."""
+    if capture.journal is None or not capture.blocks:
+        return []
+    close, last = capture.journal.close, capture.body.blocks[-1].module
+    return [last.register_forward_hook(lambda module, args, out: close())]
 
 
 @contextmanager

@@ -61,6 +61,7 @@ class Structure:
     used: int = 0  # how many of the blocks the answer depends on; those after them take no part
     together: str | None = "the blocks are not known"  # why they cannot be differentiated one by one; None if they can
     no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
+    conditional: bool = False  # whether the answer may depend on more blocks for another input
 
 
 @dataclass
@@ -372,7 +373,13 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     refusal = refusal or token_order.check_results(seen.blocks, inputs.batch, body, assumed)
     seen.muted = True
     refusal = refusal or token_order.check_tokens(seen.blocks, inputs.batch, body, assumed)
-    return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together)
+    conditional = used < len(body.blocks) and _may_read_more(seen) if used else False
+    return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together, conditional=conditional)
+
+
+def _may_read_more(seen: _Seen) -> bool:
+    """Return True if the answer is made of what the last block gives, though it does not depend on it here."""
+    return seen.answer is not None and seen.answer.requires_grad and _depend([seen.answer], seen.cuts[-1:])
 
 
 def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:

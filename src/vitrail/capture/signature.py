@@ -127,9 +127,9 @@ def _operands(call: AttentionCall) -> list[Tensor]:
     return found if call.query is not None or call.weights is None else [*found, call.weights]
 
 
-Step = tuple[int, int, type | None, int]
-"""An edge of the graph: the number of a node, which of its edges, and the kind of the node there with the output that
-is read of it; no kind and the number of a node that was met before."""
+Step = tuple[int, int, int, type | None, int]
+"""An edge of the graph: the number of a node, which of its edges, which output of the node there it reads, and the kind
+of that node; no kind and its number where it was met before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,17 +165,14 @@ def _follow(ends: Sequence[Node], route: Route) -> list[Node] | None:
     if tuple(map(type, ends)) != route.kinds or tuple(numbers[node] for node in ends) != route.same:
         return None
     edges = [node.next_functions for node in nodes]
-    for number, place, kind, mark in route.steps:
+    for number, place, output, kind, met in route.steps:
         below = edges[number]
         if place >= len(below):
             return None
-        node, output = below[place]
-        if kind is None:
-            if node is not nodes[mark]:
-                return None
-        elif type(node) is not kind or output != mark:
+        node, read = below[place]
+        if read != output or (type(node) is not kind if kind is not None else node is not nodes[met]):
             return None
-        else:
+        if kind is not None:
             nodes.append(node)
             edges.append(node.next_functions)
     return nodes
@@ -197,11 +194,11 @@ def read_route(ends: Ends) -> Route:
             if below not in on_way:
                 continue
             if below in numbers:
-                steps.append((number, place, None, numbers[below]))
+                steps.append((number, place, output, None, numbers[below]))
                 continue
             numbers[below] = len(order)
             order.append(below)
-            steps.append((number, place, type(below), output))
+            steps.append((number, place, output, type(below), -1))
     plain = {node for node in ends.maps if node is not None}
     tokens = _reached_from([x for x in ends.tokens if x is not None], every, plain - set(ends.tokens))
     maps = _reached_from(plain, every, tokens) - tokens

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from vitrail.capture.journal import Journal
 from vitrail.capture.long_texts import part_of_text
 from vitrail.capture.measure import (
     MOST_FORMS,
@@ -33,26 +34,28 @@ _variants: Remembered[list[tuple[Route, Structure]]] = Remembered(MOST_FORMS)
 """By form of input the routes that are known, the last used first."""
 
 
+_journals: Remembered[dict[tuple[object, ...], Structure]] = Remembered(MOST_FORMS)
+"""By form of input the structures of passes whose graph does not show what they did."""
+SeenEnds = Callable[[Inputs], Ends]
+"""Runs the model as it is on some inputs, and returns where the graph of that run is read."""
+
+
 def variant_of(
-    model: nn.Module,
-    inputs: Inputs,
-    body: Body,
-    structure: Structure,
-    ends: Ends,
-    ends_with: Callable[[Inputs], Ends],
-) -> Structure:
-    """Return the structure of a pass: the one that is known for what it did to tokens, or one measured on its inputs.
+    model: nn.Module, inputs: Inputs, body: Body, structure: Structure, ends: Ends, ends_with: SeenEnds
+) -> tuple[Structure, bool]:
+    """Return the structure of a pass, and whether it holds for every pass that does the same to tokens.
+
+    It is the one that is known for what the pass did, or it is measured on the inputs.
 
     Args:
         structure: what is known for inputs of this form.
-        ends_with: runs the model as in this pass, on some of the samples.
     """
     known = _variants.get(model, form_of(inputs, body), list)
     for place, (route, found) in enumerate(known):
         if route.holds(ends):
             if place:
                 known.insert(0, known.pop(place))
-            return found
+            return found, True
     route = read_route(ends)
     fits = _was_measured(model, inputs, body, structure)
     if fits and inputs.batch > SAMPLES:  # samples that were not looked at may be treated in another way
@@ -61,6 +64,28 @@ def variant_of(
     if not route.hidden:
         known.insert(0, (route, found))
         del known[MOST_ROUTES:]
+    return found, not route.hidden
+
+
+def journaled(
+    model: nn.Module, inputs: Inputs, body: Body, structure: Structure, journal: Journal, ends_with: SeenEnds
+) -> Structure:
+    """Return the structure of a pass whose graph does not show what it did: that of another pass with its journal."""
+    known, key = _journals.get(model, form_of(inputs, body), dict), journal.key
+    if key in known:
+        return known[key]
+    ends = ends_with(inputs)
+    if ends.complete:
+        found, holds = variant_of(model, inputs, body, structure, ends, ends_with)
+    else:  # such as frozen weights: what is done before the first block is in no graph
+        found = structure
+        if not _was_measured(model, inputs, body, structure) or inputs.batch > SAMPLES:
+            found = measure_all(model, inputs, body)
+        holds = True
+    if holds:
+        if len(known) >= MOST_ROUTES:
+            known.clear()
+        known[key] = found
     return found
 
 

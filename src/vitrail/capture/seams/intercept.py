@@ -169,6 +169,7 @@ class InterceptAttention(TorchFunctionMode):
         safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
         in_parts: whether powers of e over their sum are taken for a softmax.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
+        note: is told of every function before it runs.
     """
 
     def __init__(
@@ -180,9 +181,11 @@ class InterceptAttention(TorchFunctionMode):
         safe: bool = False,
         in_parts: bool = True,
         cut: Cut | None = None,
+        note: Callable[[Callable[..., Any], tuple, dict], None] = lambda func, args, kwargs: None,
     ) -> None:
         super().__init__()
         self.emit, self.override, self.block, self.safe, self.cut = emit, override, block, safe, cut
+        self.note = note
         self.follower = Follower(emit, in_parts)
         self.masks: list[tuple[Tensor | None, bool, torch.Size, Tensor]] = []  # blocks share one, or a few
 
@@ -191,6 +194,7 @@ class InterceptAttention(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; note it if it is, or is part of, an attention call."""
         kwargs = kwargs or {}
+        self.note(func, args, kwargs)
         if func not in INTERCEPTED and not self.follower.follows:  # first, because nearly all functions end here
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:

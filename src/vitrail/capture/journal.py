@@ -1,0 +1,148 @@
+"""What a pass did to tokens where its graph does not show it: the functions that ran, and what they moved rows by.
+
+A pass without gradients, under rules, or of frozen weights has no graph that a signature could be read off. Its
+functions are seen by the mode that intercepts attention. Two passes with the same journal did the same.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BY_INDEX = frozenset(
+    getattr(place, name)
+    for place in (torch, Tensor)
+    for name in (
+        "__getitem__", "__setitem__", "gather", "index_select", "take_along_dim", "take", "index_add", "index_add_",
+        "index_copy", "index_copy_", "index_put", "index_put_", "index_fill", "index_fill_", "scatter", "scatter_",
+        "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "masked_select", "masked_scatter",
+        "masked_scatter_", "repeat_interleave",
+    )
+    if hasattr(place, name)
+)  # fmt: skip
+"""Functions that move rows of their first argument by tensors of whole numbers."""
+BY_NUMBER = frozenset(
+    getattr(place, name)
+    for place in (torch, Tensor)
+    for name in (
+        "flip", "fliplr", "flipud", "roll", "rot90", "permute", "transpose", "swapaxes", "movedim", "narrow", "select",
+        "split", "chunk", "tensor_split", "unbind", "cat", "stack", "unfold", "as_strided", "view", "reshape",
+        "flatten", "unflatten", "squeeze", "unsqueeze",
+    )
+    if hasattr(place, name)
+)  # fmt: skip
+"""Functions that move rows by numbers."""
+PRODUCTS = frozenset({torch.matmul, torch.bmm, torch.mm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.mm,
+                      Tensor.__matmul__, torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__})  # fmt: skip
+JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.hstack, torch.vstack})
+CHOICES = frozenset({torch.where, Tensor.where})
+NOTED = BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding}
+SMALL = 1 << 20
+"""How many entries a matrix has at most that is looked at for being a permutation."""
+
+
+class Journal:
+    """The functions of one pass, with what they moved rows by.
+
+    Args:
+        ids: the token ids that the model is given.
+    """
+
+    def __init__(self, ids: Tensor | None) -> None:
+        self.ids = ids
+        self.notes: list[object] = []
+        self.closed = False
+
+    def note(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Keep that a function runs."""
+        self.notes.append(func)
+        if func in NOTED and not self.closed:
+            self.notes += self._moves(func, args, kwargs)
+
+    def close(self) -> None:
+        """Keep the functions alone from here on: which tokens an answer reads is measured in every call."""
+        self.closed = True
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All notes, as one key."""
+        return tuple(self.notes)
+
+    def _moves(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Iterable[object]:
+        """Return what a function moves rows by."""
+        if func is F.embedding:
+            return [self._is_asked(args[0])]
+        if func in CHOICES:
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            rows = sum(x.is_floating_point() and x.ndim > 1 for x in given)
+            return _values(given) if rows > 1 else []
+        if func in PRODUCTS:
+            return [_content(x) for x in args if isinstance(x, Tensor) and _is_selection(x)]
+        if func in JOINS:
+            return [*_places(args[0] if args else kwargs.get("tensors")), *_numbers([*args[1:], *kwargs.values()])]
+        if func in BY_NUMBER:
+            return _numbers([*args[1:], *kwargs.values()])
+        return _values([*(args if func is F.one_hot else args[1:]), *kwargs.values()])
+
+    def _is_asked(self, asked: object) -> bool:
+        """Return True if a table of embeddings is asked for the token ids that the model is given."""
+        ids = self.ids
+        if not isinstance(asked, Tensor) or ids is None or asked.shape[-1:] != ids.shape[-1:]:
+            return False
+        return asked is ids or (asked.numel() == ids.numel() and torch.equal(asked.reshape(ids.shape).to(ids), ids))
+
+
+def _places(given: object) -> list[object]:
+    """Return where the parts of what is joined lie in memory: parts of one tensor may be joined in another order."""
+    parts = given if isinstance(given, (tuple, list)) else ()
+    return [(x.storage_offset(), tuple(x.shape), x.stride()) for x in parts if isinstance(x, Tensor)]
+
+
+def _numbers(given: Iterable[object]) -> list[object]:
+    """Return the numbers among arguments."""
+    found: list[object] = []
+    for x in given:
+        if isinstance(x, (tuple, list)):
+            found += ["(", *_numbers(x), ")"]
+        elif not isinstance(x, Tensor):
+            found.append(_plain(x))
+    return found
+
+
+def _values(given: Iterable[object]) -> list[object]:
+    """Return the numbers among arguments, and the content of tensors of whole numbers."""
+    found: list[object] = []
+    for x in given:
+        if isinstance(x, (tuple, list)):
+            found += ["(", *_values(x), ")"]
+        elif not isinstance(x, Tensor):
+            found.append(_plain(x))
+        elif not x.is_floating_point():
+            found.append(_content(x))
+    return found
+
+
+def _plain(x: object) -> object:
+    """Return a value that can be compared: bounds of slices are numbers, whatever else stands for itself."""
+    if isinstance(x, slice):
+        return ("slice", _plain(x.start), _plain(x.stop), _plain(x.step))
+    if isinstance(x, Tensor):
+        return _content(x)
+    return x if isinstance(x, (int, float, str, bool, type(None), type(Ellipsis))) else repr(x)
+
+
+def _content(x: Tensor) -> tuple[object, ...]:
+    """Return the shape of a tensor and a hash of its numbers."""
+    own = x.detach()[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+    return x.shape, hash(own.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _is_selection(x: Tensor) -> bool:
+    """Return True if a tensor holds zeros and ones alone, as a matrix does that picks rows."""
+    if x.ndim < 2 or x.numel() > SMALL or x.requires_grad:
+        return False
+    first = x.detach().reshape(-1)[:8]
+    plain = ((first == 0) | (first == 1)).all()
+    return bool(plain) and bool(((x == 0) | (x == 1)).all())
