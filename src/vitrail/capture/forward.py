@@ -28,7 +28,7 @@ from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import AT_THE_INPUTS
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, once, shadow
-from vitrail.capture.signature import Ends, ends_of
+from vitrail.capture.signature import Ends
 from vitrail.capture.torch_private import uncompiled
 from vitrail.capture.variants import journaled, variant_of
 from vitrail.errors import (
@@ -127,11 +127,11 @@ def _seen_structure(
 ) -> Structure:
     """Return the structure that belongs to what this pass did to tokens, or raise where it cannot be walked."""
     assert plan.structure is not None
-    if is_recording():
+    if not capture.checked:
         return plan.structure
     seen = partial(_ends_of_run, model, plan=plan, stack=stack)
     if capture.journal is None:
-        found, _ = variant_of(model, inputs, plan.body, plan.structure, _ends(model, capture, output), seen)
+        found, _ = variant_of(model, inputs, plan.body, plan.structure, capture.ends(output.wide), seen)
     else:
         found = journaled(model, inputs, plan.body, plan.structure, capture.journal, seen)
     if found is plan.structure:
@@ -154,43 +154,23 @@ def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: Exi
     )
     with torch.enable_grad():
         capture, _, output = _run_captured(model, inputs, plain, stack=stack, noted=False)
-    return _ends(model, capture, output)
+    return capture.ends(output.wide)
 
 
-def _is_hidden(model: nn.Module, capture: Capture) -> bool:
-    """Return True if the graph of a pass does not show all that is done to tokens."""
-    options = capture.pass_options
-    if not capture.cut or capture.recomputed is not None or options.within is not None:
-        return True
-    if options.last_block or options.per_block:
-        return True
-    return once(model, "frozen", lambda: any(not p.requires_grad for p in model.parameters()))
+def _close(journal: Journal, module: nn.Module, args: tuple, out: object) -> None:
+    """Close the journal: a hook after the last block."""
+    journal.close()
 
 
-def _ends(model: nn.Module, capture: Capture, output: Output) -> Ends:
-    """Return where the graph of a pass is read."""
-    last = capture.blocks[-1].states.get("leaving") if capture.blocks else None
-    calls = [call for captured in capture.layers for call in captured.calls]
-    return ends_of(
-        calls,
-        output.wide,
-        entering=capture.arriving,
-        leaving=last,
-        roots=capture.roots,
-        ids=capture.ids,
-        is_stored=partial(_is_stored, model),
-    )
+def _is_frozen(model: nn.Module) -> bool:
+    """Return True if some weights have no gradient: what they make of the input may be in no graph."""
+    return any(not p.requires_grad for p in model.parameters())
 
 
 def _is_stored(model: nn.Module, x: Tensor) -> bool:
     """Return True if a tensor lies in a weight of the model."""
     held = once(model, "storages", lambda: {p.untyped_storage().data_ptr() for p in model.parameters()})
     return x.untyped_storage().data_ptr() in held
-
-
-def is_recording() -> bool:
-    """Return True while a CUDA graph is recorded: nothing may wait for the device then."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _run_until_sound(
@@ -255,8 +235,16 @@ def _run_captured(
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)
-    if noted and not is_recording() and _is_hidden(model, capture):
+    # Nothing may wait for the device while a CUDA graph is recorded.
+    capture.checked = not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing()
+    hidden = not plan.cut or capture.recomputed is not None or options.within is not None
+    hidden = hidden or options.last_block or options.per_block or once(model, "frozen", partial(_is_frozen, model))
+    if noted and capture.checked and hidden:
         capture.journal = Journal(inputs.ids)
+        for block in plan.body.blocks[-1:]:
+            close = block.module.register_forward_hook(partial(_close, capture.journal))
+            stack.callback(close.remove)
+    capture.is_stored = partial(_is_stored, model)
     if plan.cut and (capture.level != "embedding_output" or not plan.body.blocks):
         inputs = _rooted(inputs, capture)
     with capturing(model, capture), nullcontext() if options.within is None else options.within(model, capture):

@@ -21,6 +21,7 @@ from vitrail.capture.refusals import no_attention, no_graph, softmax_in_parts, u
 from vitrail.capture.seams.call import AttentionCall, first_tensor
 from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.capture.shadow import hooks, once
+from vitrail.capture.signature import Ends, ends_of
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import SeamError, VitrailError
 
@@ -55,6 +56,8 @@ class Capture:
         self.complete = False  # whether exactly one attention call was captured in each layer
         self.roots: list[Tensor] = []
         self.arriving: Tensor | None = None  # what enters the first block, with the graph below it
+        self.checked = True  # whether what is done to tokens is compared with what was measured
+        self.is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
         self.journal: Journal | None = None  # the functions that ran, where the graph does not show them
         self.ids: Tensor | None = None  # the token ids the model is called with
         self.here: BlockCapture = self.loose
@@ -88,6 +91,20 @@ class Capture:
         index = next(index for index, one in enumerate(self.blocks) if one is captured)
         known = self.additions.setdefault(index, set())
         return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep, known=known)
+
+    def ends(self, answer: Tensor) -> Ends:
+        """Return where the graph of the pass is read, for its signature."""
+        last = self.blocks[-1].states.get("leaving") if self.blocks else None
+        calls = [call for captured in self.layers for call in captured.calls]
+        return ends_of(
+            calls,
+            answer,
+            entering=self.arriving,
+            leaving=last,
+            roots=self.roots,
+            ids=self.ids,
+            is_stored=self.is_stored,
+        )
 
     def measure_added(self, index: int, device: str) -> None:
         """Measure at once what the sub-layers of a block add, and free what that is measured by."""
@@ -264,7 +281,6 @@ def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Captur
         handles += _state_hooks(capture, index) if capture.keep & INSIDE else []
     if only is not None:
         return
-    handles += _closing_hooks(capture)
     if capture.body.pool is not None:
         handles += _place_hooks(capture, capture.body.pool, capture.pool)
     if capture.body.head is not None:
@@ -273,14 +289,6 @@ def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Captur
         )
     if capture.cut and (capture.level != "embedding_output" or not capture.blocks):
         handles += LEVEL_HOOKS[capture.level](capture, model)
-
-
-def _closing_hooks(capture: Capture) -> list[RemovableHandle]:
-    """Close the journal after the last block."""
-    if capture.journal is None or not capture.blocks:
-        return []
-    close, last = capture.journal.close, capture.body.blocks[-1].module
-    return [last.register_forward_hook(lambda module, args, out: close())]
 
 
 @contextmanager

@@ -358,6 +358,9 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
         return Structure(
             origin, None if body.blocks else token_order.check_chain(seen.outside, inputs.batch), (unknown,)
         )
+    flat = [x for block in seen.blocks if (x := block.entering) is not None and x.ndim < 3]
+    if flat:
+        return Structure(origin, token_order.flattened(flat[0]))
     assumed: list[str] = []
     refusal, used, together = None, 0, "the blocks have no gradient"
     if _attached(seen):
@@ -533,8 +536,9 @@ def _has_several(model: nn.Module, inputs: Inputs) -> bool:
             return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))
         except SeamError:  # such as queries of frozen weights, without a graph: one stream is measured in another way
             return False
-    # Tokens in several axes, or several copies of them (series by channel, AltUp), are numbered by the streams.
-    return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) > 2 for block in found.blocks)
+    # Tokens in several axes, several copies of them (series by channel, AltUp), and those of all samples in one axis
+    # are numbered by the streams.
+    return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) != 2 for block in found.blocks)
 
 
 def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:

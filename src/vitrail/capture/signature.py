@@ -8,8 +8,9 @@ What an answer is made of after the last block is part of a route by its operati
 which tokens an answer reads is measured in every call.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import ne
 from typing import Any
 
 import torch
@@ -70,32 +71,24 @@ UNSEEN = ("CopySlices", "AsStridedBackward0")
 class Ends:
     """Where the graph of a pass is read."""
 
-    tokens: tuple[Node | None, ...]  # what enters the first block, the operands of calls, what the last block gives
-    maps: tuple[Node | None, ...]  # attention maps whose queries and keys are among them
+    nodes: tuple[Node, ...]  # of all that follows, as far as it is in the graph
+    tokens: frozenset[Node]  # what enters the first block, the operands of calls, what the last block gives
+    maps: frozenset[Node]  # attention maps whose queries and keys are among them
     leaving: Node | None  # what the last block gives
     answer: Node | None
-    roots: frozenset[Node]  # where the graph begins
+    complete: bool  # whether all that happens to tokens is in the graph
+    roots: Sequence[Tensor]  # where the graph begins
     ids: Tensor | None = None  # the token ids that the model was given
     is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
 
-    @property
-    def complete(self) -> bool:
-        """Whether all that happens to tokens is in the graph."""
-        return self.answer is not None and all(node is not None for node in self.tokens)
-
-    @property
-    def all(self) -> tuple[Node, ...]:
-        """All ends that are in the graph, those of tokens first."""
-        return tuple(node for node in (*self.tokens, *self.maps, self.answer) if node is not None)
-
 
 def ends_of(
-    calls: Sequence[AttentionCall],
+    calls: Iterable[AttentionCall],
     answer: Tensor,
     *,
     entering: Tensor | None,
     leaving: Tensor | None,
-    roots: Iterable[Tensor],
+    roots: Sequence[Tensor],
     ids: Tensor | None,
     is_stored: Callable[[Tensor], bool] | None = None,
 ) -> Ends:
@@ -105,26 +98,28 @@ def ends_of(
         entering: what enters the first block; None where no block is known.
         leaving: what the last block gives.
         roots: where the graph begins.
+        ids: the token ids that the model was given.
         is_stored: whether a tensor is a weight of the model.
     """
-    given = [x for call in calls for x in _operands(call)]
-    tokens = [*(() if entering is None else (entering,)), *given, *(() if leaving is None else (leaving,))]
-    maps = [call.weights for call in calls if call.query is not None and call.weights is not None]
+    given, maps = [entering, leaving], []
+    for call in calls:
+        given += [call.query, call.key, call.value]
+        (maps if call.query is not None else given).append(call.weights)
+    tokens = [x.grad_fn or node_of(x) for x in given if x is not None]
+    of_maps = [x.grad_fn for x in maps if x is not None and x.grad_fn is not None]
+    known = [node for node in tokens if node is not None]
+    end = None if leaving is None else leaving.grad_fn
     return Ends(
-        tuple(map(node_of, tokens)),
-        tuple(map(node_of, maps)),
-        node_of(leaving),
-        node_of(answer),
-        frozenset(map(node_of, roots)),
+        (*known, *of_maps, *(() if answer.grad_fn is None else (answer.grad_fn,))),
+        frozenset(known),
+        frozenset(of_maps),
+        end,
+        answer.grad_fn,
+        answer.grad_fn is not None and len(known) == len(tokens),
+        roots,
         ids,
         is_stored,
     )
-
-
-def _operands(call: AttentionCall) -> list[Tensor]:
-    """Return the tensors of an attention call that hold tokens; its map where the queries are not known."""
-    found = [x for x in (call.query, call.key, call.value) if x is not None]
-    return found if call.query is not None or call.weights is None else [*found, call.weights]
 
 
 Step = tuple[int, int, int, type | None, int]
@@ -136,59 +131,53 @@ of that node; no kind and its number where it was met before."""
 class Route:
     """What was done to tokens in one pass: the kinds of all nodes on their way, and what rows were moved by."""
 
-    ends: int
     kinds: tuple[type, ...]  # of the ends
     same: tuple[int, ...]  # the number of each end
     steps: tuple[Step, ...]
-    moves: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
+    numbers: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
+    sizes: tuple[tuple[int, tuple[int, ...]], ...]  # the shape of which a node is a view, the number of samples in it
+    tensors: tuple[tuple[int, str, object], ...]  # the same where it holds tensors
     tables: tuple[tuple[int, bool], ...]  # tables of embeddings, and whether they were asked for the ids given
     hidden: bool  # whether something on the way does not show itself in the graph
 
     def holds(self, ends: Ends) -> bool:
-        """Return True if the same was done to tokens in another pass."""
-        found = ends.all
-        if len(found) != self.ends:
-            return False
-        nodes = _follow(found, self)
-        if nodes is None:
-            return False
-        asked = (_is_asked(nodes[number], ends.ids) is known for number, known in self.tables)
-        return all(asked) and all(
-            _is_same(_saved(nodes[number], name), known, name) for number, name, known in self.moves
-        )
+        """Return True if the same was done to tokens in another pass.
 
-
-def _follow(ends: Sequence[Node], route: Route) -> list[Node] | None:
-    """Return the nodes of another pass by their numbers; None where its graph is another one."""
-    nodes = list(dict.fromkeys(ends))
-    numbers = {node: number for number, node in enumerate(nodes)}
-    if tuple(map(type, ends)) != route.kinds or tuple(numbers[node] for node in ends) != route.same:
-        return None
-    edges = [node.next_functions for node in nodes]
-    for number, place, output, kind, met in route.steps:
-        below = edges[number]
-        if place >= len(below):
-            return None
-        node, read = below[place]
-        if read != output or (type(node) is not kind if kind is not None else node is not nodes[met]):
-            return None
-        if kind is not None:
-            nodes.append(node)
-            edges.append(node.next_functions)
-    return nodes
+        All of it stands in one function, because every call of an explanation passes it.
+        """
+        nodes = list(dict.fromkeys(ends.nodes))
+        places = {node: number for number, node in enumerate(nodes)}
+        if tuple(map(type, ends.nodes)) != self.kinds or tuple([places[node] for node in ends.nodes]) != self.same:
+            return False
+        edges = [node.next_functions for node in nodes]
+        try:
+            for number, place, output, kind, met in self.steps:
+                node, read = edges[number][place]
+                if read != output or (node is not nodes[met] if kind is None else type(node) is not kind):
+                    return False
+                if kind is not None:
+                    nodes.append(node)
+                    edges.append(node.next_functions)
+        except IndexError:  # a node of fewer edges
+            return False
+        if any([getattr(nodes[number], name) != value for number, name, value in self.numbers]):
+            return False
+        # The number of samples is in one of the axes.
+        shapes = [(getattr(nodes[number], SIZES), size) for number, size in self.sizes]
+        if any([sum(map(ne, now, size)) > 1 or len(now) != len(size) for now, size in shapes]):
+            return False
+        if any([_is_asked(nodes[number], ends.ids) is not asked for number, asked in self.tables]):
+            return False
+        return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
 
 
 def read_route(ends: Ends) -> Route:
     """Return what was done to tokens in a pass."""
-    found = ends.all
+    found = ends.nodes
     every = _nodes_below(found)
-    on_way = _made_of_tokens(every, ends.roots)
-    numbers, order, steps = dict[Node, int](), list[Node](), list[Step]()
-    for node in found:
-        if node not in numbers:
-            numbers[node] = len(order)
-            order.append(node)
-    kinds, same = tuple(type(node) for node in found), tuple(numbers[node] for node in found)
+    on_way = _made_of_tokens(every, frozenset(map(node_of, ends.roots)))
+    numbers, steps = {node: number for number, node in enumerate(dict.fromkeys(found))}, list[Step]()
+    order = list(numbers)
     for number, node in enumerate(order):
         for place, (below, output) in enumerate(every[node]):
             if below not in on_way:
@@ -199,15 +188,19 @@ def read_route(ends: Ends) -> Route:
             numbers[below] = len(order)
             order.append(below)
             steps.append((number, place, output, type(below), -1))
-    plain = {node for node in ends.maps if node is not None}
-    tokens = _reached_from([x for x in ends.tokens if x is not None], every, plain - set(ends.tokens))
-    maps = _reached_from(plain, every, tokens) - tokens
+    tokens = _reached_from(ends.tokens, every, ends.maps - ends.tokens)
+    maps = _reached_from(ends.maps, every, tokens) - tokens
     graph = _Graph(every, on_way, _below_sums(order, every), ends)
     moves = [(numbers[x], *one) for x in order if x in tokens for one in _moves_of(x, graph)]
     moves += [(numbers[x], *one) for x in order if x in maps for one in _axes_of(x)]
+    sizes = [(number, size) for number, name, size in moves if name == SIZES]
+    plain = [one for one in moves if _is_plain(one[2]) and one[1] not in (SIZES, OWN)]
+    rest = [one for one in moves if (not _is_plain(one[2]) and one[1] != SIZES) or one[1] == OWN]
     tables = [(numbers[x], _is_asked(x, ends.ids)) for x in order if x in tokens and x.name() == TABLE]
     unseen = any(x in tokens and x.name().startswith(UNSEEN) for x in order)
-    return Route(len(found), kinds, same, tuple(steps), tuple(moves), tuple(tables), unseen or _reads_early(graph))
+    kinds, same = tuple(map(type, found)), tuple(numbers[node] for node in found)
+    hidden = unseen or _reads_early(graph)
+    return Route(kinds, same, tuple(steps), tuple(plain), tuple(sizes), tuple(rest), tuple(tables), hidden)
 
 
 Edges = dict[Node, tuple[tuple[Node | None, int], ...]]
@@ -249,7 +242,7 @@ def _begins(node: Node, edges: tuple[tuple[Node | None, int], ...], roots: froze
     return node in roots or node.name() == TABLE or any(below is None for below, _ in edges)
 
 
-def _reached_from(start: Iterable[Node], every: Edges, stops: set[Node]) -> set[Node]:
+def _reached_from(start: Iterable[Node], every: Edges, stops: Collection[Node]) -> set[Node]:
     """Return the nodes that these are made of, themselves included; nothing behind a stop."""
     found: set[Node] = set()
     waiting = list(start)
@@ -357,10 +350,8 @@ def _once(x: Tensor) -> Tensor:
     return x.detach()[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
 
 
-def _is_same(now: object, known: object, name: str = "") -> bool:
+def _is_same(now: object, known: object) -> bool:
     """Return True if a value is what was kept of an earlier one."""
-    if name == SIZES:
-        return _is_scaled(now, known)
     if isinstance(now, Tensor):
         if not isinstance(known, tuple) or len(known) != 2 or now.shape != known[0] or type(known[1]) is not Tensor:
             return False
@@ -371,13 +362,6 @@ def _is_same(now: object, known: object, name: str = "") -> bool:
     if isinstance(now, (tuple, list)):
         return isinstance(known, tuple) and len(now) == len(known) and all(map(_is_same, now, known))
     return type(now) is type(known) and now == known
-
-
-def _is_scaled(now: Any, known: Any) -> bool:  # noqa: ANN401
-    """Return True if two shapes are the same, the number of samples aside: it is in one of the axes."""
-    if len(now) != len(known):
-        return False
-    return sum(a != b for a, b in zip(now, known, strict=True)) <= 1
 
 
 def _is_asked(node: Node, ids: Tensor | None) -> bool:

@@ -230,6 +230,14 @@ def compare_rows(found: Tensor, what: str, index: int) -> str | None:
     return unreadable(index, f"{what} are in another order than the tokens: token {token} is row {row}")
 
 
+def flattened(entering: Tensor) -> str:
+    """Say that the blocks have no axis of samples."""
+    return (
+        f"the blocks work on a state of shape {tuple(entering.shape)}, in which samples and tokens share an axis, so "
+        f"rows cannot be told apart by sample. Leave anatomy out, and they are measured. {AT_THE_INPUTS}"
+    )
+
+
 def unreadable(index: int, seen: str) -> str:
     """Why the attention of a block cannot be read token by token."""
     return (

@@ -1,0 +1,68 @@
+"""Whether the answer to one sample is made of that sample alone.
+
+A model that compares the samples of a batch, or normalises over them, gives each an answer that hangs on the others. A
+map of one sample would then leave out, or hold, parts of others. This is measured at the inputs, whatever is inside the
+model, so every method asks it here.
+"""
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.input_gradients import at_inputs
+from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.refusals import COUPLED
+from vitrail.capture.shadow import Remembered, dtypes_of
+from vitrail.errors import MethodError, SeamError, VitrailError
+from vitrail.models.inputs import Inputs
+
+MOST = 3
+"""How many samples are looked at."""
+_known: Remembered[bool] = Remembered(256)
+
+
+def check_apart(model: nn.Module, inputs: Inputs) -> None:
+    """Raise if the answers to these samples depend on each other."""
+    if inputs.batch > 1 and _coupled(model, inputs):
+        raise SeamError(COUPLED)
+
+
+def check_copies(model: nn.Module, inputs: Inputs) -> None:
+    """Raise if the answer to a sample changes when copies of it stand in the batch."""
+    if inputs.batch == 1 and _coupled(model, inputs.take(torch.zeros(2, dtype=torch.long))):
+        raise MethodError(f"{COUPLED} This method runs several copies of a sample at once: take one that does not.")
+
+
+def _coupled(model: nn.Module, inputs: Inputs) -> bool:
+    named = (*enumerate(inputs.args), *inputs.kwargs.items())
+    form = tuple((name, x.shape[1:], x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named)
+    some = inputs if inputs.batch <= MOST else inputs.take(torch.tensor([0, 1, inputs.batch - 1]))
+    return _known.get(model, (form, some.batch), lambda: _measured(model, some) or _measured_whole(model, inputs, some))
+
+
+def _measured_whole(model: nn.Module, inputs: Inputs, some: Inputs) -> bool:
+    """Measure all samples where the model does not take fewer."""
+    return False
+
+
+def _measured(model: nn.Module, some: Inputs) -> bool:
+    """Return True if the gradient of the answer to one sample arrives at another one."""
+    options = PassOptions(dtype=torch.float32) if torch.float16 in dtypes_of(model) else PassOptions()
+    with suppress(VitrailError), torch.random.fork_rng(devices=[]):
+        run = at_inputs(model, some, pass_options=options)
+        places = [x for name, x in run.roots.items() if name not in some.shared and x.shape[0] == some.batch]
+        answer = run.answer.output.wide
+        if not places or answer.shape[0] != some.batch or not answer.requires_grad:
+            return False
+        return any(_reaches_others(answer, places, row) for row in range(some.batch))
+    return False
+
+
+def _reaches_others(answer: Tensor, places: list[Tensor], row: int) -> bool:
+    """Return True if the gradient of one sample's answer arrives at another sample."""
+    seed = torch.zeros_like(answer)
+    seed[row] = torch.randn(answer[row].shape, generator=torch.Generator().manual_seed(row)).to(answer)
+    found = torch.autograd.grad(answer, places, seed, retain_graph=True, allow_unused=True)
+    others = [torch.cat([x[:row], x[row + 1 :]]) for x in found if x is not None]
+    return any(bool((x.isfinite() & (x != 0)).any()) for x in others)
