@@ -296,9 +296,7 @@ SOFTMAX: dict[str, Callable[..., Tensor]] = {
 """All these compute softmax(q k) v."""
 WEIGHTED: dict[str, Callable[..., Tensor]] = {one.__name__: one for one in (sigmoid, relu)}
 """These have a map that no softmax made."""
-UNMAPPED: dict[str, Callable[..., Tensor]] = {
-    one.__name__: one for one in (linear, convolution, running_mean, fourier)
-}
+UNMAPPED: dict[str, Callable[..., Tensor]] = {one.__name__: one for one in (linear, convolution, running_mean, fourier)}
 """These mix tokens without a map."""
 MULTIHEAD = "multihead"
 FORMS = (*SOFTMAX, MULTIHEAD, *WEIGHTED, *UNMAPPED)
@@ -566,12 +564,10 @@ class RandomModel(nn.Module):
         if kind == "exit_where":
             return torch.where(is_odd(ids), at(early, first_real(real)), at(x, first_real(real)))
         if kind == "shortcut":
-            return at(x, first_real(real)) + 0.3 * (ids[:, :1] % 2) * at(early, first_real(real))
+            return at(x, first_real(real)) + 0.3 * is_odd(ids).to(x) * at(early, first_real(real))
         raise ValueError(kind)
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, lengths: Tensor | None = None
-    ) -> Any:  # noqa: ANN401
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
         self._write(input_ids)
         x, real, early = self.states(input_ids, self.real(input_ids, attention_mask, lengths))
         if self.recipe.wrapper == "coupled_states":  # as a norm over the batch does
@@ -652,6 +648,8 @@ def allowed(recipe: Recipe) -> bool:  # noqa: C901  (one line for each pair of c
     if recipe.order == "windows" and recipe.length % PAIR:
         return False
     if recipe.norm == "post" and recipe.block in ("parallel", "in_place"):
+        return False
+    if recipe.wrapper in COUPLED and recipe.batch == 1:
         return False
     return recipe.wrapper != "counter_parameter" or recipe.readout != "gated"
 

@@ -1,7 +1,7 @@
 """What becomes of a random model: each method is right, refused, wrong, or fails with an error that is not ours.
 
-    python tests/random_outcomes.py 500 17        500 recipes, from the seed 17
-    python tests/random_outcomes.py "Recipe(seed=17, form='matmul')"    one recipe, every outcome
+python tests/random_outcomes.py 500 17        500 recipes, from the seed 17
+python tests/random_outcomes.py "Recipe(seed=17, form='matmul')"    one recipe, every outcome
 """
 
 import contextlib
@@ -17,16 +17,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from random_models import COUPLED, RandomModel, Recipe, allowed, build, draw, inputs
+from random_models import COUPLED, Given, RandomModel, Recipe, allowed, build, draw, inputs
+from random_known import known_to_fail
 from random_references import AT_A_LEVEL, REFERENCES, REMOVING, TARGET, fall_to_zero, run
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.attribution import Attribution
 from vitrail.errors import VitrailError
 
 METHODS = ("gae", "rollout", "tokentm", "auto", "leave_one_out")
-CLOSE = 1e-7
-"""By the largest score: all is in float64, and no sum has more than some thousand terms."""
+CLOSE = 1e-5
+"""By the largest score. All is in float64, but AttnLRP divides by numbers that may be small."""
 COMPLETE = 0.05
 """What the scores of integrated gradients may lack, by the sum of their sizes: fifty steps are few for a small norm."""
 RIGHT, REFUSED, WRONG, CRASH, UNKNOWN = "right", "refused", "WRONG", "CRASH", "unknown"
@@ -77,7 +79,7 @@ def outcomes(recipe: Recipe, methods: tuple[str, ...] = METHODS) -> list[Outcome
     return found
 
 
-def check_reference(recipe: Recipe, plain: RandomModel, given: list[Any]) -> None:
+def check_reference(recipe: Recipe, plain: RandomModel, given: list[Given]) -> None:
     """Raise if the plain loops do not compute what the model computes."""
     if recipe.wrapper in COUPLED:
         return
@@ -104,94 +106,82 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {**{name: x.detach().clone() for name, x in tensors.items()}, "random state": torch.get_rng_state()}
 
 
-def outcome(recipe: Recipe, model: nn.Module, plain: RandomModel, given: Any, method: str, call: int) -> Outcome:  # noqa: ANN401, PLR0913
+def outcome(recipe: Recipe, model: nn.Module, plain: RandomModel, given: Given, method: str, call: int) -> Outcome:  # noqa: PLR0913
+    """What becomes of one method on one input."""
     try:
         found = vitrail.explain(model, dict(given.kwargs), method, TARGET)
     except VitrailError as error:
         return Outcome(method, call, REFUSED, f"{type(error).__name__}: {error}")
     except Exception as error:
         return Outcome(method, call, CRASH, f"{type(error).__name__}: {error}")
-    if recipe.wrapper in COUPLED and found.method != "rollout":
-        return Outcome(method, call, WRONG, f"{found.method} answered, but no sample has an answer of its own")
-    if recipe.wrapper == "coupled_states" or (recipe.wrapper in COUPLED and recipe.readout == "max"):
-        return Outcome(method, call, UNKNOWN)
-    if recipe.block == "detached" and found.method not in ("rollout", "leave_one_out"):
-        return Outcome(method, call, WRONG, f"{found.method} answered, but one block has no gradient")
-    return compared(recipe, plain, given, found, Outcome(method, call, RIGHT))
+    kind, said = judged(recipe, plain, given, found)
+    return Outcome(method, call, kind, f"{found.method} {said}" if said else "")
 
 
-def compared(recipe: Recipe, plain: RandomModel, given: Any, found: Any, so_far: Outcome) -> Outcome:  # noqa: ANN401
-    """The outcome where a method has answered."""
-    expected = expected_scores(recipe, plain, given, found)
-    if expected is None:
-        kind = UNKNOWN if found.method == "tokentm" else WRONG
-        return replace(so_far, kind=kind, said=f"{found.method} answered where nothing says what is right")
-    if found.scores.shape != expected.shape:
-        return replace(so_far, kind=WRONG, said=f"{found.method}: scores {tuple(found.scores.shape)}")
-    size = expected.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
-    off = ((found.scores - expected).abs() / size).amax(dim=1)
-    if not bool((off < CLOSE).all()):
-        return replace(so_far, kind=WRONG, said=f"{found.method} is off by {[round(float(x), 6) for x in off]}")
-    if found.method == "integrated_gradients" and (lacking := incomplete(plain, given, found)):
-        return replace(so_far, kind=WRONG, said=f"integrated_gradients lacks {lacking:.2f} of its sum")
-    return so_far
+UNMOVED = ("rollout", "leave_one_out")
+"""Methods that read no gradient."""
 
 
-def expected_scores(recipe: Recipe, plain: RandomModel, given: Any, found: Any) -> Tensor | None:  # noqa: ANN401
+def judged(recipe: Recipe, plain: RandomModel, given: Given, found: Attribution) -> tuple[str, str]:
+    """Whether an answer is right, and what is wrong with it."""
+    if recipe.wrapper in COUPLED:
+        # Attention of coupled logits is that of each sample; nothing else of them is.
+        whole = found.method == "rollout" and recipe.wrapper == "coupled_logits"
+        return (UNKNOWN, "") if whole else (WRONG, "answers, but no sample has an answer of its own")
+    if recipe.block == "detached" and found.method not in (*UNMOVED, "integrated_gradients"):
+        return WRONG, "answers, but one block has no gradient"
+    each = references_of(recipe, found.method, found.options.get("level"))
+    expected = [scores for options in each if (scores := expected_scores(plain, given, found, options)) is not None]
+    if not expected:
+        return (UNKNOWN if found.method == "tokentm" else WRONG), "answers where nothing says what is right"
+    if found.scores.shape != given.columns.shape:
+        return WRONG, f"gives scores {tuple(found.scores.shape)}"
+    off = min((distances(found.scores, one) for one in expected), key=max)
+    if not max(off) < CLOSE:
+        told = recipe.mask not in UNTOLD or found.method != "tokentm"
+        return (WRONG if told else UNKNOWN), f"is off by {[round(x, 6) for x in off]}"
+    lacking = incomplete(plain, given, found) if found.method == "integrated_gradients" else 0.0
+    return (WRONG, f"lacks {lacking:.2f} of its sum") if lacking > COMPLETE else (RIGHT, "")
+
+
+UNTOLD = ("own", "lengths", "additive")
+"""Masks that only the model can read: what the library takes for padding is not said."""
+
+
+def references_of(recipe: Recipe, method: str, level: str | None) -> list[dict[str, Any]]:
+    """The options of the references that an answer may equal."""
+    if method in AT_A_LEVEL:
+        return [{"level": level}]
+    if method in REMOVING and recipe.mask in UNTOLD:  # which is the last word depends on what is padding
+        return [{"ends": (0, -1)}, {"ends": (0,)}]
+    return [{}]
+
+
+def expected_scores(plain: RandomModel, given: Given, found: Attribution, options: dict[str, Any]) -> Tensor | None:
     """The reference of the method that has answered, zero at padding."""
-    reference = REFERENCES[found.method]
-    scores = torch.zeros(given.columns.shape, dtype=torch.float64)
+    reference, scores = REFERENCES[found.method], torch.zeros(given.columns.shape, dtype=torch.float64)
     for i, words in enumerate(given.texts):
-        more: dict[str, Any] = {"level": found.options["level"]} if found.method in AT_A_LEVEL else {}
-        if found.method in REMOVING:
-            # Where nothing tells padding from words, the last word is not the last column.
-            unknown = recipe.mask in ("own", "lengths") and len(words) < recipe.length
-            more = {"ends": (0,) if unknown else (0, -1)}
-        one = reference(plain, words, **more)
+        whole = len(words) == given.columns.shape[1]
+        one = reference(plain, words, **({} if whole and "ends" in options else options))
         if one is None:
             return None
         scores[i, given.columns[i]] = one
     return scores
 
 
-def incomplete(plain: RandomModel, given: Any, found: Any) -> float:  # noqa: ANN401
-    """What the scores of integrated gradients lack, by their sizes, where it is too much; else zero."""
+def distances(found: Tensor, expected: Tensor) -> list[float]:
+    """How far the scores of each sample are off, by the largest score."""
+    size = expected.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
+    return ((found - expected).abs() / size).amax(dim=1).nan_to_num(torch.inf).tolist()
+
+
+def incomplete(plain: RandomModel, given: Given, found: Attribution) -> float:
+    """The largest part of their sum that the scores of integrated gradients lack, by their sizes."""
     lacking = [
         abs(fall_to_zero(plain, words, level=found.options["level"]) - float(row.sum())) / float(row.abs().sum())
         for words, row in zip(given.texts, found.scores, strict=True)
     ]
-    return max(lacking) if max(lacking) > COMPLETE else 0.0
-
-
-# Kinds of recipes that are known to fail
-
-
-@dataclass(frozen=True)
-class Known:
-    """A kind of model that fails.
-
-    Args:
-        recipe: the smallest recipe of this kind.
-        reason: what is wrong.
-        also: other values of its parts that are of the same kind.
-        methods: that fail.
-    """
-
-    recipe: Recipe
-    reason: str
-    methods: tuple[str, ...] = METHODS
-    also: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-
-    def holds(self, recipe: Recipe) -> bool:
-        """Return True if a recipe is of this kind."""
-        also = dict(self.also)
-        usual = Recipe()
-        for one in fields(Recipe):
-            wanted = getattr(self.recipe, one.name)
-            among = also.get(one.name, () if wanted == getattr(usual, one.name) else (wanted,))
-            if one.name != "seed" and among and getattr(recipe, one.name) not in (wanted, *among):
-                return False
-        return True
+    return max(lacking)
 
 
 # Smaller recipes that fail in the same way
@@ -212,27 +202,40 @@ def bad(recipe: Recipe, methods: tuple[str, ...] = METHODS) -> list[Outcome]:
     return [one for one in outcomes(recipe, methods) if one.kind in BAD]
 
 
+def unknown(recipe: Recipe) -> list[Outcome]:
+    """The outcomes of a recipe that must not be, of methods that are not known to fail on its kind."""
+    hidden = known_to_fail(recipe)
+    return bad(recipe, tuple(method for method in METHODS if method not in hidden))
+
+
 def report(recipe: Recipe, found: list[Outcome]) -> str:
     """A few lines that say what failed, and the smallest recipe that fails so."""
-    first = found[0]
+    method, kind = found[0].method, found[0].kind
 
     def fails(smaller: Recipe) -> bool:
-        return any((one.method, one.kind) == (first.method, first.kind) for one in bad(smaller))
+        here = METHODS if method not in known_to_fail(smaller) else ()
+        return any((one.method, one.kind) == (method, kind) for one in bad(smaller, here))
 
-    return "\n".join([str(recipe), f"  as {shrunk(recipe, fails)}", *map(str, found)])
+    return "\n".join(["", str(recipe), f"  as {shrunk(recipe, fails)}", *map(str, found)])
 
 
 # Many recipes
 
 
-def fuzz(count: int, seed: int, accepts: Callable[[Recipe], bool] = lambda recipe: True) -> bool:
+def is_new(recipe: Recipe) -> bool:
+    """Return True if gae, at least, is not known to fail on recipes of this kind."""
+    return "gae" not in known_to_fail(recipe)
+
+
+def fuzz(count: int, seed: int) -> bool:
     """Judge many recipes, print what fails and how often each outcome came, and return True if nothing failed."""
     print(f"{count} recipes from seed {seed}; the same again: VITRAIL_SEED={seed}", flush=True)
     counted: Counter[tuple[str, str]] = Counter()
     failed, begun = 0, time.perf_counter()
     for i in range(count):
-        recipe = draw(seed + i, accepts)
-        found = outcomes(recipe)
+        recipe = draw(seed + i, is_new)
+        hidden = known_to_fail(recipe)
+        found = outcomes(recipe, tuple(method for method in METHODS if method not in hidden))
         counted.update((one.method, one.kind) for one in found)
         wrong = [one for one in found if one.kind in BAD]
         failed += bool(wrong)

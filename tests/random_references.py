@@ -89,9 +89,15 @@ class Plain:
     def factor(self, x: Tensor) -> Tensor:
         return x
 
+    def gate(self, x: Tensor) -> Tensor:
+        return x
+
 
 class Relevance(Plain):
-    """AttnLRP: constant deviations, f(x) / x for a function of single numbers, half for each factor of a product."""
+    """AttnLRP: f(x) / x for a function of single numbers, half for each factor of a product.
+
+    Deviations of norms are constants, and so is one number for each token that a state is multiplied with.
+    """
 
     def constant(self, x: Tensor) -> Tensor:
         return x.detach()
@@ -101,6 +107,9 @@ class Relevance(Plain):
 
     def factor(self, x: Tensor) -> Tensor:
         return halved(x)
+
+    def gate(self, x: Tensor) -> Tensor:
+        return x.detach()
 
 
 PLAIN, RELEVANCE = Plain(), Relevance()
@@ -290,7 +299,7 @@ def read(model: RandomModel, made: Run, words: Sequence[int], rules: Plain, befo
         return head((rules.factor(made.pooling) @ rules.factor(value))[0])
     if kind == "gated":
         weights = (x @ model.gate.weight.T + model.gate.bias).softmax(dim=0)
-        return head((rules.factor(weights) * rules.factor(x)).sum(dim=0))
+        return head((rules.gate(weights) * x).sum(dim=0))
     if kind == "max":
         return head(x.amax(dim=0))
     if kind == "mean":

@@ -212,12 +212,17 @@ def identity_gradient(operation: Operation) -> Tensor:
 
 
 def router_constant(rule: Rule) -> Rule:
-    """A rule for entrywise products in which one number for each token is a constant, as routers give to experts."""
+    """A rule for entrywise products in which one number for each token is a constant, as routers give to experts.
+
+    Attention written as a sum of products has one number for each pair of tokens: its product has more entries than
+    either factor.
+    """
     channels = lambda x: x.shape[-1] if x.ndim else 1  # noqa: E731
 
     def with_constant(operation: Operation) -> Tensor:
         narrow, wide = sorted(operation.active, key=channels)[:: len(operation.active) - 1]
-        if channels(narrow) == 1 < channels(wide):
+        for_each = torch.broadcast_shapes(narrow.shape, wide.shape) == wide.shape
+        if channels(narrow) == 1 < channels(wide) and for_each:
             return operation.again({id(narrow): operation.constant(narrow)})
         return rule(operation)
 

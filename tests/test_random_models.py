@@ -1,0 +1,87 @@
+"""Random models: every answer equals plain loops over the whole model, everything else is refused, nothing changes.
+
+`make fuzz` draws more of them. A failing draw prints its recipe and the smallest one that fails in the same way:
+`python tests/random_outcomes.py "Recipe(...)"` runs it again.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from random_known import KNOWN, known_to_fail
+from random_models import MULTIHEAD, SOFTMAX, Recipe, draw
+from random_outcomes import BAD, METHODS, RIGHT, bad, is_new, outcomes, report
+
+DRAWS = 60
+FOLLOWED = (
+    "fused",
+    "matmul",
+    "einsum",
+    "bmm",
+    "baddbmm",
+    "keys_first",
+    "log_exp",
+    "in_parts",
+    "shared_keys",
+    MULTIHEAD,
+)
+"""Forms of attention in which every method answers; a refusal there is a failure as well."""
+PLAIN = {
+    "plain": Recipe(), "reads_last": Recipe(readout="last", causal=True), "class_token": Recipe(readout="class_token"),
+    "pooling": Recipe(readout="query"), "flipped": Recipe(order="flip_ids"), "moved": Recipe(order="permutation_matrix"),
+    "post_norm": Recipe(norm="post"), "layer_scale": Recipe(block="layer_scale"), "one_head": Recipe(heads=1),
+    "padded": Recipe(mask="right", batch=3), "padded_left": Recipe(mask="left", batch=3, readout="last"),
+    "parallel": Recipe(wrapper="data_parallel"), "counter": Recipe(wrapper="counter"), "list": Recipe(wrapper="list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(DRAWS))
+def test_a_random_model_is_explained_rightly_or_refused(seed):
+    recipe = draw(seed, is_new)
+    hidden = known_to_fail(recipe)
+    wrong = [one for one in outcomes(recipe, tuple(x for x in METHODS if x not in hidden)) if one.kind in BAD]
+    assert not wrong, report(recipe, wrong)
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(x, id=name) for name, x in PLAIN.items()])
+def test_what_is_plain_is_explained_by_every_method(recipe):
+    methods = METHODS if recipe.readout != "query" and recipe.norm == "pre" else ("gae", "rollout")
+    found = outcomes(recipe, methods)
+    assert {one.kind for one in found} == {RIGHT}, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("form", FOLLOWED)
+def test_attention_in_usual_forms_is_explained_by_every_method(form):
+    found = outcomes(Recipe(form="fused", odd=form, readout="last"), ("gae", "rollout", "auto"))
+    assert {one.kind for one in found} == {RIGHT}, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "method"),
+    [
+        pytest.param(recipe, kind.methods[0], id=str(recipe), marks=pytest.mark.xfail(strict=True, reason=kind.reason))
+        for kind in KNOWN
+        for recipe in kind.recipes
+    ],
+)
+def test_a_known_failure_is_mended(recipe, method):
+    wrong = bad(recipe, (method,))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_the_same_seed_draws_the_same_recipe_and_its_text_makes_it_again():
+    for seed in range(DRAWS):
+        recipe = draw(seed)
+        assert eval(str(recipe)) == draw(seed) == recipe  # noqa: S307
+
+
+def test_all_parts_of_recipes_are_drawn():
+    drawn = Counter(form for seed in range(400) for form in draw(seed).forms)
+    assert set(SOFTMAX) <= set(drawn)
+
+
+def test_a_recipe_makes_the_same_model_every_time():
+    from random_models import build
+
+    one, other = (build(draw(3)).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
