@@ -7,7 +7,7 @@ WORKERS ?= 3
 # Compiled tests and modules are kept for the next run, whatever the surroundings say.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check quick models install browser
+.PHONY: demo test check quick models fuzz install browser
 
 # The stamp is renewed when the project's requirements change.
 $(VENV)/.installed: pyproject.toml
@@ -40,3 +40,7 @@ quick: install
 # Every model of docs/models.md; about half an hour on two cores.
 models: install
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m table
+
+# 500 random models against plain loops, some five minutes on one core. VITRAIL_SEED draws the same again.
+fuzz: install
+	$(BIN)/python tests/random_outcomes.py 500

@@ -40,11 +40,11 @@ def with_each(usual: Recipe, **choices: Sequence[Any]) -> tuple[Recipe, ...]:
 
 UNSEEN = (
     "sum_of_products", "tensordot", "aten", "normalised_later", "key_chunks", "scripted", "row_by_row", "softmin",
-    "own_backward", "sigmoid", "relu", "linear", "convolution", "running_mean", "fourier",
+    "sigmoid", "relu", "linear", "convolution", "running_mean", "fourier",
 )  # fmt: skip
 """Attention, and what stands in its place, that is not recognised."""
 IN_PARTS = ("normalised_later", "key_chunks")
-READS_FIRST = ("first", "shortcut", "two_heads", *EXITS)
+READS_FIRST = ("first", "shortcut", *EXITS)
 
 
 KNOWN = (
@@ -89,12 +89,6 @@ KNOWN = (
         ALL,
         with_each(Recipe(batch=1), order=CONTENT),
         lambda recipe: recipe.order in CONTENT,
-    ),
-    Known(
-        "an exit that depends on the content is measured on earlier inputs",
-        ("rollout",),
-        (Recipe(batch=1, readout="exit_break"), Recipe(readout="exit_where")),
-        lambda recipe: recipe.readout in EXITS,
     ),
     Known(
         "the first word gets zero where the head reads its state",
@@ -143,6 +137,15 @@ KNOWN = (
         ALL,
         with_each(Recipe(), wrapper=("large_buffer", "counter_parameter")),
         lambda recipe: recipe.wrapper in ("large_buffer", "counter_parameter"),
+    ),
+    Known(
+        "a text without a word is padded on the right by words it does not have, masked or not",
+        ("leave_one_out",),
+        (
+            Recipe(batch=3, mask="left", readout="last"),
+            Recipe(batch=1, mask="right", readout="marker_index", length=7, seed=28),
+        ),
+        lambda recipe: recipe.mask != "none" and (recipe.mask == "left" or recipe.readout.startswith("marker")),
     ),
     Known(
         "where the model is given lengths, a word is cut out, but the length stays",

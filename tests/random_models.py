@@ -64,7 +64,8 @@ class Recipe:
         return tuple(found)
 
 
-# Attention, in the ways people write it: queries, keys and values [b, h, n, d], and which pairs may be seen [b, 1, q, k]
+# Attention, in the ways people write it. Queries, keys and values are [b, h, n, d], and `seen` says which pairs of a
+# query and a key may be seen, [b, 1, q, k]
 
 
 def scaled(q: Tensor, k: Tensor) -> Tensor:
@@ -370,10 +371,8 @@ class Block(nn.Module):
             x += self.feed(x)
             return x
         out = self.attention(x, seen)
-        if out.shape[1] < x.shape[1]:  # of the class row alone
-            x = torch.cat([x[:, :1] + out, x[:, 1:]], dim=1)
-        else:
-            x = x + out
+        of_class_row = out.shape[1] < x.shape[1]
+        x = torch.cat([x[:, :1] + out, x[:, 1:]], dim=1) if of_class_row else x + out
         x = self.first(x) if self.norm == "post" else x
         if self.kind == "attention_only":
             return x
@@ -446,10 +445,73 @@ def at(x: Tensor, places: Tensor) -> Tensor:
     return x[torch.arange(len(x)), places]
 
 
-READOUTS = (
-    "first", "last", "mean", "max", "marker_index", "marker_one_hot", "query", "gated", "exit_break", "exit_where",
-    "two_heads", "class_token", "shortcut",
-)  # fmt: skip
+@dataclass(frozen=True)
+class Last:
+    """What a head may read: the last states, which of them are words, the states a block earlier, and the ids."""
+
+    x: Tensor
+    real: Tensor
+    early: Tensor | None
+    ids: Tensor
+
+
+def read_first(model: "RandomModel", last: Last) -> Tensor:
+    return at(last.x, first_real(last.real))
+
+
+def read_last(model: "RandomModel", last: Last) -> Tensor:
+    """Read the last column, as models that pad on the left do, or the last word."""
+    return last.x[:, -1] if model.recipe.mask in ("none", "left") else at(last.x, last_real(last.real))
+
+
+def read_mean(model: "RandomModel", last: Last) -> Tensor:
+    share = last.real[..., None].to(last.x) / last.real.sum(dim=1)[:, None, None]
+    return (last.x * share).sum(dim=1)
+
+
+def read_max(model: "RandomModel", last: Last) -> Tensor:
+    return last.x.masked_fill(~last.real[..., None], -torch.inf).amax(dim=1)
+
+
+def read_marker(model: "RandomModel", last: Last) -> Tensor:
+    return at(last.x, last.ids.argmax(dim=1))
+
+
+def read_one_hot(model: "RandomModel", last: Last) -> Tensor:
+    return (last.x * F.one_hot(last.ids.argmax(dim=1), last.x.shape[1])[..., None]).sum(dim=1)
+
+
+def read_gated(model: "RandomModel", last: Last) -> Tensor:
+    scores = model.gate(last.x).masked_fill(~last.real[..., None], -torch.inf)
+    return (scores.softmax(dim=1) * last.x).sum(dim=1)
+
+
+def read_by_query(model: "RandomModel", last: Last) -> Tensor:
+    """Pool the tokens by the attention of a learned query."""
+    key, value = model.pool(last.x).chunk(2, dim=-1)
+    seen = None if model.recipe.mask == "none" else last.real[:, None, None]
+    asked = model.query.expand(len(key), 1, WIDTH)[:, None]
+    return F.scaled_dot_product_attention(asked, key[:, None], value[:, None], attn_mask=seen)[:, 0, 0]
+
+
+def read_at_exit(model: "RandomModel", last: Last) -> Tensor:
+    assert last.early is not None
+    places = first_real(last.real)
+    return torch.where(is_odd(last.ids), at(last.early, places), at(last.x, places))
+
+
+def read_both(model: "RandomModel", last: Last) -> Tensor:
+    assert last.early is not None
+    places = first_real(last.real)
+    return at(last.x, places) + 0.3 * is_odd(last.ids).to(last.x) * at(last.early, places)
+
+
+READERS: dict[str, Callable[["RandomModel", Last], Tensor]] = {
+    "first": read_first, "last": read_last, "mean": read_mean, "max": read_max, "marker_index": read_marker,
+    "marker_one_hot": read_one_hot, "query": read_by_query, "gated": read_gated, "exit_break": read_first,
+    "exit_where": read_at_exit, "class_token": read_first, "shortcut": read_both,
+}  # fmt: skip
+READOUTS = (*READERS, "two_heads")
 EXITS = ("exit_break", "exit_where")
 
 
@@ -536,38 +598,7 @@ class RandomModel(nn.Module):
                     break
         return x, real, early
 
-    # Reading
-
-    def read(self, x: Tensor, real: Tensor, early: Tensor | None, ids: Tensor) -> Tensor:
-        kind = self.recipe.readout
-        share = real[..., None].to(x) / real.sum(dim=1)[:, None, None]
-        if kind in ("first", "class_token", "exit_break"):
-            return at(x, first_real(real))
-        if kind == "last":
-            return x[:, -1] if self.recipe.mask in ("none", "left") else at(x, last_real(real))
-        if kind == "mean":
-            return (x * share).sum(dim=1)
-        if kind == "max":
-            return x.masked_fill(~real[..., None], -torch.inf).amax(dim=1)
-        if kind == "marker_index":
-            return at(x, ids.argmax(dim=1))
-        if kind == "marker_one_hot":
-            return (x * F.one_hot(ids.argmax(dim=1), x.shape[1])[..., None]).sum(dim=1)
-        if kind == "gated":
-            scores = self.gate(x).masked_fill(~real[..., None], -torch.inf)
-            return (scores.softmax(dim=1) * x).sum(dim=1)
-        if kind == "query":
-            key, value = self.pool(x).chunk(2, dim=-1)
-            seen = None if self.recipe.mask == "none" else real[:, None, None]
-            asked = self.query.expand(len(x), 1, WIDTH)[:, None]
-            return F.scaled_dot_product_attention(asked, key[:, None], value[:, None], attn_mask=seen)[:, 0, 0]
-        if kind == "exit_where":
-            return torch.where(is_odd(ids), at(early, first_real(real)), at(x, first_real(real)))
-        if kind == "shortcut":
-            return at(x, first_real(real)) + 0.3 * is_odd(ids).to(x) * at(early, first_real(real))
-        raise ValueError(kind)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, lengths: Tensor | None = None) -> Any:
         self._write(input_ids)
         x, real, early = self.states(input_ids, self.real(input_ids, attention_mask, lengths))
         if self.recipe.wrapper == "coupled_states":  # as a norm over the batch does
@@ -576,7 +607,7 @@ class RandomModel(nn.Module):
             features = at(x, first_real(real))
             logits = (self.head(features) + self.other(at(x, last_real(real)))) / 2
         else:
-            features = self.read(x, real, early, input_ids)
+            features = READERS[self.recipe.readout](self, Last(x, real, early, input_ids))
             logits = self.head(features)
         return OUTPUTS.get(self.recipe.wrapper, lambda features, logits: logits)(features, logits)
 
@@ -657,7 +688,7 @@ def allowed(recipe: Recipe) -> bool:  # noqa: C901  (one line for each pair of c
 USUAL = {"form": 0.5, "odd": 0.5, "order": 0.5, "readout": 0.4, "norm": 0.6, "block": 0.6, "wrapper": 0.6, "mask": 0.6}
 """How often a part of a recipe is as usual."""
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "form": tuple(form for form in SOFTMAX if form != "class_row") + (MULTIHEAD,),
+    "form": (*(form for form in SOFTMAX if form != "class_row"), MULTIHEAD),
     "odd": FORMS,
     "order": ORDERS,
     "readout": READOUTS,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from random_models import COUPLED, Given, RandomModel, Recipe, allowed, build, draw, inputs
 from random_known import known_to_fail
+from random_models import COUPLED, Given, RandomModel, Recipe, allowed, build, draw, inputs
 from random_references import AT_A_LEVEL, REFERENCES, REMOVING, TARGET, fall_to_zero, run
 from torch import Tensor, nn
 
@@ -92,7 +92,7 @@ def check_reference(recipe: Recipe, plain: RandomModel, given: list[Given]) -> N
             raise AssertionError(f"the reference computes something else than the model of {recipe}")
 
 
-def logits_of(recipe: Recipe, out: Any) -> Tensor:  # noqa: ANN401
+def logits_of(recipe: Recipe, out: Any) -> Tensor:
     if isinstance(out, dict):
         return out["logits"]
     if isinstance(out, tuple | list):
@@ -106,7 +106,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {**{name: x.detach().clone() for name, x in tensors.items()}, "random state": torch.get_rng_state()}
 
 
-def outcome(recipe: Recipe, model: nn.Module, plain: RandomModel, given: Given, method: str, call: int) -> Outcome:  # noqa: PLR0913
+def outcome(recipe: Recipe, model: nn.Module, plain: RandomModel, given: Given, method: str, call: int) -> Outcome:
     """What becomes of one method on one input."""
     try:
         found = vitrail.explain(model, dict(given.kwargs), method, TARGET)
@@ -152,8 +152,10 @@ def references_of(recipe: Recipe, method: str, level: str | None) -> list[dict[s
     """The options of the references that an answer may equal."""
     if method in AT_A_LEVEL:
         return [{"level": level}]
-    if method in REMOVING and recipe.mask in UNTOLD:  # which is the last word depends on what is padding
-        return [{"ends": (0, -1)}, {"ends": (0,)}]
+    if method in REMOVING:
+        # The first and the last word may be taken for special tokens. Which is the last depends on what is padding.
+        guesses = [(0, -1), (0,)] if recipe.mask in UNTOLD else [(0, -1)]
+        return [{"ends": ends} for ends in (guesses if method == "consensus" else [(), *guesses])]
     return [{}]
 
 
@@ -162,7 +164,7 @@ def expected_scores(plain: RandomModel, given: Given, found: Attribution, option
     reference, scores = REFERENCES[found.method], torch.zeros(given.columns.shape, dtype=torch.float64)
     for i, words in enumerate(given.texts):
         whole = len(words) == given.columns.shape[1]
-        one = reference(plain, words, **({} if whole and "ends" in options else options))
+        one = reference(plain, words, **({"ends": (0, -1)} if whole and options.get("ends") == (0,) else options))
         if one is None:
             return None
         scores[i, given.columns[i]] = one
@@ -263,7 +265,7 @@ def quiet() -> Iterator[None]:
 def main(words: list[str]) -> int:
     torch.set_num_threads(1)
     if words and words[0].startswith("Recipe("):
-        recipe = eval(words[0], {"Recipe": Recipe})  # noqa: S307  (a line that this file has printed)
+        recipe = eval(words[0], {"Recipe": Recipe})
         with quiet():
             found = outcomes(recipe)
         print(*found, sep="\n")

@@ -491,7 +491,7 @@ def _blanked(model: RandomModel, words: Sequence[int], kept: Sequence[int]) -> T
     return None if found is None else found[list(kept)]
 
 
-def leave_one_out(model: RandomModel, words: Sequence[int], *, ends: Sequence[int] = (0, -1)) -> Tensor:
+def leave_one_out(model: RandomModel, words: Sequence[int], *, ends: Sequence[int] = ()) -> Tensor:
     """The fall of the target when one word is cut out.
 
     Args:
@@ -513,4 +513,4 @@ REFERENCES: dict[str, Callable[..., Tensor | None]] = {
 AT_A_LEVEL = ("attn_lrp", "integrated_gradients", "input_x_gradient")
 """Methods that read the vectors of words, or what enters the first block."""
 REMOVING = ("consensus", "leave_one_out")
-"""Methods that never remove the first and the last word."""
+"""Methods that run texts without some of their words."""

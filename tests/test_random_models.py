@@ -27,10 +27,9 @@ FOLLOWED = (
 )
 """Forms of attention in which every method answers; a refusal there is a failure as well."""
 PLAIN = {
-    "plain": Recipe(), "reads_last": Recipe(readout="last", causal=True), "class_token": Recipe(readout="class_token"),
-    "pooling": Recipe(readout="query"), "flipped": Recipe(order="flip_ids"), "moved": Recipe(order="permutation_matrix"),
-    "post_norm": Recipe(norm="post"), "layer_scale": Recipe(block="layer_scale"), "one_head": Recipe(heads=1),
-    "padded": Recipe(mask="right", batch=3), "padded_left": Recipe(mask="left", batch=3, readout="last"),
+    "plain": Recipe(), "causal": Recipe(readout="last", causal=True), "class_token": Recipe(readout="class_token"),
+    "moved": Recipe(order="flip_states"), "layer_scale": Recipe(block="layer_scale"), "one_head": Recipe(heads=1),
+    "post_norm": Recipe(norm="post"), "padded": Recipe(mask="right", batch=3), "left": Recipe(mask="left", batch=3),
     "parallel": Recipe(wrapper="data_parallel"), "counter": Recipe(wrapper="counter"), "list": Recipe(wrapper="list"),
 }  # fmt: skip
 
@@ -45,7 +44,7 @@ def test_a_random_model_is_explained_rightly_or_refused(seed):
 
 @pytest.mark.parametrize("recipe", [pytest.param(x, id=name) for name, x in PLAIN.items()])
 def test_what_is_plain_is_explained_by_every_method(recipe):
-    methods = METHODS if recipe.readout != "query" and recipe.norm == "pre" else ("gae", "rollout")
+    methods = METHODS if recipe.norm == "pre" else tuple(x for x in METHODS if x != "tokentm")  # no reference
     found = outcomes(recipe, methods)
     assert {one.kind for one in found} == {RIGHT}, "\n".join(map(str, found))
 
@@ -72,7 +71,7 @@ def test_a_known_failure_is_mended(recipe, method):
 def test_the_same_seed_draws_the_same_recipe_and_its_text_makes_it_again():
     for seed in range(DRAWS):
         recipe = draw(seed)
-        assert eval(str(recipe)) == draw(seed) == recipe  # noqa: S307
+        assert eval(str(recipe)) == draw(seed) == recipe
 
 
 def test_all_parts_of_recipes_are_drawn():
