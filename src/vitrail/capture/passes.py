@@ -254,7 +254,7 @@ class Pass:
         with own_dtypes(self.valid.device.type):
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
             self.readout = readout = self._readout(part, gradients[-1], needed=part.needed and bool(wanted.gradients))
-            self._reach = (part, self._reached_from(readout.rows > 0) if self._may_hide() else None)
+            self._reach = (part, self._reached_from(readout.readout > 0) if self._may_hide() else None)
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:
