@@ -69,6 +69,8 @@ def _walks(
     adds = any(reads_changes(request) for request in requests)
     with measured_streams(model, inputs, sums=adds) as found:
         streams, samples, shown = found.streams, found.samples, found.shown
+        if found.refusal is not None:
+            raise SeamError(found.refusal)
         _check_inputs(inputs, shown)
         changed, unknown = _changes(streams, samples, shown) if adds else (None, None)
         refused = {request: _refusal(request, shown, unknown) for request in requests}

@@ -16,12 +16,14 @@ from torch.overrides import TorchFunctionMode
 from vitrail.capture.additions import is_norm
 from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.coded_gradients import EvenMaxima
+from vitrail.capture.detached import KeepDetached
 from vitrail.capture.executions import Node, node_of, start_graph
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
 from vitrail.capture.torch_private import writes_to
+from vitrail.capture.unseen_mixing import ModuleRun, runs_after
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
@@ -123,7 +125,9 @@ class Seen:
     answer: Any = None
     sums: list[Sum] = field(default_factory=list)  # what was added and normed, where that is asked for
     norms: list[Normed] = field(default_factory=list)
+    runs: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the first attention call
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
+    detached: KeepDetached = field(default_factory=KeepDetached)
     by_chance: bool = False  # whether random numbers were drawn: another pass may order its tokens in another way
 
 
@@ -171,8 +175,9 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
             handles.append(module.register_forward_hook(partial(_leave, seen)))
             if sums and is_norm(module):
                 handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
+        handles += runs_after(model, seen.runs, lambda: bool(seen.calls))
         adding = WatchSums(seen) if sums else nullcontext()
-        with adding, seen.maxima, attention_calls(emit, safe=True, cut=cut):
+        with adding, seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
             seen.answer = run_model(model, inputs)
     seen.by_chance = not torch.equal(start, torch.get_rng_state())
     if not seen.calls:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.capture import additions
 from vitrail.capture.coded_gradients import with_heads
+from vitrail.capture.detached import KeepDetached
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_plain_call, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
@@ -114,7 +115,7 @@ def _executed(model: nn.Module, some: Inputs) -> Executions:
     with hooks(handles), autograd(gradients=True), torch.random.fork_rng(devices=[]):
         if some.shown.is_floating_point():
             some = some.showing(some.shown.detach().clone().requires_grad_())
-        with attention_calls(emit, safe=True, cut=lambda out, order: out.detach()):
+        with attention_calls(emit, safe=True, cut=lambda out, order: out.detach()), KeepDetached():
             seen.answer = run_model(model, some)
     return seen
 

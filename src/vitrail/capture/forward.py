@@ -266,7 +266,7 @@ def _run_again(model: nn.Module, capture: Capture, index: int) -> tuple[Tensor, 
 
     def leaf(stream: Tensor) -> Tensor:
         leaves.append(stream.detach().requires_grad_())
-        return leaves[0]
+        return leaves[0]  # `capturing` hands the block a copy, if it writes into what it is given
 
     args, kwargs = replaced_stream(args, without_caches(kwargs), leaf)
     again.replay = index

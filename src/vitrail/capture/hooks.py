@@ -45,6 +45,7 @@ class Capture:
         self.plan, self.body, self.cut, self.lean = plan, plan.body, plan.cut, plan.lean
         self.keep = keep = plan.wanted.states | plan.wanted.gradients
         self.early = plan.wanted.early if plan.lean else ()
+        self.writes = plan.structure is not None and plan.structure.writes  # whether blocks need copies of the stream
         self.pass_options, body, lean = plan.options, plan.body, plan.lean
         self.level = plan.options.level or "embedding_output"  # where the gradient ends
         self.recomputed: Recomputed | None = None  # the blocks that keep no graph; None where all keep theirs
@@ -342,7 +343,7 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
     keeps = last or capture.keeps["entering"]
     changes = (index == 0 and not replayed) or options.per_block or (options.last_block and last)
     if capture.dropping or (not keeps and not changes):
-        return None
+        return replaced_stream(args, kwargs, Tensor.clone) if capture.writes else None
     old = new = stream_of(args, kwargs)
     if changes and index == 0 and options.edit is not None:
         new = options.edit(new)
@@ -352,6 +353,7 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
         new = capture.root(new)
     if keeps:
         capture.here.states["entering"] = new
+    new = new.clone() if capture.writes else new
     return None if new is old else _with_stream(args, kwargs, old, new)
 
 
@@ -380,7 +382,7 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
         capture.blocks[index].states["leaving"], capture.blocks[index].returned = stream, out
     if capture.early:
         read_early(capture, index)
-    return None
+    return with_stream_of(out, stream.clone()) if last and capture.writes else None
 
 
 INSIDE = frozenset({"attention_normed", "attention_normed_grad", "ffn_entering", "ffn_normed", "ffn_added"})

@@ -21,7 +21,7 @@ from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
-from vitrail.capture.refusals import OVERWRITTEN, REENTRANT, check_differentiable, no_graph, why_no_gradient
+from vitrail.capture.refusals import REENTRANT, check_differentiable, no_graph, why_no_gradient
 from vitrail.capture.residuals import not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks
 from vitrail.capture.stream_passes import StreamAnswer, read_answer
@@ -70,8 +70,6 @@ def _arriving(scalar: Tensor, places: list[Tensor]) -> tuple[Tensor | None, ...]
     except RuntimeError as error:
         if "use_reentrant" in str(error):
             raise no_graph("a part of the model", REENTRANT) from error
-        if "modified by an inplace operation" in str(error):
-            raise no_graph("a part of the model", OVERWRITTEN) from error
         raise
     except AssertionError as error:  # of an autograd function of the model's own
         raise no_graph("a part of the model", f"its own backward pass says: {error}") from error

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture import refusals, streams, token_order
+from vitrail.capture import refusals, streams, token_order, unseen_mixing
 from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
 from vitrail.capture.cut_pass import cut_pass
+from vitrail.capture.detached import KeepDetached, leaf_of
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import replaced_stream, with_stream_of
@@ -38,7 +39,8 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, memory_of, once
 from vitrail.capture.token_order import MeasuredBlock
-from vitrail.capture.torch_private import saving_hooks
+from vitrail.capture.torch_private import saving_hooks, writes_to
+from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, runs_after
 from vitrail.errors import CutGraphError, SeamError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs
@@ -62,6 +64,7 @@ class Structure:
     together: str | None = "the blocks are not known"  # why they cannot be differentiated one by one; None if they can
     no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
     conditional: bool = False  # whether the answer may depend on more blocks for another input
+    writes: bool = False  # whether the model writes into what enters a block, or into what the last one gives
 
 
 @dataclass
@@ -82,6 +85,10 @@ class _Seen:
     saving: object = None  # how operations save tensors outside of checkpointed regions
     checkpointed: bool = False
     muted: bool = False  # whether gradients end at what attention gives
+    after: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the last block
+    detached: KeepDetached = field(default_factory=KeepDetached)
+    handed: list[tuple[Tensor, int]] = field(default_factory=list)
+    """The copies that the model went on from at the cuts, and how often each had been written to then."""
 
     def release(self) -> None:
         """Free all tensors: graphs that lead to what hooks kept of them would hold each other for ever."""
@@ -173,7 +180,8 @@ def _checked(model: nn.Module, inputs: Inputs, body: Body, *, most: int = SAMPLE
     """What is measured of a model whose attention and weights can be read, on this many samples at most."""
     refusals.check_model(model)
     some = inputs if inputs.batch <= most else inputs.take(torch.arange(most))
-    found = replace(_measured(model, some, body), no_gradient=refusals.why_not_differentiable(model))
+    found = _measured(model, some, body)
+    found = replace(found, no_gradient=refusals.why_not_differentiable(model) or found.no_gradient)
     measured_in_call(model)[content_of(some), some.batch] = found
     return found
 
@@ -198,7 +206,9 @@ def _measured(model: nn.Module, some: Inputs, body: Body, *, kept: bool = False)
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)
             return _measured(model, given, body, kept=True)
-        judged = _judged(some, body, seen)
+        cut = _cut_by_detaching(seen)
+        writes = any(writes_to(x) != before for x, before in seen.handed)
+        judged = replace(_judged(some, body, seen), no_gradient=cut, writes=writes)
         seen.release()
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
@@ -283,6 +293,7 @@ def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iter
         CheapProjections(lambda: seen.here is not None and saving_hooks() == seen.saving),
         EvenMaxima(),
         attention_calls(emit, safe=True, cut=mute),
+        seen.detached,  # entered last
     ):
         yield
 
@@ -293,6 +304,7 @@ def _stations(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> list
     for index, block in enumerate(body.blocks):
         handles.append(block.module.register_forward_pre_hook(partial(_enter, seen, index), with_kwargs=True))
         handles.append(block.module.register_forward_hook(partial(_leave, seen, index)))
+    handles += runs_after(model, seen.after, lambda: len(seen.cuts) > len(seen.blocks) > 0)
     modules = list(model.modules())
     if inputs.ids is not None:
         words = partial(_words, seen, inputs.ids)
@@ -315,9 +327,8 @@ def _enter(seen: _Seen, index: int, module: nn.Module, args: tuple, kwargs: dict
         block = seen.blocks[index]
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x is not stream]
         block.arriving, block.beside = stream, [x for x in given if x.is_floating_point()]
-        block.entering = leaf = stream.detach().requires_grad_()
-        seen.cuts.append(leaf)
-        return leaf
+        block.entering = leaf = leaf_of(stream)
+        return _handed(seen, leaf)
 
     return replaced_stream(args, kwargs, cut)
 
@@ -328,10 +339,15 @@ def _leave(seen: _Seen, index: int, module: nn.Module, args: tuple, out: Any) ->
     seen.blocks[index].leaving = stream
     if index < len(seen.blocks) - 1 or not isinstance(stream, Tensor):
         return None
-    leaf = stream.detach().requires_grad_()
+    return with_stream_of(out, _handed(seen, leaf_of(stream)))
+
+
+def _handed(seen: _Seen, leaf: Tensor) -> Tensor:
+    """Cut the graph at a leaf. The model goes on from a copy of it, because it may write into that."""
+    copy = leaf.clone()
     seen.cuts.append(leaf)
-    # A copy, because models may write into what a block gave.
-    return with_stream_of(out, leaf.clone())
+    seen.handed.append((copy, writes_to(copy)))
+    return copy
 
 
 def _words(seen: _Seen, ids: Tensor, module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
@@ -341,7 +357,7 @@ def _words(seen: _Seen, ids: Tensor, module: nn.Module, args: tuple, out: Tensor
     if seen.source is not None:
         seen.others += [out] if start_graph(module, out) else []
         return None
-    seen.source = out.detach().requires_grad_()
+    seen.source = leaf_of(out)
     return seen.source.clone()  # models may write into what the table gave
 
 
@@ -376,6 +392,9 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     refusal = refusal or token_order.check_results(seen.blocks, inputs.batch, body, assumed)
     seen.muted = True
     refusal = refusal or token_order.check_tokens(seen.blocks, inputs.batch, body, assumed)
+    if refusal is None and seen.answer is not None and len(seen.cuts) > len(seen.blocks):
+        after = batch_first_state(seen.cuts[-1], first=body.blocks[-1].batch_first)
+        refusal = unseen_mixing.find_unseen_mixing(seen.answer, [after], seen.after)
     conditional = used < len(body.blocks) and _may_read_more(seen) if used else False
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together, conditional=conditional)
 
@@ -383,6 +402,24 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
 def _may_read_more(seen: _Seen) -> bool:
     """Return True if the answer is made of what the last block gives, though it does not depend on it here."""
     return seen.answer is not None and seen.answer.requires_grad and _depend([seen.answer], seen.cuts[-1:])
+
+
+def _cut_by_detaching(seen: _Seen) -> str | None:
+    """Return why gradients of the model leave out some of what it computes; None if they do not."""
+    sources_of_tokens = [x for x in (seen.source, *seen.others) if x is not None]
+    outside = [call_result(call) for call in seen.outside]
+    if not seen.blocks:
+        parts = [("the model", [seen.answer], [*outside, *sources_of_tokens])]
+    else:
+        parts = [("what enters the first block", [seen.blocks[0].arriving], sources_of_tokens)]
+        for index, block in enumerate(seen.blocks):
+            places = [block.entering, *map(call_result, block.calls)]
+            parts.append((f"block {index} of {len(seen.blocks)}", [block.leaving], places))
+    cut = next((name for name, results, places in parts if seen.detached.cut(results, places)), None)
+    # Where nothing arrives from the answer, the target says so.
+    if cut is None and seen.blocks and seen.detached.cut([seen.answer], seen.cuts[-1:], partly=True):
+        cut = "what follows the last block"
+    return None if cut is None else refusals.detached(cut)
 
 
 def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:

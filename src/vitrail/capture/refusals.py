@@ -173,11 +173,6 @@ REENTRANT = (
     "all in evaluation mode"
 )
 
-OVERWRITTEN = (
-    "the model writes into a tensor that the gradient needs, as by x[:, i] = y or x += y. Write what it gives into a "
-    "new tensor"
-)
-
 
 def why_no_gradient() -> str:
     """Why autograd is off where an attention call was made."""
@@ -196,6 +191,15 @@ def no_graph(where: str, why: str) -> CutGraphError:
     return CutGraphError(
         f"{where} has no gradient: {why}. An explanation needs it, and so does the check that its rows are the tokens "
         "in order. Explain a model whose attention can be differentiated."
+    )
+
+
+def detached(where: str) -> str:
+    """Return why a part of a model has no whole gradient, where the model detaches what it computes there."""
+    return (
+        f"{where} is cut from the graph: the model takes a tensor that the answer depends on out of the graph, by "
+        "detach or .data, so gradients leave out what goes that way. Explain the model without that: what it answers "
+        "stays the same."
     )
 
 

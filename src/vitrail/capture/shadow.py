@@ -14,6 +14,7 @@ Caches of keys and values among the arguments of a model are the caller's: the s
 
 import copy
 import gc
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
@@ -37,8 +38,9 @@ from vitrail.capture.references import (
     methods,
     referents,
 )
+from vitrail.capture.torch_errors import explained_error
 from vitrail.capture.torch_private import uncompiled, without_functions, writes_to_all
-from vitrail.errors import InputError
+from vitrail.errors import InputError, VitrailError
 from vitrail.models.taking import every_module, taken
 
 T = TypeVar("T")
@@ -335,6 +337,8 @@ def _any_nonzero(modules: Sequence[nn.Module], places: Sequence[Place]) -> bool:
 def shadow(model: object) -> Iterator[nn.Module]:
     """A shadow of the model for the time of the block, for this call alone."""
     module = taken(model)
+    if _passes.running:
+        raise InputError(WITHIN.format(type(module).__name__))
     own = _shadow_of(module)
     # Tensors are made on the CPU unless said otherwise, whatever the caller's default device: that is for the model.
     default = torch.get_default_device()
@@ -347,9 +351,11 @@ def shadow(model: object) -> Iterator[nn.Module]:
         with nullcontext() if default.type == "cpu" else torch.device("cpu"):
             yield own.root
     except RuntimeError as error:  # autograd notices some of these writes by itself
-        if writes_to_all(own.copied.parameters) == before:
+        if writes_to_all(own.copied.parameters) != before:
+            raise InputError(CHANGED) from error
+        if isinstance(error, VitrailError) or (known := explained_error(error)) is None:
             raise
-        raise InputError(CHANGED) from error
+        raise known from error
     finally:
         handle.remove()
     if writes_to_all(own.copied.parameters) != before:
@@ -357,6 +363,32 @@ def shadow(model: object) -> Iterator[nn.Module]:
     own.rest()
     # After an error its state is not known, and it is not used again.
     _idle.setdefault(module, []).append(own)
+
+
+WITHIN = (
+    "{} cannot be explained while a pass of another explanation runs: a hook on the model, or its own forward, calls "
+    "vitrail in every pass. Remove the hook before explaining, or explain after the model has run."
+)
+
+
+class _Passes(threading.local):
+    """How many passes of shadows this thread runs at this moment."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+
+_passes = _Passes()
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Take note that a pass of a shadow runs in this thread: hooks that explain would be intercepted by it."""
+    _passes.running += 1
+    try:
+        yield
+    finally:
+        _passes.running -= 1
 
 
 def callers_device(own: nn.Module) -> AbstractContextManager[object]:

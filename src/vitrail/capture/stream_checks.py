@@ -4,7 +4,7 @@ Streams that were measured once are remembered, by all that decides them.
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,24 @@ from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
+from vitrail.capture.outputs import read_output
+from vitrail.capture.refusals import detached
 from vitrail.capture.shadow import Remembered
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
-from vitrail.errors import SeamError
+from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
+from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
+
+
+def check_detached(seen: Seen) -> None:
+    """Raise if gradients of the model leave out some of what attention reads, or of what the answer reads."""
+    given = [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
+    places = [*given, *(vectors for _, vectors in seen.embedded), *(one.output for one in seen.calls)]
+    calls = [one.call for one in seen.calls]
+    read = [x for call in calls for x in (call.query, call.key, call.value)]
+    if seen.detached.cut([*read, *tensors_in(seen.answer)], places):
+        raise CutGraphError(detached("a part of the model"))
 
 
 def check_values(streams: Streams) -> None:
@@ -233,6 +246,7 @@ class StreamsOfPass:
     samples: Tensor  # the sample of every token
     shown: list[ShownStream]  # the streams that are reported
     saves: bool = False  # whether the shadow had to be kept from recomputing anything
+    refusal: str | None = None  # why a walk would miss what happens after the last attention, if it would
 
 
 _known: Remembered[list[StreamsOfPass | SeamError]] = Remembered(most=64)
@@ -267,14 +281,37 @@ def _measured(seen: Seen, inputs: Inputs, kept: list[StreamsOfPass | SeamError])
     """The streams of a pass; a refusal is remembered."""
     kept.clear()
     try:
+        check_detached(seen)
         streams = measured(seen)
         check_order(streams)
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
-        return StreamsOfPass(streams, samples, reported(streams, inputs, samples))
+        refusal = _find_unseen_mixing(streams, samples)
+        return StreamsOfPass(streams, samples, reported(streams, inputs, samples), refusal=refusal)
     except SeamError as error:
         kept.append(type(error)(str(error)))
         raise
+
+
+def _find_unseen_mixing(streams: Streams, samples: Tensor) -> str | None:
+    """Return what mixes tokens of one sequence after the last attention, in words; None if nothing does.
+
+    Sequences may meet there: pictures and texts are compared in the answer.
+    """
+    places = [place for place in streams.places if place.result]
+    with suppress(VitrailError):  # what the answer is, is asked again when it is explained
+        answer = read_output(streams.seen.answer).logits
+        for index in range(len(streams.sequences)):
+            chosen = (samples == 0) & (streams.sequence_of == index)
+            states = [
+                TokenState(x.tensor, torch.where(chosen[x.tokens.clamp(min=0)], x.tokens, -1), x.channels)
+                for x in places
+                if index in x.sequences
+            ]
+            found = find_unseen_mixing(answer, states, streams.seen.runs)
+            if found is not None:
+                return found
+    return None
 
 
 def _released(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:

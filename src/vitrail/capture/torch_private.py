@@ -48,6 +48,10 @@ current_transform: Callable[[], int | None] = _private(
     "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
 )
 """Gives the level of the transform of torch.func (vmap, grad, jvp) that the code runs in; None outside of all."""
+fused_attention: Callable[..., Any] = _private(
+    "_C._nn.scaled_dot_product_attention", "see attention where F.scaled_dot_product_attention was wrapped"
+)
+"""`F.scaled_dot_product_attention` as torch has it, whatever stands under that name now."""
 NEEDED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks"}
 _guards: Any = _private("_guards", "run compiled functions as they were written")
 SAVED_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")

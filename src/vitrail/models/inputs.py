@@ -209,6 +209,11 @@ def _read_mapping(inputs: Mapping[str, Any]) -> Inputs:
 
 
 def _check_values(name: str, x: Tensor) -> None:
+    if x.is_nested:
+        raise InputError(
+            f"{name} is a nested tensor, whose samples differ in shape. Explain one sample at a time, or pad them to "
+            "one shape with .to_padded_tensor(0.0) and name the padding in a mask."
+        )
     if x.numel() == 0:
         raise InputError(f"{name} is empty: its shape is {tuple(x.shape)}. There is nothing to explain.")
     if x.layout is not torch.strided:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.torch_private import SAVED_LOGSUMEXP, saving_hooks
+from vitrail.capture.torch_private import SAVED_LOGSUMEXP, fused_attention, saving_hooks
 from vitrail.errors import SeamError
 
 
@@ -190,7 +190,7 @@ SIGNATURES: dict[Callable[..., Any], tuple[str, ...]] = {
     **dict.fromkeys((F.linear, F.conv2d, torch.conv2d), ("input", "weight", "bias")),
     **dict.fromkeys((F.layer_norm, torch.layer_norm, F.rms_norm), ("input", "normalized_shape", "weight")),
     **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax), ("input|self", "dim")),
-    F.scaled_dot_product_attention: ("query", "key", "value", "attn_mask"),
+    fused_attention: ("query", "key", "value", "attn_mask"),
     torch.where: ("condition", "input|self", "other"),
     torch.searchsorted: ("sorted_sequence", "input|self"),
     torch.polygamma: ("n", "input|self"),

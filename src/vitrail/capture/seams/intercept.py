@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from vitrail.capture.seams.call import AttentionCall, allowed_keys, call_shape, positional, read_sdpa
 from vitrail.capture.seams.eager import MULTIPLYING, SOFTMAX, Follower, over_keys, with_values
 from vitrail.capture.seams.einsum import is_plain
-from vitrail.capture.torch_private import current_transform
+from vitrail.capture.torch_private import current_transform, fused_attention
 from vitrail.errors import SeamError
 
 
@@ -155,7 +155,7 @@ def _transparent(function: Callable[..., Any]) -> Callable[..., Any]:
 transparent_multihead: Callable[..., tuple[Tensor, Tensor | None]] = _transparent(F.multi_head_attention_forward)
 
 
-INTERCEPTED = SOFTMAX | MULTIPLYING | {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+INTERCEPTED = SOFTMAX | MULTIPLYING | {fused_attention, F.multi_head_attention_forward}
 
 Cut = Callable[[Tensor, tuple[int, ...]], Tensor]
 
@@ -202,7 +202,7 @@ class InterceptAttention(TorchFunctionMode):
             with self:
                 return transparent_multihead(*args, **kwargs)
         block = None if self.override is None else self.block()
-        if func is F.scaled_dot_product_attention:
+        if func is fused_attention:
             return self._fused(block, args, kwargs)
         if kwargs:
             args, kwargs = positional(func, args, kwargs)
@@ -283,7 +283,7 @@ class InterceptAttention(TorchFunctionMode):
         override = None if block is None else self.override
         if override is not None and override.bias is not None:
             args, kwargs = self._with_bias(override.bias, args, kwargs)
-        fused = partial(F.scaled_dot_product_attention, *args, **kwargs)
+        fused = partial(fused_attention, *args, **kwargs)
         if override is None or block is None or override.bias is not None:
             call = read_sdpa(fused(), *args, **kwargs)
         else:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.seams.eager import PRODUCTS, SOFTMAX
 from vitrail.capture.seams.intercept import transparent_multihead
+from vitrail.capture.torch_private import fused_attention
 
 ADDITIONS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 SUBTRACTIONS = {torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__}
@@ -38,7 +39,7 @@ KINDS: dict[Callable[..., Any], str] = {
     **dict.fromkeys((F.layer_norm, torch.layer_norm), "layer_norm"),
     F.rms_norm: "rms_norm",
     F.group_norm: "group_norm",
-    F.scaled_dot_product_attention: "attention",
+    fused_attention: "attention",
     **dict.fromkeys((torch.mean, Tensor.mean, torch.sum, Tensor.sum), "mean"),
     **dict.fromkeys(PRODUCTS, "product"),
     **dict.fromkeys(SOFTMAX, "softmax"),

@@ -170,7 +170,7 @@ class _Shared(torch.autograd.Function):
         ctx.shares = {"relevance": share, "gradient": 1.0, "block": 0.0 if operand else 1.0}
         ctx.flow = flow
         ctx.set_materialize_grads(False)
-        return x
+        return x.clone() if operand else x  # a block may write into what enters it
 
     @staticmethod
     def backward(ctx: Any, given: Tensor | None) -> tuple[Tensor | None, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]

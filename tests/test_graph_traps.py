@@ -1,0 +1,262 @@
+"""Models that cut their graph in places, write into their tensors, or meet torch's own limits: right, or refused."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from odd_attention import Block, ViT, images, vit
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.errors import CutGraphError, InputError, VitrailError
+
+GRADIENT = ("gae", "attn_lrp", "integrated_gradients", "auto")
+
+
+class DetachedAttention(Block):
+    def forward(self, x):
+        x = x + self.attend(x).detach()
+        return x + self.ffn(x)
+
+
+class DataOfAttention(Block):
+    def forward(self, x):
+        x = x + self.attend(x).data
+        return x + self.ffn(x)
+
+
+class DetachedFeedForward(Block):
+    def forward(self, x):
+        x = x + self.attend(x)
+        return x + self.ffn(x).detach()
+
+
+class DetachedStream(Block):
+    def forward(self, x):
+        x = x.detach() + self.attend(x)
+        return x + self.ffn(x)
+
+
+class DetachedResult(Block):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+class DetachedInput(Block):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+def fused_and_detached(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v).detach()
+
+
+CUT = {
+    "attention": DetachedAttention,
+    "data": DataOfAttention,
+    "fused": lambda: Block(fused_and_detached),
+    "queries": lambda: Block(lambda q, k, v: (q.detach() @ k.mT).softmax(-1) @ v),
+    "keys": lambda: Block(lambda q, k, v: (q @ k.detach().mT).softmax(-1) @ v),
+    "values": lambda: Block(lambda q, k, v: (q @ k.mT).softmax(-1) @ v.detach()),
+    "maps": lambda: Block(lambda q, k, v: (q @ k.mT).softmax(-1).detach() @ v),
+    "feed-forward": DetachedFeedForward,
+    "stream": DetachedStream,
+    "result": DetachedResult,
+    "input": DetachedInput,
+}
+
+
+def with_block(make, place=1, **options):
+    torch.manual_seed(1)
+    blocks = [make() if index == place else Block() for index in range(3)]
+    return ViT(blocks, **options).double().eval()
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("what", CUT)
+def test_what_a_block_detaches_is_an_error_that_says_where(what, place):
+    with pytest.raises(CutGraphError, match=rf"block {place} of 3 .*detach"):
+        vitrail.explain(with_block(CUT[what], place), images(), "gae", 1)
+
+
+@pytest.mark.parametrize("method", GRADIENT)
+def test_no_gradient_method_leaves_out_what_is_detached(method):
+    with pytest.raises(CutGraphError, match="block 1 of 3"):
+        vitrail.explain(with_block(DetachedAttention), images(), method, 1)
+
+
+@pytest.mark.parametrize("what", ["attention", "result", "values", "feed-forward"])
+def test_rollout_needs_no_gradient_and_is_that_of_the_whole_model(what):
+    plain = {"values": lambda: Block(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)}.get(what, Block)
+    found, expected = (vitrail.explain(with_block(make), images(), "rollout", 1).scores for make in (CUT[what], plain))
+    assert_close(found, expected)
+
+
+def test_a_model_that_detaches_in_several_streams_is_refused():
+    def class_query(q, k, v):
+        return torch.cat([(q[:, :, :1] @ k.mT).softmax(-1) @ v, torch.zeros_like(v)[:, :, 1:]], dim=2)
+
+    blocks = [Block(), Block(class_query), DetachedAttention()]
+    with pytest.raises(CutGraphError, match="detach"):
+        vitrail.explain(ViT(blocks).double().eval(), images(), "gae", 1)
+
+
+def shifted(q, k, v):
+    """The maximum that a softmax is shifted by changes no gradient."""
+    scores = q @ k.mT
+    powers = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
+@pytest.mark.parametrize("method", ["gae", "integrated_gradients"])
+def test_what_is_detached_and_changes_no_gradient_is_no_cut(method):
+    found, expected = (vitrail.explain(vit(form, form, form), images(), method, 1).scores for form in (shifted, None))
+    assert_close(found, expected)
+
+
+class Copied(nn.LayerNorm):
+    """A norm that keeps a copy of what it reads, so that the stream may be written into."""
+
+    def forward(self, x):
+        return super().forward(x.clone())
+
+
+class Writing(Block):
+    """Both sub-layers are added in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = Copied(16)
+        self.ffn[0] = Copied(16)
+
+    def forward(self, x):
+        x += self.attend(x)
+        x += self.ffn(x)
+        return x
+
+
+class Added(Writing):
+    def forward(self, x):
+        x = x + self.attend(x)
+        return x + self.ffn(x)
+
+
+class ScaledInPlace(Writing):
+    """The queries are a view of what one projection gives."""
+
+    def split(self, x):
+        b, t, d = x.shape
+        both = self.qkv(self.norm(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = both[0], both[1], both[2]
+        q *= 0.5
+        return q, k, v
+
+
+class Scaled(Added):
+    def split(self, x):
+        q, k, v = super().split(x)
+        return q * 0.5, k, v
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "attn_lrp", "integrated_gradients", "attcat", "auto"])
+@pytest.mark.parametrize(("writing", "plain"), [(Writing, Added), (ScaledInPlace, Scaled)])
+def test_blocks_that_write_into_the_stream_are_explained_as_if_they_did_not(writing, plain, method):
+    def model(kind):
+        torch.manual_seed(1)
+        return ViT([kind() for _ in range(3)]).double().eval()
+
+    model(writing)(images()).sum().backward()  # it can be trained
+    found, expected = (vitrail.explain(model(kind), images(), method, 1) for kind in (writing, plain))
+    assert found.method == expected.method
+    assert_close(found.scores, expected.scores)
+
+
+def test_memory_low_runs_blocks_again_that_write_into_the_stream():
+    def model(kind):
+        torch.manual_seed(1)
+        made = ViT([kind() for _ in range(3)])
+        for block in made.blocks:
+            block.form = F.scaled_dot_product_attention
+        return made.double().eval()
+
+    found, expected = (vitrail.explain(model(kind), images(), "gae", 1, memory="low") for kind in (Writing, Added))
+    assert_close(found.scores, expected.scores)
+
+
+class WritesInput(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        x -= 0.5
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("method", ["gae", "integrated_gradients", "auto"])
+def test_a_model_may_write_into_what_it_is_given(method):
+    x = images()
+    found = vitrail.explain(WritesInput(vit(None, None, None)), x.clone(), method, 1).scores
+    if method == "gae":
+        assert_close(found, vitrail.explain(vit(None, None, None), x - 0.5, method, 1).scores)
+    assert bool(found.any())
+
+
+class Overwrites(Block):
+    """Autograd cannot differentiate it: the norm needs what is written into."""
+
+    forward = Writing.forward
+
+
+@pytest.mark.parametrize("method", GRADIENT)
+def test_what_autograd_cannot_differentiate_is_an_error_that_says_so(method):
+    with pytest.raises(CutGraphError, match="writes into a tensor that the gradient needs"):
+        vitrail.explain(with_block(Overwrites), images(), method, 1)
+
+
+@pytest.mark.parametrize("method", GRADIENT)
+def test_flex_attention_without_a_backward_pass_is_an_error_that_says_so(method):
+    with pytest.raises(CutGraphError, match="flex_attention has no backward pass"):
+        vitrail.explain(vit(None, flex_attention, None), images(), method, 1)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("method", ["gae", "auto", "leave_one_out"])
+def test_nested_inputs_are_refused(method, named):
+    ragged = torch.nested.nested_tensor([torch.randn(3, 12, 12), torch.randn(3, 12, 8)])
+    with pytest.raises(VitrailError, match="nested"):
+        vitrail.explain(vit(None, None, None), {"images": ragged} if named else ragged, method, 1)
+
+
+def test_a_patched_attention_function_is_followed(monkeypatch):
+    expected = vitrail.explain(vit(*[F.scaled_dot_product_attention] * 3), images(), "gae", 1).scores
+    own = F.scaled_dot_product_attention
+
+    @functools.wraps(own)
+    def patched(*args, **kwargs):
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", patched)
+    model = vit(*[lambda q, k, v: F.scaled_dot_product_attention(q, k, v)] * 3)
+    assert_close(vitrail.explain(model, images(), "gae", 1).scores, expected)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_hook_that_explains_within_an_explanation_is_an_error_and_no_endless_recursion(own):
+    model = vit(None, None, None)
+    other = model if own else vit(None, None, None)
+    model.blocks[1].register_forward_hook(lambda *_: vitrail.explain(other, images(), "gae", 1) and None)
+    with pytest.raises(InputError, match="a hook on the model"):
+        vitrail.explain(model, images(), "gae", 1)
+    assert vitrail.explain(vit(None, None, None), images(), "gae", 1).method == "gae"  # nothing is left behind
+
+
+def test_a_hook_may_explain_where_nothing_else_does():
+    model, found = vit(None, None, None), []
+    other = vit(None, None, None)
+    model.register_forward_hook(lambda *_: found.append(vitrail.explain(other, images(), "gae", 1).scores))
+    model(images())
+    assert_close(found[0], vitrail.explain(other, images(), "gae", 1).scores)
