@@ -248,6 +248,8 @@ def _labels(
 ) -> tuple[tuple[tuple[str, ...], ...] | None, Tensor | None]:
     """The tokens of a text, and which of them are real."""
     ids = inputs.kwargs.get(given, inputs.args[0] if inputs.args else None)
+    if isinstance(ids, Tensor) and inputs.signal and ids is inputs.shown and ids.ndim == 2:
+        return (tuple(f"place {i}" for i in range(scores.shape[1])),) * len(scores), None
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids[rows].shape != scores.shape:
         return None, None
     ids = ids[rows]

@@ -12,6 +12,7 @@ from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, w
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
+from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
@@ -240,6 +241,7 @@ def _attribution(
     changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
     left_out = [*left_out, *[DROPPED.format(request.entry.name)] * any(one.dropped for _, one in found)]
     assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
+    assumed += [said for one in shown if (said := _unlabelled(run.streams, one)) is not None]
     each = {one.name: _one(request, part, run, one, scores, own, start, assumed) for one in shown}
     each = with_zeros(each, signed=request.signed)
     # The stream the user gave: an encoder's, the whole text of a language model with pictures.
@@ -257,6 +259,15 @@ def _added(found: Found, name: str) -> Tensor | None:
     return reduce(torch.add, [x.abs() for x in parts] if found[0][0].target.absolute else parts)
 
 
+def _unlabelled(streams: Streams, shown: ShownStream) -> str | None:
+    """Return what to say of tokens of a signal's stream that no number of the signal feeds; None if there are none."""
+    every = streams.sequences[shown.sequence].rows[1]
+    rest = every - shown.tokens.shape[1]
+    if shown.labels is None or rest == 0:
+        return None
+    return f"{rest} of {every} tokens come from no number of the input, such as a class token, and have no score"
+
+
 def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
     """Refuse a picture or a text none of whose parts is a token of a stream that was seen."""
     given = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
@@ -267,6 +278,7 @@ def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
             "it cannot be told: it is read in another way than by attention over patches (deformable attention samples "
             "it), or mixed before the first attention. Use a gradient method, such as integrated_gradients."
         )
+    _check_origins(inputs, shown)
     for name in WORDS:
         if isinstance(inputs.kwargs.get(name), Tensor) and not any(one.given == name for one in shown):
             raise SeamError(
@@ -274,6 +286,25 @@ def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
                 "another form (within sliding chunks, for example), or mixed before the first attention. A walk would "
                 "leave them out. Use a gradient method, such as integrated_gradients."
             )
+
+
+def _check_origins(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
+    """Refuse scores of tokens alone that come from no known part of the input, such as latents that are learned."""
+    x = inputs.shown
+    known = [one for one in shown if one.given or one.labels or one.words is not None or one.name in KNOWN]
+    vectors = x.ndim == 3 and any(one.tokens.shape[1] == x.shape[1] for one in shown)
+    if known or vectors or not x.is_floating_point():
+        return
+    counts = " and ".join(str(one.tokens.shape[1]) for one in shown)
+    raise SeamError(
+        f"attention works on {counts} tokens, and which of them come from which part of the input of shape "
+        f"{tuple(x.shape)} is not known: they are learned, or mixed before the first attention. A walk would give "
+        "scores of tokens that nothing of the input is named by. Use a gradient method, such as integrated_gradients."
+    )
+
+
+KNOWN = ("image", "audio", "encoder", "decoder")
+"""Names of streams whose tokens are known to come from an input."""
 
 
 def _one(
@@ -316,12 +347,15 @@ def _one(
             "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",
             **({} if request.reason is None else {"default": request.reason}),
             **({"assumed": assumed} if assumed else {}),
+            **({} if stream.labels is None else {"signal": signal_kind(run.inputs.shown.ndim, stream.labels)}),
         },
     )
 
 
 def _words(stream: ShownStream, inputs: Inputs) -> tuple[tuple[str, ...], ...] | None:
     """The tokens of a text, as the tokenizer wrote them where it is known."""
+    if stream.labels is not None:
+        return (stream.labels,) * len(stream.tokens)
     if stream.words is None:
         return None
     if stream.given == "input_ids" and inputs.tokens is not None and inputs.kind == "text":

@@ -165,14 +165,14 @@ Rows = list[tuple[Tensor, Tensor]]
 """Tensors with a graph, each with the number of the row that each of its entries belongs to."""
 
 
-def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor | None]:
+def sources(rows: Rows, places: list[Tensor], *, channels: int | None) -> list[Tensor | None]:
     """For every position of every place, the number of the one row it feeds, or `NOWHERE`, or `MIXED`.
 
     None stands for a place that no row depends on.
 
     Args:
         places: where the gradient is taken.
-        channels: the axis of a place that one position has along.
+        channels: the axis of a place that one position has along; None where every number is a position.
     """
     rows = [(x, number) for x, number in rows if x.requires_grad]
     if not rows:
@@ -188,7 +188,7 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int) -> list[Tensor |
     def pulled(powers: list[Tensor]) -> list[Tensor | None]:
         coded = [seed * torch.exp2(power.double()).to(seed.dtype) for seed, power in zip(seeds, powers, strict=True)]
         found = torch.autograd.grad([x for x, _ in rows], places, coded, retain_graph=True, allow_unused=True)
-        return [None if g is None else g.movedim(channels, -1) for g in found]
+        return [None if g is None else g[..., None] if channels is None else g.movedim(channels, -1) for g in found]
 
     lowest = [number % base - base // 2 for _, number in rows]
     first, second = pulled([-(power // 2) for power in lowest]), pulled([power - power // 2 for power in lowest])

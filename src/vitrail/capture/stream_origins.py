@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.coded_gradients import MIXED, fed_singly, sources
 from vitrail.capture.executions import tensors_in
-from vitrail.capture.origin import boxes
+from vitrail.capture.origin import box_labels, boxes
 from vitrail.capture.streams import Sequence, Streams, Transition
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
@@ -42,6 +42,7 @@ class ShownStream:
     pictures: Tensor | None = None
     """The number `[b]` of the picture of each sample among all that were given, -1 for none."""
     padding: tuple[int, ...] = ()  # the numbers that padding of the same text has in later sequences
+    labels: tuple[str, ...] | None = None  # what each token shows of a signal
 
 
 def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
@@ -109,7 +110,7 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             whole = text is not None and text.tokens.shape == sequence.rows
             seen = [] if whole else _pictures(streams, index, sequence, samples)
             known += seen or _embedded(streams, index, sequence)
-            known = known or [_other(index, sequence, inputs, samples)]
+            known = known or [_signal(streams, index, sequence, inputs) or _other(index, sequence, inputs, samples)]
         found += known
     _check_whole(found)
     # The one query of an attention pool, of each picture or tile, stands for no token.
@@ -364,6 +365,19 @@ def _together(found: list[ShownStream]) -> list[ShownStream]:
         else:
             made.append(one)
     return made
+
+
+def _signal(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> ShownStream | None:
+    """Return the tokens that a table, a wave, a spectrum or a film feeds, each with what it shows; None if unknown."""
+    given = streams.seen.inputs
+    if not inputs.signal or given is None or sequence.rows[0] != inputs.batch:
+        return None
+    (fed,) = sources(_rows(sequence), [given.shown], channels=2 if given.shown.ndim == 5 else None)
+    found = None if fed is None else box_labels(fed, sequence.rows[1])
+    if found is None:
+        return None
+    samples = torch.arange(inputs.batch)[:, None] * sequence.rows[1]
+    return ShownStream("text", "text", sequence.first + samples + torch.tensor(found[0]), index, labels=found[1])
 
 
 def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> ShownStream:
