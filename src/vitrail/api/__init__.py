@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from itertools import groupby
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.api.bounds import DROPPED, OF_TOKENS, check_not_finite, explain_zeros, hold_to_reach
+from vitrail.api.bounds import DROPPED, OF_TOKENS, explain_sizes, hold_to_reach
 from vitrail.api.requests import (
     MethodSpec,
     Request,
@@ -105,15 +106,15 @@ def attribution_of(
         begun: when the work on this result began.
     """
     inputs, target, grid = run.inputs, results[0][0].target, run.origin.grid
-    results, dropped = hold_to_reach(results, run)
+    dropped = False
+    if any(result.reached is not None for _, result in results):
+        results, dropped = hold_to_reach(results, run)
     total = _total(results, run, dtype)
     sums = None if total.pixels is None or grid is None else patch_sums(total.pixels, grid, run.origin.patch)
     scores = total.scores if sums is None else sums
     assert scores is not None
     sizes = scores.abs().amax(dim=1).tolist()
-    check_not_finite(request, target, sizes)
-    zero = explain_zeros(request, results, run, sizes)
-    said = {} if zero is None else {"zero": zero}
+    zero = None if all(0 < size < inf for size in sizes) else explain_sizes(request, results, run, sizes)
     given = request.options.items()
     return Attribution(
         scores=scores,
@@ -130,7 +131,7 @@ def attribution_of(
         readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
         provenance={
             **_made_by(request, results, run, total.residual, dropped=dropped),
-            **said,
+            **({} if zero is None else {"zero": zero}),
             "backend": ", ".join(sorted(backends, reverse=True)) or "none",
             **({} if begun is None else {"seconds": time.perf_counter() - begun}),
         },
@@ -458,7 +459,8 @@ def _walk(
             own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
             events = Events(run.events(part, own, again=job + 1 < len(jobs), shared=len(group) > 1))
             for request, one in zip(group, walk_events(plans, events), strict=True):
-                found[request].append((part, replace(one.result, reached=run.reached(part))))
+                result = replace(one.result, reached=run.reached(part)) if run.masked else one.result
+                found[request].append((part, result))
                 used[request] |= one.backends
                 spent[request] += one.seconds
         identity = fingerprint(model)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -34,8 +35,6 @@ def credits_unreachable(scores: Float[Tensor, "b n"], reached: Bool[Tensor, "b n
 
 def hold_to_reach(results: list[tuple[Scalar, Result]], run: Pass) -> tuple[list[tuple[Scalar, Result]], bool]:
     """Drop what a method gives to tokens that cannot reach its scalar, and say if that was notable."""
-    if all(result.reached is None for _, result in results):
-        return results, False
     held = [(part, _held(result, run)) for part, result in results]
     scores = [(result.scores, result.reached) for _, result in results]
     real = [(x * run.valid, reached) for x, reached in scores if x is not None and reached is not None]
@@ -60,32 +59,24 @@ def _held(result: Result, run: Pass) -> Result:
 FROM_ZERO = "no score is above zero: {} keeps positive parts alone, or scales its map to begin at zero"
 SPARSE = "its sparse fit keeps no part of the text: none changes the answer enough"
 OWN_LEFT_OUT = "the score of the token that is read was set to zero, and no other token has one"
+ALONE = "one token alone can reach the answer, and {} scores what others bring it, or how tokens differ"
 NEVER_ZERO = frozenset({"raw_attention", "rollout", "absolute_gradient", "ifr", "flashtrace"})
 """Unsigned methods that keep no positive part: a map of zeros says that nothing was read."""
 
 
-def check_not_finite(request: Request, target: object, sizes: Sequence[float]) -> None:
-    """Raise if a score is not finite.
-
-    Args:
-        sizes: the largest absolute score of each sample.
-    """
-    if all(-float("inf") < size < float("inf") for size in sizes):
-        return
-    raise InputError(
-        f"{request.entry.name} gave scores that are not finite for the target {target}. Ratios and relative "
-        "differences break down where a logit is near zero: use targets.difference."
-    )
-
-
-def explain_zeros(
+def explain_sizes(
     request: Request, results: list[tuple[Scalar, Result]], run: Pass, sizes: Sequence[float]
 ) -> str | None:
-    """Return why the maps of some samples are zero everywhere, None where none is; raise if nothing was explained.
+    """Return why the maps of some samples are zero everywhere, None where none is; raise where nothing was explained.
 
     Args:
         sizes: the largest absolute score of each sample.
     """
+    if not all(size < inf for size in sizes):  # nor NaN
+        raise InputError(
+            f"{request.entry.name} gave scores that are not finite for the target {results[0][0].target}. Ratios and "
+            "relative differences break down where a logit is near zero: use targets.difference."
+        )
     samples = [sample for sample, size in enumerate(sizes) if size == 0]
     if not samples:
         return None
@@ -98,11 +89,18 @@ def explain_zeros(
             "hides them from what is read. Check which value stands for a real token in its masks: "
             "one, True, or zero where masks are added to scores."
         )
-    return f"samples {samples}: {_reason(request, results, run, samples)}"
+    alone = all(int(open_to[sample].sum()) == 1 for sample in samples)
+    return f"samples {samples}: {_reason(request, results, run, samples, alone=alone)}"
 
 
-def _reason(request: Request, results: list[tuple[Scalar, Result]], run: Pass, samples: list[int]) -> str:
-    """Return why a method may give zeros alone, or raise."""
+def _reason(
+    request: Request, results: list[tuple[Scalar, Result]], run: Pass, samples: list[int], *, alone: bool
+) -> str:
+    """Return why a method may give zeros alone, or raise.
+
+    Args:
+        alone: whether there is but one token that can reach the answer.
+    """
     name = request.entry.name
     if name == "context_cite":
         return SPARSE
@@ -112,6 +110,8 @@ def _reason(request: Request, results: list[tuple[Scalar, Result]], run: Pass, s
     unmoved = run.unmoved_by([part for part, _ in results]) if isinstance(request.plan, RerunMethod) else set()
     if lost := [sample for sample in samples if sample in unmoved]:
         raise unread(lost)
+    if alone:
+        return ALONE.format(name)
     if request.signed or name in NEVER_ZERO:
         raise all_zero(name, samples)
     return FROM_ZERO.format(name)
@@ -120,9 +120,9 @@ def _reason(request: Request, results: list[tuple[Scalar, Result]], run: Pass, s
 def all_zero(name: str, samples: list[int]) -> VitrailError:
     """Return the error for a signed map of zeros."""
     return TargetError(
-        f"every score of {name} is exactly zero in samples {samples}: the target depends on no token there, as where "
-        "weights are zero, a unit is dead, or a probability is exactly one. Check the model and the target, or "
-        "explain the logit."
+        f"every score of {name} is exactly zero in samples {samples}, so nothing is shown. Weights may be zero, "
+        "a unit dead, a probability exactly one, or a mask may hide every token from those that are read. Check the "
+        "model, its masks and the target, or explain the logit."
     )
 
 

@@ -14,7 +14,7 @@ from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
 from vitrail.capture.pass_options import ComputeSettings, Wanted
-from vitrail.capture.reach import hides_nothing, named_by_mask, one_word, reach, unattended
+from vitrail.capture.reach import named_by_mask, one_word, reach, unattended
 from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
@@ -56,8 +56,8 @@ def unread(samples: list[int]) -> TargetError:
     """What to say where the target reads no token."""
     return TargetError(
         f"the gradient of the target is zero at every token of samples {samples}, padding aside, so nothing was read. "
-        "A target that reads padding alone has nothing to explain; a probability of exactly one has no gradient: "
-        "explain the logit instead."
+        "A target that reads padding alone has nothing to explain: is the mask inverted? A probability of exactly one "
+        "has no gradient: explain the logit instead."
     )
 
 
@@ -101,6 +101,10 @@ class Pass:
             output.logits.ndim == 3 and all(is_causal(call) for captured in self.captured for call in captured.calls)
         )
         self.readout: Readout | None = None  # of the scalar that was last differentiated
+        calls = [captured.calls[0] for captured in self.captured if len(captured.calls) == 1]
+        known = structure.refusal is None and capture.body.pool is None and len(calls) == self.depth
+        # Whether masks may keep tokens from the answer: a single layer without one lets all tokens pass.
+        self.masked = known and all(x.causal or x.mask is not None or x.weights is not None for x in calls)
         self._reach: tuple[Scalar, Tensor | None] | None = None  # the tokens that reach the scalar last asked for
         self.doubts: list[Doubt] = []
 
@@ -126,7 +130,8 @@ class Pass:
         mask, index, device = self.inputs.attention_mask, self.index, self.output.logits.device
         every = torch.ones(self.inputs.batch, self.origin.tokens, dtype=torch.bool, device=device)
         if mask is None:
-            hidden = self._hidden(call, every)
+            plain = call.weights is None and call.mask is None
+            hidden = None if plain else self._hidden(call, every)
             return every if hidden is None else ~hidden
         found = mask.bool()
         return every.index_copy_(1, index, found) if len(index) == found.shape[1] != every.shape[1] else found
@@ -184,10 +189,8 @@ class Pass:
     def reached(self, part: Scalar) -> Tensor | None:
         """Return the tokens that can reach a scalar by what attention lets pass; None where all can."""
         if self._reach is None or self._reach[0] is not part:
-            self._reach = (part, None)
-            if self._may_hide():
-                read = self._read(part)
-                self._reach = (part, None if read is None else self._reached_from(read))
+            read = self._read(part) if self.masked else None
+            self._reach = (part, None if read is None else self._reached_from(read))
         return self._reach[1]
 
     def unmoved_by(self, parts: Iterable[Scalar]) -> set[int]:
@@ -197,12 +200,6 @@ class Pass:
             read = self._read(part) if part.scalar.requires_grad else None
             found |= set() if read is None else set((~read.any(dim=1)).nonzero()[:, 0].tolist())
         return found
-
-    def _may_hide(self) -> bool:
-        """Return True if masks may keep tokens from the answer, and each layer is one call over all tokens."""
-        one_each = all(len(captured.calls) == 1 for captured in self.captured)
-        known = self.structure.refusal is None and self.capture.body.pool is None
-        return known and one_each and not any(hides_nothing(captured.calls[0]) for captured in self.captured)
 
     def _reached_from(self, read: Tensor) -> Tensor | None:
         """Return the tokens that reach what is read of the last layer; None where all do."""
@@ -254,7 +251,7 @@ class Pass:
         with own_dtypes(self.valid.device.type):
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
             self.readout = readout = self._readout(part, gradients[-1], needed=part.needed and bool(wanted.gradients))
-            self._reach = (part, self._reached_from(readout.readout > 0) if self._may_hide() else None)
+            self._reach = (part, self._reached_from(readout.readout > 0) if self.masked else None)
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:
@@ -393,7 +390,9 @@ class Pass:
         if self.capture.body.pool is not None:
             queries = call_shape(self.captured[-1].calls[0])[0]
             return Readout(torch.full((self.inputs.batch, queries), 1 / queries, device=self.valid.device), None)
-        arriving = self._by_token(gradients["leaving_grad" if self.capture.blocks else "output_grad"])
+        arriving = gradients["leaving_grad" if self.capture.blocks else "output_grad"]
+        if not self.capture.blocks or not self.capture.body.blocks[-1].batch_first:
+            arriving = self._by_token(arriving)
         if arriving.shape[:2] != self.valid.shape:
             raise SeamError(
                 f"the last layer gives {tuple(arriving.shape[:2])} tokens where the first reads "

@@ -21,11 +21,6 @@ MOST_ENTRIES = 2**26
 Seen = Bool[Tensor, "_ q k"]
 
 
-def hides_nothing(call: AttentionCall) -> bool:
-    """Return True if no mask of the call can hide a key from a query."""
-    return call.weights is None and call.mask is None and not call.causal
-
-
 def allowed(mask: Tensor) -> Tensor:
     """Return which entries of a mask let a key through. A query all of whose keys are equally low sees them all."""
     if mask.dtype is torch.bool:
@@ -79,10 +74,8 @@ def reach(calls: Sequence[AttentionCall], read: Bool[Tensor, "b t"]) -> Bool[Ten
     """Return the tokens that reach what is read of the last layer; None where all do.
 
     Args:
-        calls: one of each layer, first to last.
+        calls: one of each layer, first to last, each with a mask.
     """
-    if any(hides_nothing(call) for call in calls):
-        return None
     found, tokens = read, read.shape[1]
     known: dict[int, Tensor | None] = {}  # layers often share one mask
     for call in reversed(calls):
@@ -108,7 +101,7 @@ def unattended(call: AttentionCall, batch: int) -> Bool[Tensor, "b k"] | None:
 
     Where no token sees itself, the last one of a causal model is hidden from all, and is no padding.
     """
-    if hides_nothing(call) or call.causal:
+    if call.causal:
         return None
     if call.weights is None and call.mask is not None and call.mask.dtype is not torch.bool:
         low = as_mask(call.mask, batch)  # a query of padding may see nothing but keys that are equally low
@@ -119,7 +112,8 @@ def unattended(call: AttentionCall, batch: int) -> Bool[Tensor, "b k"] | None:
     if seen.shape[1] == seen.shape[2]:
         itself = seen.diagonal(dim1=1, dim2=2)
         hidden = hidden & (itself | hidden).all(dim=1, keepdim=True)
-    return hidden.expand(batch, -1)
+    # Where a mask hides every token, none is padding beside others.
+    return (hidden & ~hidden.all(dim=1, keepdim=True)).expand(batch, -1)
 
 
 def named_by_mask(hidden: Bool[Tensor, "b t"], given: Iterable[Tensor]) -> Bool[Tensor, " b"]:

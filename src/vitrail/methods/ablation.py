@@ -254,6 +254,11 @@ def check_sources(name: str, given: object) -> Callable[[nn.Module, Body, Inputs
 
 def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
     """`s(all) - s(without the source)` for each source."""
+    if not sources:
+        raise InputError(
+            f"nothing of a text of {int(of.real.sum())} real tokens can be removed: special tokens stay, which are "
+            "the first and the last where nothing else is said. Take a method that reads gradients."
+        )
     return of.whole - of.scores(torch.stack([of.real & ~source for source in sources]), batch=batch)
 
 

@@ -24,7 +24,7 @@ from vitrail.relevance import LayerReader, attention, gradient, positive, pull, 
 
 def _keys_mean(x: Float[Tensor, "b h k"], chosen: Tensor) -> Float[Tensor, "b h"]:
     weights = chosen.to(x.dtype)
-    return (x * weights[:, None]).sum(dim=2) / weights.sum(dim=1)[:, None]
+    return (x * weights[:, None]).sum(dim=2) / weights.sum(dim=1).clamp(min=1)[:, None]
 
 
 def row_form(layer: Layer) -> Float[Tensor, "b t"]:
@@ -71,7 +71,7 @@ ENTERING = ("entering", "entering_grad")
 def channel_weights(gradient: Features, content: Bool[Tensor, "b t"]) -> Float[Tensor, "b d"]:
     """Eq. 1: the gradient of each channel, averaged over the real tokens after the prefix."""
     weights = content.to(gradient.dtype)
-    return (gradient * weights[:, :, None]).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+    return (gradient * weights[:, :, None]).sum(dim=1) / weights.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def weigh_channels(features: Features, weights: Float[Tensor, "b d"]) -> Float[Tensor, "b t"]:
