@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
+from vitrail.capture.graphs import active
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.journal import Journal
 from vitrail.capture.layers import check_read
@@ -27,7 +28,7 @@ from vitrail.capture.recompute import check_same, recomputed, without_caches, wi
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import AT_THE_INPUTS
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, once, shadow
+from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
 from vitrail.capture.signature import Ends
 from vitrail.capture.torch_private import uncompiled
 from vitrail.capture.variants import journaled, variant_of
@@ -130,12 +131,14 @@ def _seen_structure(
     if not capture.checked:
         return plan.structure
     seen = partial(_ends_of_run, model, plan=plan, stack=stack)
-    if capture.journal is None:
-        found, _ = variant_of(model, inputs, plan.body, plan.structure, capture.ends(output.wide), seen)
-    else:
+    if capture.hidden and capture.journal is not None:
         found = journaled(model, inputs, plan.body, plan.structure, capture.journal, seen)
-    if found is plan.structure:
-        return found
+    else:
+        ends = capture.ends(output.wide)
+        found = variant_of(model, inputs, plan.body, plan.structure, ends, seen, capture.journal)
+    known = plan.structure
+    if found is known or (found.origin, found.refusal, found.used) == (known.origin, known.refusal, known.used):
+        return known
     if plan.lean and found.refusal is not None:
         raise SeamError(found.refusal)
     if found.used not in (0, len(plan.body.blocks)):
@@ -149,9 +152,7 @@ def _seen_structure(
 def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: ExitStack) -> Ends:
     """Run the model as it is, on these inputs, and return where the graph is read."""
     options = PassOptions(dtype=plan.options.dtype)
-    plain = replace(
-        plan, wanted=Wanted(), options=options, settings=ComputeSettings(), cut=True, recomputes=False, rows=None
-    )
+    plain = replace(plan, wanted=Wanted(), options=options, settings=ComputeSettings(), cut=True, recomputes=False)
     with torch.enable_grad():
         capture, _, output = _run_captured(model, inputs, plain, stack=stack, noted=False)
     return capture.ends(output.wide)
@@ -235,11 +236,12 @@ def _run_captured(
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)
-    # Nothing may wait for the device while a CUDA graph is recorded.
-    capture.checked = not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing()
-    hidden = not plan.cut or capture.recomputed is not None or options.within is not None
-    hidden = hidden or options.last_block or options.per_block or once(model, "frozen", partial(_is_frozen, model))
-    if noted and capture.checked and hidden:
+    # Nothing may ask the device more while a CUDA graph is recorded; calls before that have been checked.
+    capture.checked = not active.answers
+    capture.hidden = not plan.cut or capture.recomputed is not None or options.within is not None
+    capture.hidden |= options.last_block or options.per_block or once(model, "frozen", partial(_is_frozen, model))
+    fresh = bool(memory_of(model).call.get("measured"))  # a later pass without a graph finds what this one did
+    if noted and capture.checked and (capture.hidden or fresh):
         capture.journal = Journal(inputs.ids)
         for block in plan.body.blocks[-1:]:
             close = block.module.register_forward_hook(partial(_close, capture.journal))

@@ -57,6 +57,7 @@ class Capture:
         self.complete = False  # whether exactly one attention call was captured in each layer
         self.roots: list[Tensor] = []
         self.arriving: Tensor | None = None  # what enters the first block, with the graph below it
+        self.hidden = False  # whether the graph does not show all that is done to tokens
         self.checked = True  # whether what is done to tokens is compared with what was measured
         self.is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
         self.journal: Journal | None = None  # the functions that ran, where the graph does not show them

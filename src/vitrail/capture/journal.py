@@ -39,6 +39,13 @@ PRODUCTS = frozenset({torch.matmul, torch.bmm, torch.mm, torch.einsum, Tensor.ma
 JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.hstack, torch.vstack})
 CHOICES = frozenset({torch.where, Tensor.where})
 NOTED = BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding}
+READING = type(Tensor.shape.__get__)
+"""What reads an attribute of a tensor."""
+OWN = frozenset({
+    Tensor.detach, Tensor.clone, Tensor.requires_grad_, Tensor.register_hook, Tensor.dim, Tensor.size,
+    Tensor.is_inference, torch._C._set_grad_enabled,
+})  # fmt: skip
+"""Functions that hooks of a pass call themselves, and that move nothing."""
 SMALL = 1 << 20
 """How many entries a matrix has at most that is looked at for being a permutation."""
 
@@ -57,6 +64,8 @@ class Journal:
 
     def note(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Keep that a function runs."""
+        if type(func) is READING or func in OWN:
+            return
         self.notes.append(func)
         if func in NOTED and not self.closed:
             self.notes += self._moves(func, args, kwargs)
@@ -141,7 +150,7 @@ def _content(x: Tensor) -> tuple[object, ...]:
 
 def _is_selection(x: Tensor) -> bool:
     """Return True if a tensor holds zeros and ones alone, as a matrix does that picks rows."""
-    if x.ndim < 2 or x.numel() > SMALL or x.requires_grad:
+    if x.ndim < 2 or x.numel() > SMALL:
         return False
     first = x.detach().reshape(-1)[:8]
     plain = ((first == 0) | (first == 1)).all()

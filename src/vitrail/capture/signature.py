@@ -166,7 +166,11 @@ class Route:
         shapes = [(getattr(nodes[number], SIZES), size) for number, size in self.sizes]
         if any([sum(map(ne, now, size)) > 1 or len(now) != len(size) for now, size in shapes]):
             return False
-        if any([_is_asked(nodes[number], ends.ids) is not asked for number, asked in self.tables]):
+        return not (self.tables or self.tensors) or self._moves_alike(nodes, ends.ids)
+
+    def _moves_alike(self, nodes: list[Node], ids: Tensor | None) -> bool:
+        """Return True if tables are asked for the same, and tensors that rows are moved by are the same."""
+        if any([_is_asked(nodes[number], ids) is not asked for number, asked in self.tables]):
             return False
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
 

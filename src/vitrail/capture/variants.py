@@ -23,6 +23,7 @@ from vitrail.capture.measure import (
 )
 from vitrail.capture.shadow import Remembered
 from vitrail.capture.signature import Ends, Route, read_route
+from vitrail.errors import VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 
@@ -41,52 +42,72 @@ SeenEnds = Callable[[Inputs], Ends]
 
 
 def variant_of(
-    model: nn.Module, inputs: Inputs, body: Body, structure: Structure, ends: Ends, ends_with: SeenEnds
-) -> tuple[Structure, bool]:
-    """Return the structure of a pass, and whether it holds for every pass that does the same to tokens.
-
-    It is the one that is known for what the pass did, or it is measured on the inputs.
+    model: nn.Module,
+    inputs: Inputs,
+    body: Body,
+    structure: Structure,
+    ends: Ends,
+    ends_with: SeenEnds,
+    journal: Journal | None = None,
+) -> Structure:
+    """Return the structure of a pass: the one that is known for what it did to tokens, or one measured on its inputs.
 
     Args:
         structure: what is known for inputs of this form.
+        journal: of the pass, so that one without a graph is known by it.
     """
     known = _variants.get(model, form_of(inputs, body), list)
     for place, (route, found) in enumerate(known):
         if route.holds(ends):
             if place:
                 known.insert(0, known.pop(place))
-            return found, True
+            if journal is not None:
+                _keep_journal(model, inputs, body, journal, found)
+            return found
     route = read_route(ends)
     fits = _was_measured(model, inputs, body, structure)
     if fits and inputs.batch > SAMPLES:  # samples that were not looked at may be treated in another way
-        fits = not route.hidden and route.holds(ends_with(_first_of(inputs)))
+        fits = not route.hidden and _treats_alike(route, inputs, ends_with)
     found = structure if fits else measure_all(model, inputs, body)
     if not route.hidden:
         known.insert(0, (route, found))
         del known[MOST_ROUTES:]
-    return found, not route.hidden
+        if journal is not None:
+            _keep_journal(model, inputs, body, journal, found)
+    return found
 
 
 def journaled(
     model: nn.Module, inputs: Inputs, body: Body, structure: Structure, journal: Journal, ends_with: SeenEnds
 ) -> Structure:
     """Return the structure of a pass whose graph does not show what it did: that of another pass with its journal."""
-    known, key = _journals.get(model, form_of(inputs, body), dict), journal.key
-    if key in known:
-        return known[key]
+    known = _journals.get(model, form_of(inputs, body), dict)
+    if journal.key in known:
+        return known[journal.key]
     ends = ends_with(inputs)
     if ends.complete:
-        found, holds = variant_of(model, inputs, body, structure, ends, ends_with)
-    else:  # such as frozen weights: what is done before the first block is in no graph
-        found = structure
-        if not _was_measured(model, inputs, body, structure) or inputs.batch > SAMPLES:
-            found = measure_all(model, inputs, body)
-        holds = True
-    if holds:
-        if len(known) >= MOST_ROUTES:
-            known.clear()
-        known[key] = found
+        return variant_of(model, inputs, body, structure, ends, ends_with, journal)
+    # Such as frozen weights: what is done before the first block is in no graph.
+    fits = _was_measured(model, inputs, body, structure) and inputs.batch <= SAMPLES
+    found = structure if fits else measure_all(model, inputs, body)
+    _keep_journal(model, inputs, body, journal, found)
     return found
+
+
+def _keep_journal(model: nn.Module, inputs: Inputs, body: Body, journal: Journal, found: Structure) -> None:
+    """Remember the structure of all passes with this journal."""
+    known = _journals.get(model, form_of(inputs, body), dict)
+    if len(known) >= MOST_ROUTES:
+        known.clear()
+    known[journal.key] = found
+
+
+def _treats_alike(route: Route, inputs: Inputs, ends_with: SeenEnds) -> bool:
+    """Return True if the first samples alone are treated as all samples are."""
+    try:
+        return route.holds(ends_with(_first_of(inputs)))
+    except (VitrailError, RuntimeError, ValueError, IndexError, AssertionError):  # it takes no fewer samples
+        return False
 
 
 def _first_of(inputs: Inputs) -> Inputs:
