@@ -39,6 +39,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
+from vitrail.capture.samples import check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
@@ -335,6 +336,7 @@ def _answer(
     with shadow(model) as own:
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
+        check_apart(own, read)
         try:
             if has_streams(own, read, anatomy):
                 check_memory(settings, "a model with several streams")

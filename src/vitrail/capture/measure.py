@@ -41,7 +41,7 @@ from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, me
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks, writes_to
 from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, runs_after
-from vitrail.errors import CutGraphError, SeamError
+from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs
 
@@ -180,7 +180,12 @@ def _checked(model: nn.Module, inputs: Inputs, body: Body, *, most: int = SAMPLE
     """What is measured of a model whose attention and weights can be read, on this many samples at most."""
     refusals.check_model(model)
     some = inputs if inputs.batch <= most else inputs.take(torch.arange(most))
-    found = _measured(model, some, body)
+    try:
+        found = _measured(model, some, body)
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        if some is inputs or isinstance(error, (VitrailError, torch.OutOfMemoryError)):
+            raise
+        some, found = inputs, _measured(model, inputs, body)  # the model takes no fewer samples
     found = replace(found, no_gradient=refusals.why_not_differentiable(model) or found.no_gradient)
     measured_in_call(model)[content_of(some), some.batch] = found
     return found

@@ -20,6 +20,10 @@ SEEN = (
 AT_THE_INPUTS = (
     "Methods that read the gradient at the inputs need no attention: integrated_gradients, input_x_gradient."
 )
+COUPLED = (
+    "the answer to one sample depends on the tokens of others: the model compares the samples of a batch, or changes "
+    "their order, and a map of one of them would hold parts of the others. Explain one sample at a time."
+)
 SHOWN = 6
 """How many classes of modules a message names."""
 

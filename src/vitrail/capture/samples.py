@@ -35,28 +35,31 @@ def check_copies(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _coupled(model: nn.Module, inputs: Inputs) -> bool:
+    """Return True if the answers to these samples depend on each other; measured once for each form of input."""
     named = (*enumerate(inputs.args), *inputs.kwargs.items())
     form = tuple((name, x.shape[1:], x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named)
-    some = inputs if inputs.batch <= MOST else inputs.take(torch.tensor([0, 1, inputs.batch - 1]))
-    return _known.get(model, (form, some.batch), lambda: _measured(model, some) or _measured_whole(model, inputs, some))
+    return _known.get(model, (form, min(inputs.batch, MOST)), lambda: _measured(model, inputs))
 
 
-def _measured_whole(model: nn.Module, inputs: Inputs, some: Inputs) -> bool:
-    """Measure all samples where the model does not take fewer."""
-    return False
+def _measured(model: nn.Module, inputs: Inputs) -> bool:
+    """Measure a few samples, or all where the model takes no fewer."""
+    few = inputs if inputs.batch <= MOST else inputs.take(torch.tensor([0, 1, inputs.batch - 1]))
+    for some in (few, inputs):
+        with suppress(VitrailError, RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+            return _depend_on_each_other(model, some)
+    return False  # why it does not run is said where it is explained
 
 
-def _measured(model: nn.Module, some: Inputs) -> bool:
+def _depend_on_each_other(model: nn.Module, some: Inputs) -> bool:
     """Return True if the gradient of the answer to one sample arrives at another one."""
     options = PassOptions(dtype=torch.float32) if torch.float16 in dtypes_of(model) else PassOptions()
-    with suppress(VitrailError), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         run = at_inputs(model, some, pass_options=options)
-        places = [x for name, x in run.roots.items() if name not in some.shared and x.shape[0] == some.batch]
-        answer = run.answer.output.wide
-        if not places or answer.shape[0] != some.batch or not answer.requires_grad:
-            return False
-        return any(_reaches_others(answer, places, row) for row in range(some.batch))
-    return False
+    places = [x for name, x in run.roots.items() if name not in some.shared and x.shape[0] == some.batch]
+    answer = run.answer.output.wide
+    if not places or answer.shape[0] != some.batch or not answer.requires_grad:
+        return False
+    return any(_reaches_others(answer, places, row) for row in range(some.batch))
 
 
 def _reaches_others(answer: Tensor, places: list[Tensor], row: int) -> bool:

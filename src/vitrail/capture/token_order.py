@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, call_result, numbered, sources, with_heads
 from vitrail.capture.executions import node_of, reached
 from vitrail.capture.layers import batch_first, unequal
-from vitrail.capture.refusals import AT_THE_INPUTS
+from vitrail.capture.refusals import AT_THE_INPUTS, COUPLED
 from vitrail.capture.seams import AttentionCall
 from vitrail.models.anatomy import Block, Body
 
@@ -180,10 +180,7 @@ def check_samples(answer: Tensor | None, tokens: Tensor, body: Body) -> str | No
     own = torch.arange(batch, device=found.device)[:, None]
     if bool(((found == own) | (found == NOWHERE)).all()):
         return None
-    return (
-        "the answer to one sample depends on the tokens of others: the model compares the samples of a batch, or "
-        "changes their order, and a map of one of them would hold parts of the others. Explain one sample at a time."
-    )
+    return COUPLED
 
 
 def check_chain(calls: list[AttentionCall], batch: int) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.continuations import keeping
 from vitrail.capture.forward import forward
@@ -18,8 +19,9 @@ from vitrail.capture.outputs import Scalar, read_output, run_model
 from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
 from vitrail.capture.passes import Doubt, Pass, unread
 from vitrail.capture.recording import Layer
+from vitrail.capture.samples import check_copies
 from vitrail.capture.shadow import autograd, hooks
-from vitrail.errors import SeamError
+from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Result, Walk
@@ -88,7 +90,10 @@ class Runner:
         """
         chosen = self.repeated(copies) if inputs is None else inputs
         less = {"lean": True, "rows": self.run.output.rows} if lean else {}
-        with forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options, **less) as run:
+        made = forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options, **less)
+        with ExitStack() as stack:
+            with self.enlarged(chosen.batch):
+                run = stack.enter_context(made)
             scalar = self.part_of(run.output.wide, copies)
             position = None if self.part.position is None else self.part.position.repeat(copies)
             weights = None if self.part.rows is None else self.part.rows.repeat(copies, 1)
@@ -130,6 +135,26 @@ class Runner:
             self.run.doubts.append(Doubt(zero, unread))
         return x, gradient
 
+    @contextmanager
+    def enlarged(self, batch: int) -> Iterator[None]:
+        """Refuse in words where the model does not take more samples than it was given, or joins their answers."""
+        own = self.inputs.batch
+        if batch <= own:
+            yield
+            return
+        check_copies(self.model, self.inputs)
+        try:
+            yield
+        except (VitrailError, torch.OutOfMemoryError, CheckpointError):
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            said = (str(error) or repr(error)).splitlines()[0][:200]
+            raise MethodError(
+                f"this method runs {batch} samples at once, copies of the {own} given, and "
+                f"{type(self.model).__name__} fails there: {said}. "
+                "Its batch seems to be fixed. Use a method that runs the batch as it is, such as gae."
+            ) from error
+
     def score(
         self, inputs: Inputs, rows: Int[Tensor, " m"], edit: Callable[[Tensor], Tensor] | None = None
     ) -> Float[Tensor, " m"]:
@@ -166,7 +191,8 @@ class Runner:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """The logits of the model on other inputs, in a precision that is safe to compute with."""
-        answer = run_model(self.model, inputs)
+        with self.enlarged(inputs.batch):
+            answer = run_model(self.model, inputs)
         return read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
 
 

@@ -1,0 +1,161 @@
+"""Samples whose answers depend on each other are refused by every method in the same words."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import vitrail
+from vitrail.capture.refusals import COUPLED
+from vitrail.errors import InputError, MethodError, SeamError, VitrailError
+from vitrail.methods import METHODS
+
+IDS = torch.tensor([[3, 7, 1, 9, 4], [2, 8, 5, 6, 0], [1, 1, 2, 3, 5], [9, 2, 4, 4, 1]])
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.q, self.k, self.v, self.o, self.up = (nn.Linear(16, 16) for _ in range(5))
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (part(h).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.up(self.second(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layers, self.head = nn.Embedding(12, 16), nn.ModuleList([Layer(), Layer()]), nn.Linear(16, 3)
+
+    def enter(self, x):
+        return x
+
+    def end(self, y):
+        return y
+
+    def forward(self, input_ids):
+        x = self.enter(self.words(input_ids))
+        for layer in self.layers:
+            x = layer(x)
+        return self.end(self.head(x.mean(1)))
+
+
+class Centred(Model):
+    def end(self, y):
+        return y - y.mean(0)
+
+
+class Standardised(Model):
+    def end(self, y):
+        return (y - y.mean(0)) / (y.var(0, unbiased=False) + 0.1).sqrt()
+
+
+class Contrasted(Model):
+    def end(self, y):
+        return y.softmax(0) * 3
+
+
+class Neighbours(Model):
+    def end(self, y):
+        return y + 0.1 * y.roll(1, 0)
+
+
+class Reversed(Model):
+    def end(self, y):
+        return y.flip(0)
+
+
+class CentredWords(Model):
+    """Statistics of the batch before the blocks."""
+
+    def enter(self, x):
+        return x / (x.square().mean((0, 2), keepdim=True) + 0.1).sqrt()
+
+
+class ComparedToTheLast(Model):
+    def end(self, y):
+        return y - 0.5 * y[-1:].detach() + 0.1 * y[-1:]
+
+
+COUPLING = [Centred, Standardised, Contrasted, Neighbours, Reversed, CentredWords, ComparedToTheLast]
+TEXT = [name for name, entry in METHODS.items() if "text" in entry.inputs]
+
+
+@pytest.mark.parametrize("make", COUPLING)
+@pytest.mark.parametrize("batch", [2, 4])
+def test_the_default_and_gae_refuse_samples_that_depend_on_each_other(make, batch):
+    for method in ("auto", "gae", "integrated_gradients", "leave_one_out"):
+        with pytest.raises(SeamError) as error:
+            vitrail.explain(make().double().eval(), IDS[:batch], method, 1)
+        assert str(error.value) == COUPLED
+
+
+def test_every_method_refuses_in_the_same_words():
+    model = Centred().double().eval()
+    for method in TEXT:
+        with pytest.raises(SeamError) as error:
+            vitrail.explain(model, IDS[:2], method, 1)
+        assert str(error.value) == COUPLED, method
+
+
+@pytest.mark.parametrize("method", ["leave_one_out", "consensus"])
+@pytest.mark.parametrize("make", [Neighbours, CentredWords])
+def test_copies_of_one_sample_are_samples_too(make, method):
+    """A method that runs copies of a sample at once would explain a batch of copies."""
+    options = {"parts": "blanked_lrp"} if method == "consensus" else {}
+    with pytest.raises((MethodError, VitrailError)) as error:
+        vitrail.explain(make().double().eval(), IDS[:1], method, 1, **options)
+    assert COUPLED in str(error.value)
+
+
+def test_one_sample_alone_is_explained():
+    found = vitrail.explain(CentredWords().double().eval(), IDS[:1], "gae", 1)
+    assert bool((found.scores > 0).any())
+
+
+@pytest.mark.parametrize("method", ["gae", "auto", "leave_one_out", "integrated_gradients"])
+def test_samples_apart_are_explained_as_before(method):
+    model = Model().double().eval()
+    both, alone = (vitrail.explain(model, IDS[:n], method, 1) for n in (2, 1))
+    assert_close(both.scores[:1], alone.scores)
+
+
+class Kept(Model):
+    """A model whose batch is fixed by a buffer."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(batch, 5, 16))
+
+    def enter(self, x):
+        if x.shape[0] != self.cache.shape[0]:
+            raise RuntimeError(f"the cache was made for {self.cache.shape[0]} samples")
+        return x + self.cache
+
+
+class OneOnly(Model):
+    def enter(self, x):
+        assert x.shape[0] == 1, "one sample at a time"
+        return x
+
+
+@pytest.mark.parametrize(("make", "batch"), [(lambda: Kept(1), 1), (lambda: Kept(4), 4), (OneOnly, 1)])
+def test_a_model_of_a_fixed_batch_is_right_or_refused_in_words(make, batch):
+    model, wanted = make().double().eval(), Model().double().eval()
+    wanted.load_state_dict(model.state_dict(), strict=False)
+    refused = {}
+    for method in ("gae", "tokentm", "rollout", "auto", "leave_one_out", "integrated_gradients", "attn_lrp", "lrp"):
+        try:
+            found = vitrail.explain(model, IDS[:batch], method, 1)
+        except (InputError, MethodError) as error:
+            refused[method] = str(error)
+            continue
+        assert_close(found.scores, vitrail.explain(wanted, IDS[:batch], found.method, 1).scores)
+    assert refused.keys() <= {"leave_one_out"}  # removes tokens from copies of the sample
+    assert all("fails there" in why for why in refused.values())
