@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
+from vitrail import api
 from vitrail.capture import measure
 from vitrail.errors import VitrailError
 
@@ -369,3 +370,18 @@ def test_markers_in_other_places_are_no_new_structure(monkeypatch):
         found = vitrail.explain(model, ids, "gae", 1)
         assert int(found.scores[0].argmax()) == place
     assert len(measured) == 1
+
+
+STREAM_MODELS = [
+    StatesTurned, TurnedBetween, IdsTurned, Gathered, Chosen, TurnedOrRolled, ByMatrix, Stops, StopsBySample,
+    ReadsEarly, ReadsMarker, SumsMarker, TurnedOrCopied, PartsSwapped, ByProducts, Written, ByOwnFunction,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STREAM_MODELS)
+def test_streams_of_a_later_input_are_not_those_of_an_earlier_one(make, monkeypatch):
+    monkeypatch.setattr(api, "has_streams", lambda *args: True)
+    for order in ((EVEN, ODD), (ODD, EVEN)):
+        model = make().double().eval()
+        for ids in order:
+            check(model, ids, "gae")

@@ -104,7 +104,7 @@ class Capture:
             entering=self.arriving,
             leaving=last,
             roots=self.roots,
-            ids=self.ids,
+            ids=() if self.ids is None else (self.ids,),
             is_stored=self.is_stored,
         )
 

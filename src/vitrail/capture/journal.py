@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.torch_private import set_gradients
+
 BY_INDEX = frozenset(
     getattr(place, name)
     for place in (torch, Tensor)
@@ -43,7 +45,7 @@ READING = type(Tensor.shape.__get__)
 """What reads an attribute of a tensor."""
 OWN = frozenset({
     Tensor.detach, Tensor.clone, Tensor.requires_grad_, Tensor.register_hook, Tensor.dim, Tensor.size,
-    Tensor.is_inference, torch._C._set_grad_enabled,
+    Tensor.is_inference, set_gradients,
 })  # fmt: skip
 """Functions that hooks of a pass call themselves, and that move nothing."""
 SMALL = 1 << 20

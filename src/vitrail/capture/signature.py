@@ -78,7 +78,7 @@ class Ends:
     answer: Node | None
     complete: bool  # whether all that happens to tokens is in the graph
     roots: Sequence[Tensor]  # where the graph begins
-    ids: Tensor | None = None  # the token ids that the model was given
+    ids: tuple[Tensor, ...] = ()  # the texts that the model was given, as token ids
     is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
 
 
@@ -89,7 +89,7 @@ def ends_of(
     entering: Tensor | None,
     leaving: Tensor | None,
     roots: Sequence[Tensor],
-    ids: Tensor | None,
+    ids: tuple[Tensor, ...],
     is_stored: Callable[[Tensor], bool] | None = None,
 ) -> Ends:
     """Return where the graph of a pass is read.
@@ -98,7 +98,7 @@ def ends_of(
         entering: what enters the first block; None where no block is known.
         leaving: what the last block gives.
         roots: where the graph begins.
-        ids: the token ids that the model was given.
+        ids: the texts that the model was given, as token ids.
         is_stored: whether a tensor is a weight of the model.
     """
     given, maps = [entering, leaving], []
@@ -137,7 +137,7 @@ class Route:
     numbers: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
     sizes: tuple[tuple[int, tuple[int, ...]], ...]  # the shape of which a node is a view, the number of samples in it
     tensors: tuple[tuple[int, str, object], ...]  # the same where it holds tensors
-    tables: tuple[tuple[int, bool], ...]  # tables of embeddings, and whether they were asked for the ids given
+    tables: tuple[tuple[int, int], ...]  # tables of embeddings, and which of the texts given they were asked for
     hidden: bool  # whether something on the way does not show itself in the graph
 
     def holds(self, ends: Ends) -> bool:
@@ -168,9 +168,9 @@ class Route:
             return False
         return not (self.tables or self.tensors) or self._moves_alike(nodes, ends.ids)
 
-    def _moves_alike(self, nodes: list[Node], ids: Tensor | None) -> bool:
+    def _moves_alike(self, nodes: list[Node], ids: tuple[Tensor, ...]) -> bool:
         """Return True if tables are asked for the same, and tensors that rows are moved by are the same."""
-        if any([_is_asked(nodes[number], ids) is not asked for number, asked in self.tables]):
+        if any([_asked_text(nodes[number], ids) != text for number, text in self.tables]):
             return False
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
 
@@ -200,7 +200,7 @@ def read_route(ends: Ends) -> Route:
     sizes = [(number, size) for number, name, size in moves if name == SIZES]
     plain = [one for one in moves if _is_plain(one[2]) and one[1] not in (SIZES, OWN)]
     rest = [one for one in moves if (not _is_plain(one[2]) and one[1] != SIZES) or one[1] == OWN]
-    tables = [(numbers[x], _is_asked(x, ends.ids)) for x in order if x in tokens and x.name() == TABLE]
+    tables = [(numbers[x], _asked_text(x, ends.ids)) for x in order if x in tokens and x.name() == TABLE]
     unseen = any(x in tokens and x.name().startswith(UNSEEN) for x in order)
     kinds, same = tuple(map(type, found)), tuple(numbers[node] for node in found)
     hidden = unseen or _reads_early(graph)
@@ -368,11 +368,13 @@ def _is_same(now: object, known: object) -> bool:
     return type(now) is type(known) and now == known
 
 
-def _is_asked(node: Node, ids: Tensor | None) -> bool:
-    """Return True if a table of embeddings was asked for the token ids that the model was given."""
+def _asked_text(node: Node, ids: tuple[Tensor, ...]) -> int:
+    """Return which of the texts given a table of embeddings was asked for; -1 where it is none of them."""
     asked = node._saved_indices
-    if ids is None or asked.numel() != ids.numel() or asked.shape[-1] != ids.shape[-1]:
-        return False
-    if asked.data_ptr() == ids.data_ptr() and asked.is_contiguous() and ids.is_contiguous():
-        return True
-    return torch.equal(asked.reshape(ids.shape).to(ids), ids)
+    for number, text in enumerate(ids):
+        if asked.numel() != text.numel() or asked.shape[-1] != text.shape[-1]:
+            continue
+        same = asked.data_ptr() == text.data_ptr() and asked.is_contiguous() and text.is_contiguous()
+        if same or torch.equal(asked.reshape(text.shape).to(text), text):
+            return number
+    return -1

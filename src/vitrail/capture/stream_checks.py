@@ -5,7 +5,7 @@ Streams that were measured once are remembered, by all that decides them.
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.shadow import Remembered
+from vitrail.capture.signature import Ends, Route, ends_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
@@ -249,8 +250,16 @@ class StreamsOfPass:
     refusal: str | None = None  # why a walk would miss what happens after the last attention, if it would
 
 
-_known: Remembered[list[StreamsOfPass | SeamError]] = Remembered(most=64)
-"""One entry for each form: nothing before it is measured, then the tables or why there are none."""
+@dataclass(eq=False)
+class _Variants:
+    """What was measured for one form of input: tables for each route of tokens, or why there are none."""
+
+    routes: list[tuple[Route, StreamsOfPass]] = field(default_factory=list)
+    refusal: SeamError | None = None
+
+
+MOST_ROUTES = 16
+_known: Remembered[_Variants] = Remembered(most=64)
 
 
 @contextmanager
@@ -260,26 +269,49 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
     Args:
         sums: keep what is added to the residual streams, too.
     """
-    kept = _known.get(model, _form(inputs), list)
-    known = kept[0] if kept else None
-    if isinstance(known, SeamError):
-        raise type(known)(str(known))
-    if known is not None and known.saves:
+    kept = _known.get(model, _form(inputs), _Variants)
+    if kept.refusal is not None:
+        raise type(kept.refusal)(str(kept.refusal))
+    if any(found.saves for _, found in kept.routes):
         keep_saved(model)
+    new: list[Route] = []
 
     def measure(seen: Seen) -> StreamsOfPass:
-        found = _again(known, seen, inputs) if known is not None and not seen.by_chance else None
-        return found or _measured(seen, inputs, kept)
+        new.clear()
+        ends = _ends(seen, inputs)
+        known = None if seen.by_chance else next((x for route, x in kept.routes if route.holds(ends)), None)
+        found = None if known is None else _again(known, seen, inputs)
+        if found is None:
+            new.append(read_route(ends))
+            found = _measured(seen, inputs, kept)
+        return found
 
     with cut_pass(model, inputs, measure, sums=sums) as found:
-        if not kept and not found.streams.seen.by_chance:
-            kept.append(_released(found, saves=keeps_saved(model)))
+        if new and not new[0].hidden and not found.streams.seen.by_chance:
+            kept.routes.insert(0, (new[0], _released(found, saves=keeps_saved(model))))
+            del kept.routes[MOST_ROUTES:]
         yield found
 
 
-def _measured(seen: Seen, inputs: Inputs, kept: list[StreamsOfPass | SeamError]) -> StreamsOfPass:
+def _ends(seen: Seen, inputs: Inputs) -> Ends:
+    """Return where the graph of a pass is read."""
+    answers = [x for x in tensors_in(seen.answer) if x.requires_grad]
+    given = {**dict(enumerate(inputs.args)), **inputs.kwargs}
+    texts = [x for x in given.values() if isinstance(x, Tensor) and not x.is_floating_point() and x.ndim == 2]
+    roots = [one.output for one in seen.calls if one.output is not None]
+    roots += [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
+    return ends_of(
+        [one.call for one in seen.calls],
+        answers[0] if answers else torch.zeros(()),
+        entering=None,
+        leaving=None,
+        roots=[x for x in roots if x.requires_grad],
+        ids=tuple(texts),
+    )
+
+
+def _measured(seen: Seen, inputs: Inputs, kept: _Variants) -> StreamsOfPass:
     """The streams of a pass; a refusal is remembered."""
-    kept.clear()
     try:
         check_detached(seen)
         streams = measured(seen)
@@ -289,7 +321,7 @@ def _measured(seen: Seen, inputs: Inputs, kept: list[StreamsOfPass | SeamError])
         refusal = _find_unseen_mixing(streams, samples)
         return StreamsOfPass(streams, samples, reported(streams, inputs, samples), refusal=refusal)
     except SeamError as error:
-        kept.append(type(error)(str(error)))
+        kept.refusal = type(error)(str(error))
         raise
 
 

@@ -44,6 +44,10 @@ saving_hooks: Callable[[], object] = partial(
     True,  # noqa: FBT003  (torch takes it by position)
 )
 """Gives the hooks that decide what operations save for the backward pass; None outside of checkpointed regions."""
+set_gradients: Callable[..., None] = _private(
+    "_C._set_grad_enabled", "leave its own switches of autograd out of what a model did"
+)
+"""Switches autograd on and off; what `torch.set_grad_enabled` calls."""
 current_transform: Callable[[], int | None] = _private(
     "_C._functorch.maybe_current_level", "refuse calls inside of transforms of torch.func"
 )
