@@ -109,6 +109,12 @@ KNOWN = (
         lambda recipe: recipe.block == "detached",
     ),
     Known(
+        "where blocks work on states [n, b, d], what enters their feed-forward part keeps its tokens first",
+        ("tokentm",),
+        (Recipe(order="tokens_first"),),
+        lambda recipe: recipe.order == "tokens_first",
+    ),
+    Known(
         "blocks on states [b n, d]: a raw error",
         ALL,
         (Recipe(order="flat"),),

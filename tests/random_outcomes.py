@@ -88,7 +88,7 @@ def check_reference(recipe: Recipe, plain: RandomModel, given: list[Given]) -> N
             out = copy.deepcopy(plain)(**one.kwargs)
         logits = logits_of(recipe, out)
         expected = torch.stack([run(plain, words).logits for words in one.texts])
-        if float((logits - expected).abs().max()) > 1e-9:
+        if float((logits - expected).detach().abs().max()) > 1e-9:
             raise AssertionError(f"the reference computes something else than the model of {recipe}")
 
 
