@@ -81,6 +81,7 @@ class Copied:
     Args:
         signature: what the model is made of, as plain values: equal for the same structure.
         parameters: those of the model, which the copy shares.
+        leaves: further tensors that the copy shares, with where they are.
         watched: tensors that are too large to be copied, with the number of writes they had seen.
         tensors: what was copied, with what `_place_of` said of it.
         storages: the memory of these tensors, the model's own and the copy's.
@@ -89,6 +90,7 @@ class Copied:
     root: nn.Module
     signature: list[object]
     parameters: list[Tensor]
+    leaves: list[tuple[str, Tensor]]
     watched: list[tuple[str, Tensor, int]]
     tensors: list[tuple[Tensor, object]]
     storages: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
@@ -133,6 +135,7 @@ class _Copier:
         self.opaque: list[tuple[str, object]] = []  # copied by others' code, or shared
         self.storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.parameters: list[Tensor] = []
+        self.leaves: list[tuple[str, Tensor]] = []
         self.tensors: list[tuple[Tensor, object]] = []
         self.classes: dict[type, list[tuple[str, Callable[..., Any]]]] = {}
         self.slotted: dict[type, bool] = {}
@@ -153,7 +156,7 @@ class _Copier:
             self._fill(*self.waiting.pop())
         self._refuse_leaks(model)
         storages = list(self.storages.values())
-        return Copied(found, self.signature, self.parameters, self.watched, self.tensors, storages)
+        return Copied(found, self.signature, self.parameters, self.leaves, self.watched, self.tensors, storages)
 
     def __call__(self, x: Any) -> Any:  # noqa: ANN401
         """The copy of any object."""
@@ -258,6 +261,7 @@ class _Copier:
         if isinstance(x, nn.Parameter):
             self.parameters.append(x)
         if not plain or (x.is_leaf and x.requires_grad):
+            self.leaves.append((self.where, x))
             return x
         self.signature.append(_index_of(x))
         size = x.untyped_storage().nbytes()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.recording import widen
-from vitrail.capture.shadow import callers_device, running
+from vitrail.capture.shadow import pass_context, running
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.anatomy import POOLED, from_library
 from vitrail.models.inputs import Inputs
@@ -65,7 +65,7 @@ def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
         kwargs = {**kwargs, "return_dict": True}
     args, kwargs = tuple(map(_writable, inputs.args)), {name: _writable(x) for name, x in kwargs.items()}
     try:
-        with callers_device(model), running():
+        with pass_context(model, args, kwargs), running():
             return model(*args, **kwargs)
     except VitrailError:
         raise

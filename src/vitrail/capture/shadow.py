@@ -40,6 +40,7 @@ from vitrail.capture.references import (
 )
 from vitrail.capture.torch_errors import explained_error
 from vitrail.capture.torch_private import uncompiled, without_functions, writes_to_all
+from vitrail.capture.writes import SharedMemory, refusing, writes_unseen
 from vitrail.errors import InputError, VitrailError
 from vitrail.models.taking import every_module, taken
 
@@ -187,8 +188,13 @@ def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snaps
 
 @dataclass
 class Memory:
-    """What is known of the modules of a shadow: as long as they are these, and for the call that uses it now."""
+    """What is known of the modules of a shadow: as long as they are these, and for the call that uses it now.
 
+    Args:
+        checked: forms of inputs whose passes wrote into nothing that is the user's; shared by all shadows of a model.
+    """
+
+    checked: set[Hashable] = field(default_factory=set)
     known: dict[Any, Any] = field(default_factory=dict)
     call: dict[str, Any] = field(default_factory=dict)
 
@@ -210,8 +216,26 @@ class _Shadow:
         unkept = restless or recorded or bool(self.copied.watched)
         self.model = None if unkept else snapshot(model, model, classes=True)
         self.copy = None if self.model is None else snapshot(self.root, model, classes=False)
-        self.memory = Memory()
+        self.memory = Memory(_forms_checked(model, self.copied.signature))
         _shadows[id(self.root)] = self
+
+    @contextmanager
+    def refuse_writes(self, form: Hashable) -> Iterator[None]:
+        """Refuse writes into the user's model in a pass; if none is made, passes over such inputs are trusted."""
+        unseen = once(self.root, "writes unseen", lambda: writes_unseen(self.root))
+        with refusing(SharedMemory(self._shared()), exchange=unseen):
+            yield
+        if not unseen:
+            self.memory.checked.add(form)
+
+    def _shared(self) -> list[tuple[str, Tensor]]:
+        """What the copy shares with the model, by name."""
+        held = {id(x) for x in (*self.copied.parameters, *(x for _, x, _ in self.copied.watched))}
+        named = [*self.copied.leaves, *((where, x) for where, x, _ in self.copied.watched)]
+        for module in every_module(self.root):
+            tables = (*module._parameters.items(), *module._buffers.items())
+            named += [(f"{type(module).__name__}.{name}", x) for name, x in tables if x is not None and id(x) in held]
+        return named
 
     def rest(self) -> None:
         """Keep what can be used again; empty the root where the call has changed anything."""
@@ -223,6 +247,17 @@ class _Shadow:
             vars(self.root).clear()  # nothing of the model is kept alive
             self.memory.known.clear()
         self.memory.call.clear()
+
+
+def _forms_checked(model: nn.Module, signature: list[object]) -> set[Hashable]:
+    """The forms of inputs whose passes wrote into nothing of the model, as long as it has this structure."""
+    known = _checked.get(model)
+    if known is None or known[0] != signature:
+        known = _checked[model] = signature, set()
+    return known[1]
+
+
+_checked: "weakref.WeakKeyDictionary[nn.Module, tuple[list[object], set[Hashable]]]" = weakref.WeakKeyDictionary()
 
 
 _shadows: "weakref.WeakValueDictionary[int, _Shadow]" = weakref.WeakValueDictionary()
@@ -396,6 +431,35 @@ def callers_device(own: nn.Module) -> AbstractContextManager[object]:
     return memory_of(own).call.get("default_device") or nullcontext()
 
 
+SMALLEST_STEP = 16
+"""Sizes of inputs count as the same up to the next power of two, and below this as they are."""
+
+
+def pass_context(
+    own: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> AbstractContextManager[object]:
+    """The caller's default device for a pass of a shadow; over inputs of a new form, also refuse writes."""
+    memory = memory_of(own)
+    device: AbstractContextManager[object] = memory.call.get("default_device") or nullcontext()
+    # A pass in another precision runs with weights of its own. All in one function: every pass goes through it.
+    form: list[object] = [memory.call.get("precision")]
+    for name, x in (*enumerate(args), *kwargs.items()):
+        if isinstance(x, Tensor):
+            form += (name, x.dtype)
+            for size in x.shape:
+                form.append(size if size < SMALLEST_STEP else -size.bit_length())
+    key = tuple(form)
+    return device if key in memory.checked else _watched_pass(own, key, device)
+
+
+@contextmanager
+def _watched_pass(own: nn.Module, form: Hashable, device: AbstractContextManager[object]) -> Iterator[None]:
+    found = _shadows.get(id(own))
+    is_shadow = found is not None and found.root is own
+    with device, found.refuse_writes(form) if is_shadow else nullcontext():
+        yield
+
+
 CHANGED = (
     "the weights of the model were changed while it was explained, by another thread or by the model itself, so the "
     "result would mix several models. Explain it while nothing trains it, or explain copy.deepcopy(model)."
@@ -437,11 +501,15 @@ def in_precision(own: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     ]
     kept = [(table, {name: x for name, x in table.items() if isinstance(x, Tensor)}) for table in tables]
     copies: dict[int, Tensor] = {}
+    call = memory_of(own).call
+    before = call.get("precision")
+    call["precision"] = dtype
     try:
         for table, tensors in kept:
             table.update({name: _converted(x, dtype, copies) for name, x in tensors.items()})
         yield
     finally:
+        call["precision"] = before
         for table, tensors in kept:
             table.update(tensors)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils._python_dispatch
 from torch import Tensor, nn
 
 from vitrail.errors import MissingExtraError
@@ -56,6 +57,10 @@ fused_attention: Callable[..., Any] = _private(
     "_C._nn.scaled_dot_product_attention", "see attention where F.scaled_dot_product_attention was wrapped"
 )
 """`F.scaled_dot_product_attention` as torch has it, whatever stands under that name now."""
+DispatchMode: Any = _private(
+    "utils._python_dispatch.TorchDispatchMode", "refuse writes into the user's model before they happen"
+)
+"""A mode that sees each operation before it runs, with the arguments that it writes into."""
 NEEDED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_pre_hooks"}
 _guards: Any = _private("_guards", "run compiled functions as they were written")
 SAVED_LOGSUMEXP = ("_saved_logsumexp", "_saved_log_sumexp")
