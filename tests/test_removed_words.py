@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from type_checks import unchecked
 
 import vitrail
 from vitrail import targets
@@ -261,3 +262,35 @@ def test_removal_curves_are_the_plain_model_on_each_shortened_text(kind, pad, ho
             with torch.no_grad():
                 p = model(input_ids=torch.tensor(left)[None]).logits[0].softmax(dim=0)[c]
             assert_close(torch.tensor(found.p_k[row, level]), p, atol=1e-10, rtol=0)
+
+
+class Page:
+    """What the page holds of a text whose tokenizer has no special tokens: a model and its padding."""
+
+    def __init__(self, model, ids):
+        tokenizer = SimpleNamespace(all_special_ids=[], pad_token_id=0, eos_token_id=None, unk_token_id=None)
+        self.sample = SimpleNamespace(inputs={"input_ids": torch.tensor([ids])})
+        self.opened = SimpleNamespace(loaded=SimpleNamespace(tokenizer=tokenizer, model=model), twin=None)
+        self.opened.twin = self.opened
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_the_page_cuts_words_of_texts_without_special_tokens(kind):
+    """A blank at the end of the text would be padding to the model, and another row would be read."""
+    from vitrail.apps.web import removing
+
+    model = model_of(kind, 0)
+    case = Page(model, LONG)
+    for cells in ([7], [6, 7], [0, 3], [2]):
+        left = [x for i, x in enumerate(LONG) if i not in cells]
+        with torch.no_grad():
+            truth = model(input_ids=torch.tensor([left])).logits
+        with unchecked():
+            assert_close(removing._without_tokens(case, cells), truth, **TIGHT)
+    with unchecked():
+        curves = removing._text(case, 1, None, -torch.arange(8.0).double()[None], "")
+    for level in (1, 5, 9):
+        left = LONG[round(len(LONG) * level / 10) :]
+        with torch.no_grad():
+            p = model(input_ids=torch.tensor([left])).logits.softmax(dim=1)[0, 1]
+        assert_close(torch.tensor(curves[0, level]), p, atol=1e-6, rtol=0)

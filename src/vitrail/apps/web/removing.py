@@ -19,7 +19,7 @@ from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
 from vitrail.evaluate.metrics.perturbation import UNITS
-from vitrail.evaluate.metrics.texts import MODES
+from vitrail.evaluate.metrics.texts import HOWS, MODES
 
 RANDOM = 8
 """Random orders that every map is compared with."""
@@ -169,11 +169,11 @@ def _blank(case: Case) -> int:
 
 
 def _text(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
-    ids, ordinary = _ids(case)
+    ids, _ = _ids(case)
     special, scorer = set(case.opened.loaded.tokenizer.all_special_ids), _scorer(case.opened.twin.loaded.model)
     texts, scores, labels = [ids] * len(orders), [order.numpy() for order in orders], [target] * len(orders)
-    how = "pad" if ordinary.all() else "delete"  # without special tokens nothing would be left at the end
-    found = metrics.text_curve(scorer, texts, scores, labels, special=special, pad=_blank(case), how=how, batch=BATCH)
+    # Without special tokens nothing is left at the end but one blank.
+    found = metrics.text_curve(scorer, texts, scores, labels, special=special, pad=_blank(case), how="cut", batch=BATCH)
     return found.p_k
 
 
@@ -215,7 +215,6 @@ def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, "1 c"]:
     ids, ordinary = _ids(case)
     if cells and cells[-1] >= len(ids):
         raise InputError(f"token {cells[-1]} does not exist: the text has {len(ids)} tokens, from 0 on.")
-    gone = np.isin(np.arange(len(ids)), cells) & (ordinary | ordinary.all())
-    left = np.where(gone, _blank(case), ids) if ordinary.all() else ids[~gone]
+    left = HOWS["cut"](ids, np.isin(np.arange(len(ids)), cells) & ordinary, ordinary, _blank(case))
     together = torch.from_numpy(left)[None]
     return _scorer(case.opened.loaded.model)(together, torch.ones_like(together))

@@ -288,6 +288,7 @@ def _eraser(ranking: Ids, ordinary: Flags) -> Plan:
 MODES: dict[str, Callable[[Ids, Flags], Plan]] = {"paper": _paper, "attcat": _attcat, "eraser": _eraser}
 HOWS: dict[str, Callable[[Ids, Flags, Flags, int], Left]] = {
     "delete": lambda ids, chosen, ordinary, pad: ids[~chosen],
+    "cut": lambda ids, chosen, ordinary, pad: ids[~chosen] if (~chosen).any() else np.array([pad]),
     "pad": lambda ids, chosen, ordinary, pad: np.where(chosen, pad, ids),
     "keep": lambda ids, chosen, ordinary, pad: ids[chosen | ~ordinary],
 }
@@ -308,7 +309,8 @@ def perturbed_ids(
         ids: `[t]`, without padding.
         scores: `[t]`.
         special: ids that are never taken, such as [CLS] and [SEP]; none, as AttCAT's code does for pairs of sentences.
-        how: `"delete"` and close up, replace by `"pad"`, or `"keep"` only the highest-scored and the special ones.
+        how: `"delete"` and close up, or `"cut"`, which leaves one [PAD] of a text without a token; replace by
+            `"pad"`, or `"keep"` only the highest-scored and the special ones.
         mode: how many tokens go at which level: `paper`, `attcat` or `eraser`.
         pad: the id of [PAD].
     """
@@ -358,7 +360,7 @@ def text_curve(  # noqa: PLR0913  (one option for each convention the papers dif
         scores: one score per id.
         labels: `[n]`; AttCAT's paper takes the predicted class, its code the label of the data set.
         special: ids that are never taken.
-        how: `delete`, `pad` or `keep`, as in `perturbed_ids`.
+        how: `delete`, `cut`, `pad` or `keep`, as in `perturbed_ids`.
         mode: `paper`, `attcat` or `eraser`.
         pad: the id of [PAD], for `how="pad"`.
         batch: sequences of one length that go through `score` at once.
