@@ -111,7 +111,9 @@ class Subject:
 
 def each(inputs: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
     """Change every tensor of the inputs, by its name; a single tensor is called `x`."""
-    return {name: change(name, x) for name, x in inputs.items()} if isinstance(inputs, dict) else change("x", inputs)
+    if not isinstance(inputs, dict):
+        return change("x", inputs)
+    return {name: change(name, x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
 
 def other_values(model: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
