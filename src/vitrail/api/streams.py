@@ -16,19 +16,24 @@ from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.reach import hides_nothing, pass_down
+from vitrail.capture.reach import pass_down
 from vitrail.capture.recording import Layer, Readout
 from vitrail.capture.stream_changes import StreamChanges, changes
-from vitrail.capture.stream_checks import hidden_tokens, measured_streams
+from vitrail.capture.stream_checks import (
+    has_known_streams,
+    hidden_tokens,
+    known_streams,
+    measured_streams,
+    remember_plain,
+)
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
-from vitrail.capture.stream_passes import StreamPass, read_answer, readout, stream_forward
+from vitrail.capture.stream_passes import StreamPass, last_results, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import generates
 from vitrail.relevance import Walk
-from vitrail.relevance.dense import backends_used
 from vitrail.relevance.walk import Events, Result, walk_events
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
@@ -65,7 +70,55 @@ def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[Shown
 def _walks(
     model: nn.Module, requests: list[Request], settings: ComputeSettings
 ) -> tuple[list[ShownStream], list[Attribution]]:
-    """The streams, and the result of every method that walks over them, from two passes."""
+    """The streams, and the result of every method that walks over them: from one pass if they are known."""
+    if not any(reads_changes(request) for request in requests):
+        known = _walks_known(model, requests, settings)
+        if known is not None:
+            return known
+    return _walks_measured(model, requests, settings)
+
+
+def _walks_known(
+    model: nn.Module, requests: list[Request], settings: ComputeSettings
+) -> tuple[list[ShownStream], list[Attribution]] | None:
+    """The same from one pass, in which a pass that was measured is known again; None where it is not."""
+    begun, inputs = time.perf_counter(), requests[0].inputs
+    if not has_known_streams(model, inputs):
+        return None
+    with stream_forward(model, inputs) as plain:
+        known = known_streams(plain, model)
+        if known is None:
+            return None
+        (found, where), made = known, dict[Request, Attribution]()
+        if found.refusal is not None or any(_refusal(one, found.shown, None) is not None for one in requests):
+            return None
+        run = plain.on(found.streams)
+        for target, group in by_target(requests):
+            needs = any(request.differentiates for request in group)
+            scalars = [
+                (part, run.gradients(part, None if needs else where.calls)) for part in run.answer.scalars(target)
+            ]
+            starts = [run.read_off(part, gradients, where, found.samples) for part, gradients in scalars]
+            rows = [one for one in starts if one is not None]
+            if len(rows) < len(starts) or _lacks_norms(group, rows):
+                return None
+            results = _walked(run, group, [(*one, start) for one, start in zip(scalars, rows, strict=True)], settings)
+            made |= _attributions(run, group, results, rows, found.shown)
+    seconds = (time.perf_counter() - begun) / len(requests)
+    return found.shown, [timed(made[request], seconds) for request in requests]
+
+
+def _lacks_norms(group: list[Request], rows: list[Readout]) -> bool:
+    """Return True if a method starts by norms of gradients that are not known."""
+    return any(request.options.get("readout") == "gradient" for request in group) and any(
+        one.readout_norms is None for one in rows
+    )
+
+
+def _walks_measured(
+    model: nn.Module, requests: list[Request], settings: ComputeSettings
+) -> tuple[list[ShownStream], list[Attribution]]:
+    """The same from a pass that is measured and one that is differentiated."""
     begun, inputs = time.perf_counter(), requests[0].inputs
     adds = any(reads_changes(request) for request in requests)
     with measured_streams(model, inputs, sums=adds) as found:
@@ -76,7 +129,6 @@ def _walks(
         changed, unknown = _changes(streams, samples, shown) if adds else (None, None)
         refused = {request: _refusal(request, shown, unknown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
-        compares = getattr(streams.seen.answer, "logits_per_image", None) is not None
         calls = [one.call for one in streams.seen.calls]
         answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
         groups = by_target(requests)
@@ -87,19 +139,37 @@ def _walks(
             ]
             for target, _ in groups
         ]
+        where = last_results(streams, answer)
     made: dict[Request, Attribution] = {}
-    with stream_forward(model, inputs, streams, changed) as run:
+    with stream_forward(model, inputs) as plain:
+        if where is not None:
+            remember_plain(plain, model, found, where)
+        run = plain.on(streams, changed)
         for (target, group), rows in zip(groups, starts, strict=True):
-            with backends_used() as used:
-                found = _walked(run, target, group, rows, settings)
-            run.ran |= used
-            for request in group:
-                read = torch.stack([one.readout for one in rows]).amax(dim=0) > 0
-                kept = own_texts(shown, inputs.batch, found[request][0][0].target, read, compares=compares)
-                left_out = [LEFT_OUT] * (len(kept) < len(shown))
-                made[request] = _attribution(request, found[request], run, kept, rows, left_out)
+            parts, needs = run.answer.scalars(target), any(request.differentiates for request in group)
+            scalars = [(part, run.gradients(part) if needs else None) for part in parts]
+            results = _walked(run, group, [(*one, start) for one, start in zip(scalars, rows, strict=True)], settings)
+            made |= _attributions(run, group, results, rows, shown)
     seconds = (time.perf_counter() - begun) / len(requests)
     return shown, [timed(made[request], seconds) for request in requests]
+
+
+def _attributions(
+    run: StreamPass,
+    group: list[Request],
+    found: "dict[Request, Found]",
+    starts: list[Readout],
+    shown: list[ShownStream],
+) -> dict[Request, Attribution]:
+    """Label what the methods of a group found."""
+    made = {}
+    for request in group:
+        read = torch.stack([one.readout for one in starts]).amax(dim=0) > 0
+        target = found[request][0][0].target
+        kept = own_texts(shown, run.inputs.batch, target, read, compares=run.answer.compares)
+        left_out = [LEFT_OUT] * (len(kept) < len(shown))
+        made[request] = _attribution(request, found[request], run, kept, starts, left_out)
+    return made
 
 
 def explain_at_inputs(
@@ -127,26 +197,29 @@ def timed(one: Attribution, seconds: float) -> Attribution:
 Found = list[tuple[Scalar, Result]]
 
 
-def _walked(
-    run: StreamPass, target: object, group: list[Request], starts: list[Readout], settings: ComputeSettings
-) -> dict[Request, Found]:
-    """Let the methods of a group walk, once for every scalar of the target."""
+Scalars = list[tuple[Scalar, list[Tensor | None] | None, Readout]]
+"""Scalars, each with the gradients at attention calls, if a method reads any, and the tokens that it reads."""
+
+
+def _walked(run: StreamPass, group: list[Request], scalars: Scalars, settings: ComputeSettings) -> dict[Request, Found]:
+    """Let the methods of a group walk, once for every scalar of their target."""
     found: dict[Request, Found] = {request: [] for request in group}
     needs = any(request.differentiates for request in group)
     plans = [request.plan for request in group if isinstance(request.plan, Walk)]
-    for part, start in zip(run.answer.scalars(target), starts, strict=True):
-        wide = run.answer.output.wide
+    hides = any(call.weights is not None or call.mask is not None or call.causal for call in run.calls)
+    wide = run.answer.output.wide
+    for part, gradients, start in scalars:
         events = Events(
-            run.events(part, settings, needs_gradient=needs),
+            run.events(part, settings, gradients if needs else None),
             readout=start.to(wide),
             lengths=None if run.changes is None else run.changes.lengths.nan_to_num(0.0).to(wide),
             crosses=any(not torch.equal(event.queries, event.keys) for event in run.streams.attentions),
         )
-        hides = not all(hides_nothing(call) for call in run.calls)
         made = walk_events([*plans, *[REACH] * hides], events)
-        reached = made.pop().result.scores > 0 if hides else None
+        reached = made.pop().result.scores > 0 if hides else None  # pyright: ignore[reportOptionalOperand]
         for request, one in zip(group, made, strict=True):
             found[request].append((part, _held(one.result, reached)))
+            run.ran |= one.backends
     return found
 
 

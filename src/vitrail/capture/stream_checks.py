@@ -17,9 +17,11 @@ from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
+from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import Remembered
 from vitrail.capture.signature import Ends, Route, ends_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
+from vitrail.capture.stream_passes import LastResults, PlainPass
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
@@ -254,7 +256,8 @@ class StreamsOfPass:
 class _Variants:
     """What was measured for one form of input: tables for each route of tokens, or why there are none."""
 
-    routes: list[tuple[Route, StreamsOfPass]] = field(default_factory=list)
+    routes: list[tuple[Route, StreamsOfPass]] = field(default_factory=list)  # of passes whose results are cut
+    plain: list[tuple[Route, StreamsOfPass, LastResults]] = field(default_factory=list)  # of passes as they are
     refusal: SeamError | None = None
 
 
@@ -278,7 +281,7 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
 
     def measure(seen: Seen) -> StreamsOfPass:
         new.clear()
-        ends = _ends(seen, inputs)
+        ends = _cut_ends(seen, inputs)
         known = None if seen.by_chance else next((x for route, x in kept.routes if route.holds(ends)), None)
         found = None if known is None else _again(known, seen, inputs)
         if found is None:
@@ -293,15 +296,62 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
         yield found
 
 
-def _ends(seen: Seen, inputs: Inputs) -> Ends:
-    """Return where the graph of a pass is read."""
-    answers = [x for x in tensors_in(seen.answer) if x.requires_grad]
-    given = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    texts = [x for x in given.values() if isinstance(x, Tensor) and not x.is_floating_point() and x.ndim == 2]
+def known_streams(run: PlainPass, model: nn.Module) -> tuple[StreamsOfPass, LastResults] | None:
+    """Return the streams of a pass as it is, and where tokens are read off it; None where it has to be measured.
+
+    It is known if the same was done to tokens in a pass that was measured.
+    """
+    kept = _known.get(model, _form(run.inputs), _Variants)
+    if not kept.plain:
+        return None
+    ends = _plain_ends(run)
+    for place, (route, found, where) in enumerate(kept.plain):
+        if route.holds(ends):
+            kept.plain.insert(0, kept.plain.pop(place))
+            return replace(found, shown=[_with_words(one, run.inputs) for one in found.shown]), where
+    return None
+
+
+def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults) -> None:
+    """Remember the streams of a pass that was measured, for passes in which the same is done to tokens."""
+    if found.streams.seen.by_chance:
+        return
+    kept, ends = _known.get(model, _form(run.inputs), _Variants), _plain_ends(run)
+    if any(route.holds(ends) for route, _, _ in kept.plain):  # another scalar was asked for
+        return
+    route = read_route(ends)
+    if ends.complete and not route.hidden:
+        kept.plain.insert(0, (route, _released(found, saves=keeps_saved(model)), where))
+        del kept.plain[MOST_ROUTES:]
+
+
+def has_known_streams(model: nn.Module, inputs: Inputs) -> bool:
+    """Return True if streams of inputs of this form are known; keep the shadow from recomputing, if it had to be."""
+    kept = _known.get(model, _form(inputs), _Variants)
+    if any(found.saves for _, found in kept.routes):
+        keep_saved(model)
+    return bool(kept.plain)
+
+
+def _plain_ends(run: PlainPass) -> Ends:
+    """Return where the graph of a pass as it is is read."""
+    return _ends(run.calls, run.output, run.roots, run.inputs)
+
+
+def _cut_ends(seen: Seen, inputs: Inputs) -> Ends:
+    """Return where the graph of a pass whose results are cut is read."""
     roots = [one.output for one in seen.calls if one.output is not None]
     roots += [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
+    return _ends([one.call for one in seen.calls], seen.answer, roots, inputs)
+
+
+def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], inputs: Inputs) -> Ends:
+    """Return where the graph of a pass is read."""
+    answers = [x for x in tensors_in(answer) if x.requires_grad]
+    given = {**dict(enumerate(inputs.args)), **inputs.kwargs}
+    texts = [x for x in given.values() if isinstance(x, Tensor) and not x.is_floating_point() and x.ndim == 2]
     return ends_of(
-        [one.call for one in seen.calls],
+        calls,
         answers[0] if answers else torch.zeros(()),
         entering=None,
         leaving=None,

@@ -1,6 +1,6 @@
 """One forward pass of a model with several streams, differentiated, and handed out event by event."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +12,11 @@ from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
 from vitrail.capture.cut_pass import rooted
 from vitrail.capture.discovery import is_causal
-from vitrail.capture.executions import start_graph
+from vitrail.capture.executions import start_graph, tensors_in
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import UNMOVED
-from vitrail.capture.recording import Layer, Stream, own_dtypes
+from vitrail.capture.recording import Layer, Readout, Stream, own_dtypes
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype
@@ -41,6 +41,7 @@ class StreamAnswer:
     valid: Tensor  # which positions are real where the model answers at every token
     causal: bool  # whether it predicts the next token
     calls: list[AttentionCall]  # the attention of the tokens it answers at
+    compares: bool = False  # whether pictures are compared with texts
 
     def scalars(self, target: object) -> tuple[Scalar, ...]:
         """The scalars of a target."""
@@ -66,7 +67,9 @@ def read_answer(
     fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
     valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
     own = [x for x in calls if all(y is not None and y.shape[-2] == tokens for y in (x.query, x.key))]
-    return StreamAnswer(output, inputs, valid, generates or any(_causal(call, tokens) for call in own), own)
+    causal = generates or any(_causal(call, tokens) for call in own)
+    compares = getattr(model_output, "logits_per_image", None) is not None
+    return StreamAnswer(output, inputs, valid, causal, own, compares)
 
 
 def _causal(call: AttentionCall, tokens: int) -> bool:
@@ -87,6 +90,25 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
         samples: the sample of every token.
         by_norm: share the weight by the norm of the gradient at the last attention of each token, and not equally.
     """
+    weights, at_last = _direct_weights(streams, scalar)
+    read = weights > 0
+    below = streams.known_until(frozenset(streams.sequence_of[read].tolist()))
+    direct = read & ~torch.isin(streams.sequence_of, torch.tensor(list(below), dtype=torch.long))
+    read = direct if bool(direct.any()) else read
+    if bool((early := read & ~at_last).any()):
+        raise SeamError(
+            f"the answer reads {int(early.sum())} of {streams.count} tokens by a connection that leaves out later "
+            "attention calls on them, so a walk that starts at the last of these would be wrong. Use a gradient "
+            "method, such as integrated_gradients."
+        )
+    return _shared_among(streams, samples, read, weights if by_norm else None)
+
+
+def _direct_weights(streams: Streams, scalar: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm of the gradient at the last result of each token, and whether it is read there and not before.
+
+    In the pass whose attention results are cut, gradients reach a result by no later attention.
+    """
     places = [place for place in streams.places if place.result and place.tensor.requires_grad]
     if not scalar.requires_grad or not places:
         raise TargetError(UNMOVED)
@@ -100,21 +122,54 @@ def readout(streams: Streams, samples: Tensor, scalar: Tensor, *, by_norm: bool)
             here = torch.zeros_like(weights).index_add(0, place.tokens.flatten(), norms.flatten() ** 2).sqrt()
             weights = torch.where(here > 0, here, weights)
             at_last[place.named] = here[place.named] > 0
-    read = weights > 0
-    below = streams.known_until(frozenset(streams.sequence_of[read].tolist()))
-    direct = read & ~torch.isin(streams.sequence_of, torch.tensor(list(below), dtype=torch.long))
-    read = direct if bool(direct.any()) else read
-    if bool((early := read & ~at_last).any()):
-        raise SeamError(
-            f"the answer reads {int(early.sum())} of {streams.count} tokens by a connection that leaves out later "
-            "attention calls on them, so a walk that starts at the last of these would be wrong. Use a gradient "
-            "method, such as integrated_gradients."
-        )
+    return weights, at_last
+
+
+def _shared_among(streams: Streams, samples: Tensor, read: Tensor, norms: Tensor | None) -> Tensor:
+    """Let the tokens of one sequence and one sample that are read share the weight of one."""
     if not bool(read.any()):
         raise TargetError(UNMOVED)
     groups = streams.sequence_of * (int(samples.max()) + 1) + samples
-    weights = weights * read if by_norm else read.double()
+    weights = read.double() if norms is None else norms * read
     return weights / torch.bincount(groups, weights)[groups].clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class LastResults:
+    """Where a pass whose results are not cut shows which tokens an answer reads.
+
+    Nothing but the answer reads these tokens after their last attention. So a gradient there is the answer's own.
+    """
+
+    tokens: Tensor  # which tokens an answer may read
+    calls: tuple[int, ...]  # the attention calls that give to them last
+    last: Tensor  # the last call that gives to each token, -1 for none
+
+
+def last_results(streams: Streams, answer: StreamAnswer) -> LastResults | None:
+    """Return where tokens can be read off without a cut pass; None where the gradient there may not be the answer's.
+
+    Asked in the pass whose results are cut, with random weights of all numbers that the model answers.
+    """
+    wide = answer.output.wide
+    if not wide.is_floating_point() or wide.dtype.itemsize < 4 or not wide.requires_grad:
+        return None
+    seed = torch.randn(wide.shape, generator=torch.Generator().manual_seed(0)).to(wide)
+    weights, at_last = _direct_weights(streams, (wide * seed).flatten(1).sum(dim=1))
+    direct = weights > 0
+    below = streams.known_until(frozenset(streams.sequence_of[direct].tolist()))
+    direct &= ~torch.isin(streams.sequence_of, torch.tensor(list(below), dtype=torch.long))
+    last, when = torch.full((streams.count,), -1), torch.full((streams.count,), -1)
+    used = torch.full((streams.count,), -1)  # the last event that reads a token as it is
+    for number, event in enumerate(streams.events):
+        if isinstance(event, AttentionEvent):
+            last[event.queries], when[event.queries] = event.call, number
+            used[event.keys] = number
+        else:
+            used[event.source] = number
+    if not bool(direct.any()) or bool((direct & (~at_last | (last < 0) | (used > when))).any()):
+        return None
+    return LastResults(direct, tuple(sorted(set(last[direct].tolist()))), last)
 
 
 @dataclass(eq=False)
@@ -128,12 +183,42 @@ class StreamPass:
     changes: StreamChanges | None = None  # how its layers transform tokens, where a method asks for it
     ran: set[str] = field(default_factory=set)  # the backends that computed sums over its maps
 
-    def events(self, part: Scalar, settings: ComputeSettings, *, needs_gradient: bool) -> Iterator[Event]:
-        """Every event, last to first, with the gradients of the scalar."""
-        scale = self._scale(part)
-        gradients: list[Tensor | None] = [None] * len(self.calls)
-        if needs_gradient:
-            gradients = self._gradients(part, scale)
+    def gradients(self, part: Scalar, calls: Collection[int] | None = None) -> list[Tensor | None]:
+        """Return the gradient at what each attention call gave; None where none arrives.
+
+        Args:
+            calls: those that are asked for; None for all.
+        """
+        return self._gradients(part, self._scale(part), calls)
+
+    def read_off(
+        self, part: Scalar, gradients: Sequence[Tensor | None], where: LastResults, samples: Tensor
+    ) -> Readout | None:
+        """Return the tokens that a scalar reads, by its gradient at their last attention.
+
+        None where it reads other sequences than all that an answer may read: tokens that these are made of may have a
+        gradient of theirs.
+        """
+        norms = torch.zeros(self.streams.count, dtype=torch.float64)
+        for event in self.streams.attentions:
+            gradient = gradients[event.call]
+            if event.call not in where.calls or gradient is None:
+                continue
+            squares = event.rows.four(gradient).double().square().sum(dim=(1, 3)).cpu()
+            here = torch.zeros_like(norms).index_add(0, event.queries.flatten(), squares.flatten()).sqrt()
+            norms = torch.where(where.last == event.call, here, norms)
+        read = where.tokens & (norms > 0)
+        of = self.streams.sequence_of
+        if not bool(read.any()) or set(of[read].tolist()) != set(of[where.tokens].tolist()):
+            return None
+        by_hand = any(self.calls[call].weights is not None for call in where.calls)
+        equal = _shared_among(self.streams, samples, read, None)
+        return Readout(equal, None if by_hand else _shared_among(self.streams, samples, read, norms))
+
+    def events(self, part: Scalar, settings: ComputeSettings, gradients: list[Tensor | None] | None) -> Iterator[Event]:
+        """Every event, last to first, with the gradients of the scalar; None where no method reads any."""
+        scale, needs_gradient = self._scale(part), gradients is not None
+        gradients = [None] * len(self.calls) if gradients is None else list(gradients)
         with own_dtypes(self.answer.output.logits.device.type):
             for event in reversed(self.streams.events):
                 if isinstance(event, Transition):
@@ -184,9 +269,10 @@ class StreamPass:
         (found,) = torch.autograd.grad(part.scalar.sum(), self.answer.output.wide, retain_graph=True, allow_unused=True)
         return 1.0 if found is None else max(float(found.abs().amax()), torch.finfo(torch.float32).tiny)
 
-    def _gradients(self, part: Scalar, scale: float) -> list[Tensor | None]:
-        """The gradient at what each attention call gave; None where none arrives."""
-        places = {i: x for i, call in enumerate(self.calls) if (x := call_result(call)) is not None and x.requires_grad}
+    def _gradients(self, part: Scalar, scale: float, calls: Collection[int] | None) -> list[Tensor | None]:
+        """The gradient at what each of some attention calls gave; None where none arrives."""
+        asked = range(len(self.calls)) if calls is None else calls
+        places = {i: x for i in asked if (x := call_result(self.calls[i])) is not None and x.requires_grad}
         if not places or not part.scalar.requires_grad:
             raise TargetError(UNMOVED)
         scalar = part.scalar.sum() / scale
@@ -231,10 +317,28 @@ class StreamPass:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class PlainPass:
+    """One forward pass with its graph, before it is known which tokens its attention calls are on."""
+
+    inputs: Inputs
+    roots: list[Tensor]  # where the graph begins
+    calls: list[AttentionCall]
+    output: object
+    answer: StreamAnswer
+
+    def on(self, streams: Streams, changes: StreamChanges | None = None) -> StreamPass:
+        """Return the same pass on the tokens that were measured."""
+        if len(self.calls) != len(streams.attentions):
+            raise SeamError(
+                f"the model made {len(streams.attentions)} attention calls when it was measured and {len(self.calls)} "
+                "now: what it runs depends on chance or on earlier calls, so its attention cannot be followed."
+            )
+        return StreamPass(self.inputs, streams, self.calls, self.answer, changes)
+
+
 @contextmanager
-def stream_forward(
-    model: nn.Module, inputs: Inputs, streams: Streams, changes: StreamChanges | None = None
-) -> Iterator[StreamPass]:
+def stream_forward(model: nn.Module, inputs: Inputs) -> Iterator[PlainPass]:
     """Run a shadow once and keep the operands of every attention call."""
     check_model(model)
     check_differentiable(model)
@@ -243,14 +347,10 @@ def stream_forward(
         some = rooted(inputs)
         handles = [module.register_forward_hook(_start) for module in model.modules()]
         with hooks(handles), attention_calls(calls.append, safe=True):
-            answer = run_model(model, some)
-        if len(calls) != len(streams.attentions):
-            raise SeamError(
-                f"the model made {len(streams.attentions)} attention calls when it was measured and {len(calls)} now: "
-                "what it runs depends on chance or on earlier calls, so its attention cannot be followed."
-            )
-        read = read_answer(answer, inputs, calls, generates=generates(model))
-        yield StreamPass(inputs, streams, calls, read, changes)
+            output = run_model(model, some)
+        read = read_answer(output, inputs, calls, generates=generates(model))
+        roots = [x for x in tensors_in((some.args, some.kwargs)) if x.requires_grad]
+        yield PlainPass(inputs, roots, calls, output, read)
 
 
 def _start(module: nn.Module, args: tuple, out: object) -> None:
