@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.errors import CutGraphError, InputError, VitrailError
+from vitrail.errors import CutGraphError, InputError, NoAttentionError, RuleError, SeamError, VitrailError
 
 GRADIENT = ("gae", "attn_lrp", "integrated_gradients", "auto")
 
@@ -260,3 +260,67 @@ def test_a_hook_may_explain_where_nothing_else_does():
     model.register_forward_hook(lambda *_: found.append(vitrail.explain(other, images(), "gae", 1).scores))
     model(images())
     assert_close(found[0], vitrail.explain(other, images(), "gae", 1).scores)
+
+
+def in_parts(q, k, v):
+    powers = (q @ k.mT).exp()
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
+def class_query(q, k, v):
+    return torch.cat([(q[:, :, :1] @ k.mT).softmax(-1) @ v, torch.zeros_like(v)[:, :, 1:]], dim=2)
+
+
+@pytest.mark.parametrize("method", ["attn_lrp", "conservative_lrp"])
+@pytest.mark.parametrize("forms", [(in_parts, None, None), (None, None, in_parts), (in_parts, class_query, None)])
+def test_a_softmax_in_parts_in_some_layers_has_no_rule_either(forms, method):
+    with pytest.raises(RuleError, match="softmax of its attention in parts"):
+        vitrail.explain(vit(*forms), images(), method, 1)
+
+
+def test_the_default_explains_a_softmax_in_parts_in_some_layers_by_its_maps():
+    found = vitrail.explain(vit(None, in_parts, None), images(), target=1)
+    assert_close(found.scores, vitrail.explain(vit(None, None, None), images(), "gae", 1).scores)
+    assert "in parts" in found.provenance["default"]
+
+
+def test_a_head_of_zeros_is_named_among_the_reasons_for_no_gradient():
+    model = vit(None, class_query, None)
+    nn.init.zeros_(model.head.weight)
+    with pytest.raises(VitrailError, match="a head before its training"):
+        vitrail.explain(model, images(), "gae", 1)
+
+
+class ValuesOfPairs(Block):
+    """Every pair of tokens has a value of its own, as in graph transformers with features of edges."""
+
+    def attend(self, x):
+        q, k, v = self.split(x)
+        steps = torch.arange(x.shape[1], dtype=x.dtype)
+        pairs = v[:, :, None] + (steps[:, None] - steps)[..., None]
+        out = torch.einsum("bhij,bhijd->bhid", (q @ k.mT).softmax(-1), pairs)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+def test_a_softmax_that_is_applied_to_values_of_pairs_is_named():
+    model = ViT([ValuesOfPairs() for _ in range(2)]).double().eval()
+    with pytest.raises(NoAttentionError, match=r"softmax .* of shapes \(2, 2, 10, 10\), .*every pair of tokens"):
+        vitrail.explain(model, images(), "gae", 1)
+
+
+class Merging(ViT):
+    """Four learned queries that all samples share merge the tokens half-way."""
+
+    def __init__(self):
+        super().__init__([Block() for _ in range(3)])
+        self.queries = nn.Parameter(torch.randn(4, 16))
+
+    def forward(self, images):
+        x = self.blocks[0](self.embed(images).flatten(2).mT)
+        x = (self.queries @ x.mT).softmax(-1) @ x
+        return self.head(self.blocks[2](self.blocks[1](x)).mean(dim=1))
+
+
+def test_learned_queries_that_samples_share_are_named():
+    with pytest.raises(SeamError, match=r"product of tensors of \(4, 16\) and \(2, 16, 9\), one of which all samples"):
+        vitrail.explain(Merging().double().eval(), images(), "gae", 1)

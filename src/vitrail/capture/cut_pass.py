@@ -19,7 +19,7 @@ from vitrail.capture.coded_gradients import EvenMaxima
 from vitrail.capture.detached import KeepDetached
 from vitrail.capture.executions import Node, node_of, start_graph
 from vitrail.capture.outputs import run_model
-from vitrail.capture.refusals import check_model, check_plain_call, no_graph, why_no_gradient
+from vitrail.capture.refusals import check_model, check_plain_call, no_graph, note_parts, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
 from vitrail.capture.torch_private import writes_to
@@ -160,6 +160,7 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
 
     def emit(call: AttentionCall) -> None:
         check_plain_call()
+        note_parts(model, call)
         if not torch.is_grad_enabled():
             raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
         seen.calls.append(CutCall(call, seen.recent[-RECENT:]))

@@ -12,7 +12,7 @@ from vitrail.capture import additions
 from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.detached import KeepDetached
 from vitrail.capture.outputs import run_model
-from vitrail.capture.refusals import check_plain_call, why_no_gradient
+from vitrail.capture.refusals import check_plain_call, note_parts, note_unapplied, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, hooks
@@ -106,6 +106,7 @@ def _executed(model: nn.Module, some: Inputs) -> Executions:
 
     def emit(call: AttentionCall) -> None:
         check_plain_call()
+        note_parts(model, call)
         why = "" if torch.is_grad_enabled() else why_no_gradient()
         seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack), why))
 
@@ -115,8 +116,9 @@ def _executed(model: nn.Module, some: Inputs) -> Executions:
     with hooks(handles), autograd(gradients=True), torch.random.fork_rng(devices=[]):
         if some.shown.is_floating_point():
             some = some.showing(some.shown.detach().clone().requires_grad_())
-        with attention_calls(emit, safe=True, cut=lambda out, order: out.detach()), KeepDetached():
+        with attention_calls(emit, safe=True, cut=lambda out, order: out.detach()) as follower, KeepDetached():
             seen.answer = run_model(model, some)
+    note_unapplied(model, follower.waiting)
     return seen
 
 

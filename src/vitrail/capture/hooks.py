@@ -200,7 +200,9 @@ class Capture:
     def incomplete(self, model: nn.Module) -> VitrailError:
         """What to say where not exactly one attention call was captured in each layer."""
         counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
-        if self.pass_options.within is not None and not sum(counts) and any(x.discovered for x in self.body.blocks):
+        # A block was found by its attention. Under rules a softmax in parts is not seen as one.
+        missed = any(block.discovered and not count for block, count in zip(self.body.blocks, counts, strict=False))
+        if self.pass_options.within is not None and missed:
             return softmax_in_parts(model)
         if not sum(counts) and not (outside and self.blocks):
             return no_attention(model)

@@ -21,7 +21,7 @@ from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
-from vitrail.capture.refusals import REENTRANT, check_differentiable, no_graph, why_no_gradient
+from vitrail.capture.refusals import REENTRANT, check_differentiable, check_parts, no_graph, why_no_gradient
 from vitrail.capture.residuals import not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks
 from vitrail.capture.stream_passes import StreamAnswer, read_answer
@@ -116,6 +116,8 @@ def _run(
 ) -> AtInputs:
     check_differentiable(model)
     dtype, within = pass_options.dtype, pass_options.within
+    if within is not None:
+        check_parts(model)
     picture = inputs.main if inputs.kind == "image" else None  # whatever the model calls it
     # The context that the pass asks for is told where the gradient ends and which module runs; no block is known.
     capture = Capture(PassPlan(Body(Anatomy(), (), pool=None, owner=model, head=None), options=pass_options))

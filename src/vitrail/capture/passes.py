@@ -26,9 +26,9 @@ from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contrad
 from vitrail.targets import Target
 
 UNMOVED = (
-    "the target does not depend on what enters the attention layers, so there is no gradient to follow: the model cuts "
-    "the graph (detach, no_grad, checkpoint with use_reentrant=True, 8-bit kernels without a gradient), or the target "
-    "reads what the layers do not reach."
+    "the target does not depend on what enters the attention layers, so there is no gradient to follow: weights on the "
+    "way are zero, as those of a head before its training; or the model cuts the graph (detach, no_grad, checkpoint "
+    "with use_reentrant=True, 8-bit kernels without a gradient); or the target reads what the layers do not reach."
 )
 AT_ATTENTION = ("output_grad", "query_grad")
 """Gradients that do not belong to the stream."""

@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import nn
 
+from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import memory_of
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import CutGraphError, ModelError, NoAttentionError, RuleError, SeamError
@@ -115,7 +116,15 @@ def no_attention(model: nn.Module) -> NoAttentionError:
     """A model in which no attention was seen."""
     found = implementations(model)
     hidden = sorted(filter(is_unseen, found))
-    if hidden:
+    unapplied = memory_of(model).known.get("unapplied", ())
+    if unapplied:
+        why = (
+            f"It has {len(unapplied)} kinds of softmax over products of two tensors, of shapes "
+            f"{', '.join(map(str, unapplied[:SHOWN]))}, but none is multiplied with one value for each key, as where "
+            "every pair of tokens has a value of its own, or products are written as sums. Such attention cannot be "
+            "followed."
+        )
+    elif hidden:
         why = (
             f"Parts of it are configured with attn_implementation={' and '.join(map(repr, hidden))}, whose kernels "
             "keep attention to themselves: load it with 'sdpa' or 'eager'."
@@ -135,6 +144,23 @@ def softmax_in_parts(model: nn.Module) -> RuleError:
         f"{type(model).__name__} writes the softmax of its attention in parts, as powers of e over their sum. There is "
         "a rule for a softmax, but none for its parts. Call torch.softmax, or take a method without rules, such as gae."
     )
+
+
+def note_parts(model: nn.Module, call: AttentionCall) -> None:
+    """Keep in mind that a shadow writes the softmax of some attention in parts."""
+    if call.in_parts:
+        memory_of(model).known["in parts"] = True
+
+
+def note_unapplied(model: nn.Module, maps: Sequence[torch.Size]) -> None:
+    """Keep in mind the shapes of what a shadow makes by a softmax over scores and applies in no way that is seen."""
+    memory_of(model).known["unapplied"] = tuple(dict.fromkeys(map(tuple, maps)))
+
+
+def check_parts(model: nn.Module) -> None:
+    """Refuse rules for a shadow that was seen to write the softmax of some attention in parts."""
+    if memory_of(model).known.get("in parts"):
+        raise softmax_in_parts(model)
 
 
 def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequence[int], outside: int) -> SeamError:

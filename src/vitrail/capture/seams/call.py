@@ -26,6 +26,7 @@ class AttentionCall:
         plain: whether the scores are `scale * query @ key^T`, plus at most a bias or mask; always so in fused calls.
         no_query: why a hand-written call has no one query, where it has none.
         keys: which keys are left of those that the softmax was over, from the first to before the last; None for all.
+        in_parts: whether the softmax is written as powers of e over their sum, or as e to a log-softmax.
     """
 
     query: Tensor | None
@@ -41,6 +42,7 @@ class AttentionCall:
     plain: bool = True
     no_query: str = ""
     keys: tuple[int, int] | None = None
+    in_parts: bool = False
     logsumexp: Tensor | None = None  # of the scaled scores `[b, h, q]`, where the kernel that ran has kept it
     owner: str = ""  # the name of the module that made the call
 

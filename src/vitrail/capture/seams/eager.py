@@ -82,6 +82,7 @@ class Follower:
     totals: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     logs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     follows: bool = False  # whether there is anything to follow, so that all functions matter
+    waiting: list[torch.Size] = field(default_factory=list)  # of each map of scores that no product has applied
 
     def same(self, old: Tensor, new: Tensor) -> None:
         """Take one tensor for another that has its entries."""
@@ -98,6 +99,8 @@ class Follower:
     def softmaxed(self, out: Tensor, args: tuple) -> None:
         """Take note of a softmax over the last axis."""
         self.maps[out] = AttentionMap(args[0], self.scores.get(args[0]), out.shape, tuple(range(out.ndim)))
+        if args[0] in self.scores:
+            self.waiting.append(out.shape)
         self.follows = True
 
     def ends_softmax(self, func: Callable[..., Any], args: tuple) -> bool:
@@ -117,7 +120,7 @@ class Follower:
         """Take note of the end of a softmax in parts; scores less their maximum are not the scores themselves."""
         made = self.parts_of(powers)
         given = made.exponents if made.scores.plain else None
-        self.maps[out] = AttentionMap(given, made.scores, out.shape, tuple(range(out.ndim)))
+        self.maps[out] = AttentionMap(given, made.scores, out.shape, tuple(range(out.ndim)), in_parts=True)
         self.follows = True
 
     def _note_parts(self, func: Callable[..., Any], out: Tensor, args: tuple, kwargs: dict) -> None:
@@ -298,6 +301,8 @@ class Follower:
 
     def _emit(self, applied: Applied, out: Tensor) -> None:
         known, weights = self.maps[applied.source], applied.weights
+        if known.shape in self.waiting:
+            self.waiting.remove(known.shape)
         self.maps[applied.source] = replace(known, softmax_input=None)  # a map that lives on need not keep its scores
         query, key, why = _operands(known, weights)
         scores, given = known.scores, known.softmax_input
@@ -316,6 +321,7 @@ class Follower:
                 plain=plain,
                 no_query=why,
                 keys=known.keys,
+                in_parts=known.in_parts,
             )
         )
 
@@ -458,7 +464,10 @@ def _operands(known: AttentionMap, weights: Tensor) -> tuple[Tensor | None, Tens
     scores = known.scores
     if scores is None:
         return None, None, "its scores are no product of two tensors that could be followed to the softmax"
-    main = scores.main
+    main, shared = scores.main, scores.products[0].operands if len(scores.products) == 1 else ()
+    if main is None and len(shared) == 2 and shared[0].ndim != shared[1].ndim:
+        sizes = " and ".join(str(tuple(x.shape)) for x in shared)
+        return None, None, f"its scores are a product of tensors of {sizes}, one of which all samples share"
     if main is None or main.query is None or main.key is None:
         return None, None, "the product of queries and keys was rearranged, or mixed between heads, before the softmax"
     if main.query.shape[-2] != weights.shape[-2] or main.key.shape[-2] != weights.shape[-1]:

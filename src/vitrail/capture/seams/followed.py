@@ -89,6 +89,7 @@ class AttentionMap:
         order: which axis of the map each axis of the tensor is.
         straight: the last tensor before axes were moved; None while they are where they were, or once it is changed.
         changed: the functions that changed entries, in order.
+        in_parts: whether the softmax was written in parts.
     """
 
     softmax_input: Tensor | None
@@ -98,6 +99,7 @@ class AttentionMap:
     keys: tuple[int, int] | None = None
     straight: Tensor | None = None
     changed: tuple[str, ...] = ()
+    in_parts: bool = False
 
 
 @dataclass(frozen=True)
