@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 import torch.nn.functional as F
-from odd_attention import OTHER, SOFTMAX, gae_by_autograd, images, vit
+from odd_attention import OTHER, SOFTMAX, Block, gae_by_autograd, images, vit
 from torch import nn
 from torch.testing import assert_close
 
@@ -133,3 +133,39 @@ def test_mixing_is_found_on_tensors_alone(dtype):
     pooled = ((stream @ WEIGHTS.to(dtype)).softmax(dim=1)[..., None] * stream).sum(dim=1)
     assert find_unseen_mixing(gated, states, []) is None
     assert "multiplied with each other (Mul)" in str(find_unseen_mixing(pooled, states, []))
+
+
+class Loose(nn.Module):
+    """The model adds what its sub-layers give, so that no module is a block."""
+
+    def __init__(self, *forms):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 3)
+        self.attention = nn.ModuleList(Attention(form) for form in forms)
+        self.feed_forward = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in forms)
+        self.double().eval()
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for attention, feed_forward in zip(self.attention, self.feed_forward, strict=True):
+            x = x + attention(x)
+            x = x + feed_forward(x)
+        return self.head(x[:, 0])
+
+
+class Attention(Block):
+    def __init__(self, form):
+        super().__init__(form)
+        del self.ffn
+
+    def forward(self, x):
+        return self.attend(x)
+
+
+def test_a_model_whose_blocks_are_no_modules_is_refused_too():
+    x = torch.tensor([[1, 5, 9, 2, 4, 7], [1, 7, 8, 4, 2, 3]])
+    assert bool(vitrail.explain(Loose(SOFTMAX["plain"], SOFTMAX["plain"]), x, "gae", 1).scores.any())
+    for name in ("sigmoid", "neighbours", "linear attention"):
+        with pytest.raises(SeamError, match="after the last attention that was seen"):
+            vitrail.explain(Loose(SOFTMAX["plain"], OTHER[name]), x, "gae", 1)

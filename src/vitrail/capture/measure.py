@@ -40,7 +40,7 @@ from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, memory_of, once
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks, writes_to
-from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, runs_after
+from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, result_state, runs_after
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs
@@ -309,7 +309,7 @@ def _stations(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> list
     for index, block in enumerate(body.blocks):
         handles.append(block.module.register_forward_pre_hook(partial(_enter, seen, index), with_kwargs=True))
         handles.append(block.module.register_forward_hook(partial(_leave, seen, index)))
-    handles += runs_after(model, seen.after, lambda: len(seen.cuts) > len(seen.blocks) > 0)
+    handles += runs_after(model, seen.after, partial(_past_blocks, seen))
     modules = list(model.modules())
     if inputs.ids is not None:
         words = partial(_words, seen, inputs.ids)
@@ -355,6 +355,11 @@ def _handed(seen: _Seen, leaf: Tensor) -> Tensor:
     return copy
 
 
+def _past_blocks(seen: _Seen) -> bool:
+    """Return True once the last block has run, or the first attention where there are no blocks."""
+    return len(seen.cuts) > len(seen.blocks) if seen.blocks else bool(seen.outside)
+
+
 def _words(seen: _Seen, ids: Tensor, module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
     given = args[0] if args else None
     if not isinstance(given, Tensor) or given.shape != ids.shape or not bool((given == ids).all()):
@@ -376,9 +381,7 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     origin = _origin(inputs, body, seen)
     if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
-        return Structure(
-            origin, None if body.blocks else token_order.check_chain(seen.outside, inputs.batch), (unknown,)
-        )
+        return Structure(origin, None if body.blocks else _check_calls(seen, inputs.batch), (unknown,))
     flat = [x for block in seen.blocks if (x := block.entering) is not None and x.ndim < 3]
     if flat:
         return Structure(origin, token_order.flattened(flat[0]))
@@ -425,6 +428,15 @@ def _cut_by_detaching(seen: _Seen) -> str | None:
     if cut is None and seen.blocks and seen.detached.cut([seen.answer], seen.cuts[-1:], partly=True):
         cut = "what follows the last block"
     return None if cut is None else refusals.detached(cut)
+
+
+def _check_calls(seen: _Seen, batch: int) -> str | None:
+    """Return why attention calls of a model without blocks do not tell what it looked at; None if they do."""
+    refusal = token_order.check_chain(seen.outside, batch)
+    last = call_result(seen.outside[-1]) if seen.outside else None
+    if refusal is not None or last is None or seen.answer is None or last.shape[0] % batch:
+        return refusal
+    return unseen_mixing.find_unseen_mixing(seen.answer, [result_state(last, batch)], seen.after)
 
 
 def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:

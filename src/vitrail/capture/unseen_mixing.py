@@ -75,6 +75,13 @@ def batch_first_state(stream: Tensor, *, first: bool) -> TokenState:
     return TokenState(stream, tokens if first else tokens.T, 2)
 
 
+def result_state(result: Tensor, batch: int) -> TokenState:
+    """Return the tokens of the first sample of what attention gave, `[b, h, t, n]` or `[b * h, t, n]`."""
+    tokens = torch.full(result.shape[:-1], -1)
+    tokens[: len(result) // batch] = torch.arange(result.shape[-2])
+    return TokenState(result, tokens, result.ndim - 1)
+
+
 def runs_after(model: nn.Module, runs: list[ModuleRun], begun: Callable[[], bool]) -> list[RemovableHandle]:
     """Return hooks that keep what every module is given and gives, from a moment on.
 
