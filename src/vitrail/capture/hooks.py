@@ -19,7 +19,7 @@ from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import own_dtypes
 from vitrail.capture.refusals import no_attention, no_graph, softmax_in_parts, uneven_attention, why_no_gradient
 from vitrail.capture.seams.call import AttentionCall, first_tensor
-from vitrail.capture.seams.intercept import InterceptAttention
+from vitrail.capture.seams.intercept import InterceptAttention, NotingAttention
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.signature import Ends, ends_of
 from vitrail.capture.torch_private import saving_hooks, without_functions
@@ -240,13 +240,14 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
         only: the index of the one block that runs, None for the whole model.
     """
     override, safe, rules = capture.pass_options.override, capture.plan.safe, capture.pass_options.within
-    noted = {} if capture.journal is None or only is not None else {"note": capture.journal.note}
-    mode = InterceptAttention(
-        capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None, **noted
-    )
+    noted = capture.journal if only is None else None
+    kind = InterceptAttention if noted is None else NotingAttention
+    mode = kind(capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None)
+    if isinstance(mode, NotingAttention) and noted is not None:
+        mode.note = noted.note
     capture.same = mode.follower.same
     known = capture.attending if only is None else capture.attending[only : only + 1]
-    known = [] if noted else known
+    known = known if noted is None else []
     # Empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`.
     entered = ExitStack()
     enter, leave = (lambda *_: entered.enter_context(mode) and None), (lambda *_: entered.close())

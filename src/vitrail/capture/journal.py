@@ -5,6 +5,7 @@ functions are seen by the mode that intercepts attention. Two passes with the sa
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -41,13 +42,22 @@ PRODUCTS = frozenset({torch.matmul, torch.bmm, torch.mm, torch.einsum, Tensor.ma
 JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.hstack, torch.vstack})
 CHOICES = frozenset({torch.where, Tensor.where})
 NOTED = BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding}
-READING = type(Tensor.shape.__get__)
+READING = [
+    found.__get__
+    for name in dir(Tensor)
+    if isinstance(found := vars(torch._C.TensorBase).get(name), GetSetDescriptorType)
+]
 """What reads an attribute of a tensor."""
 OWN = frozenset({
     Tensor.detach, Tensor.clone, Tensor.requires_grad_, Tensor.register_hook, Tensor.dim, Tensor.size,
     Tensor.is_inference, set_gradients,
 })  # fmt: skip
 """Functions that hooks of a pass call themselves, and that move nothing."""
+MOVING, SKIPPED = "moving", "skipped"
+HOW: dict[Callable[..., Any], str] = {
+    **dict.fromkeys(NOTED, MOVING),
+    **dict.fromkeys((*OWN, *READING), SKIPPED),
+}
 SMALL = 1 << 20
 """How many entries a matrix has at most that is looked at for being a permutation."""
 
@@ -66,10 +76,10 @@ class Journal:
 
     def note(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Keep that a function runs."""
-        if type(func) is READING or func in OWN:
-            return
-        self.notes.append(func)
-        if func in NOTED and not self.closed:
+        how = HOW.get(func)
+        if how is not SKIPPED:
+            self.notes.append(func)
+        if how is MOVING and not self.closed:
             self.notes += self._moves(func, args, kwargs)
 
     def close(self) -> None:

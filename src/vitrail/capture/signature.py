@@ -122,9 +122,9 @@ def ends_of(
     )
 
 
-Step = tuple[int, int, int, type | None, int]
-"""An edge of the graph: the number of a node, which of its edges, which output of the node there it reads, and the kind
-of that node; no kind and its number where it was met before."""
+Step = tuple[int, int, type | None, int]
+"""An edge of a node: which one, which output of the node there it reads, and the kind of that node; no kind and its
+number where it was met before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class Route:
 
     kinds: tuple[type, ...]  # of the ends
     same: tuple[int, ...]  # the number of each end
-    steps: tuple[Step, ...]
+    steps: tuple[tuple[Step, ...], ...]  # of every node, in the order in which nodes are met
     numbers: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
     sizes: tuple[tuple[int, tuple[int, ...]], ...]  # the shape of which a node is a view, the number of samples in it
     tensors: tuple[tuple[int, str, object], ...]  # the same where it holds tensors
@@ -149,27 +149,27 @@ class Route:
         places = {node: number for number, node in enumerate(nodes)}
         if tuple(map(type, ends.nodes)) != self.kinds or tuple([places[node] for node in ends.nodes]) != self.same:
             return False
-        edges = [node.next_functions for node in nodes]
         try:
-            for number, place, output, kind, met in self.steps:
-                node, read = edges[number][place]
-                if read != output or (node is not nodes[met] if kind is None else type(node) is not kind):
-                    return False
-                if kind is not None:
-                    nodes.append(node)
-                    edges.append(node.next_functions)
+            for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
+                edges = node.next_functions
+                for place, output, kind, met in steps:
+                    below, read = edges[place]
+                    if read != output or (below is not nodes[met] if kind is None else type(below) is not kind):
+                        return False
+                    if kind is not None:
+                        nodes.append(below)
         except IndexError:  # a node of fewer edges
             return False
+        return self._moves_alike(nodes, ends.ids)
+
+    def _moves_alike(self, nodes: list[Node], ids: tuple[Tensor, ...]) -> bool:
+        """Return True if nodes moved rows by the same, and tables were asked for the same texts."""
         if any([getattr(nodes[number], name) != value for number, name, value in self.numbers]):
             return False
         # The number of samples is in one of the axes.
         shapes = [(getattr(nodes[number], SIZES), size) for number, size in self.sizes]
         if any([sum(map(ne, now, size)) > 1 or len(now) != len(size) for now, size in shapes]):
             return False
-        return not (self.tables or self.tensors) or self._moves_alike(nodes, ends.ids)
-
-    def _moves_alike(self, nodes: list[Node], ids: tuple[Tensor, ...]) -> bool:
-        """Return True if tables are asked for the same, and tensors that rows are moved by are the same."""
         if any([_asked_text(nodes[number], ids) != text for number, text in self.tables]):
             return False
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
@@ -180,18 +180,19 @@ def read_route(ends: Ends) -> Route:
     found = ends.nodes
     every = _nodes_below(found)
     on_way = _made_of_tokens(every, frozenset(map(node_of, ends.roots)))
-    numbers, steps = {node: number for number, node in enumerate(dict.fromkeys(found))}, list[Step]()
+    numbers, steps = {node: number for number, node in enumerate(dict.fromkeys(found))}, list[list[Step]]()
     order = list(numbers)
-    for number, node in enumerate(order):
+    for node in order:
+        steps.append([])
         for place, (below, output) in enumerate(every[node]):
             if below not in on_way:
                 continue
             if below in numbers:
-                steps.append((number, place, output, None, numbers[below]))
+                steps[-1].append((place, output, None, numbers[below]))
                 continue
             numbers[below] = len(order)
             order.append(below)
-            steps.append((number, place, output, type(below), -1))
+            steps[-1].append((place, output, type(below), -1))
     tokens = _reached_from(ends.tokens, every, ends.maps - ends.tokens)
     maps = _reached_from(ends.maps, every, tokens) - tokens
     graph = _Graph(every, on_way, _below_sums(order, every), ends)
@@ -204,7 +205,7 @@ def read_route(ends: Ends) -> Route:
     unseen = any(x in tokens and x.name().startswith(UNSEEN) for x in order)
     kinds, same = tuple(map(type, found)), tuple(numbers[node] for node in found)
     hidden = unseen or _reads_early(graph)
-    return Route(kinds, same, tuple(steps), tuple(plain), tuple(sizes), tuple(rest), tuple(tables), hidden)
+    return Route(kinds, same, tuple(map(tuple, steps)), tuple(plain), tuple(sizes), tuple(rest), tuple(tables), hidden)
 
 
 Edges = dict[Node, tuple[tuple[Node | None, int], ...]]

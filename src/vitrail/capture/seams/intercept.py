@@ -169,7 +169,6 @@ class InterceptAttention(TorchFunctionMode):
         safe: give rows of attention that may see nothing the weight zero instead of NaN, as torch's own kernels do.
         in_parts: whether powers of e over their sum are taken for a softmax.
         cut: what takes the place of an attention result, given with its axes in the order `[..., q, channels]`.
-        note: is told of every function before it runs.
     """
 
     def __init__(
@@ -181,11 +180,9 @@ class InterceptAttention(TorchFunctionMode):
         safe: bool = False,
         in_parts: bool = True,
         cut: Cut | None = None,
-        note: Callable[[Callable[..., Any], tuple, dict], None] = lambda func, args, kwargs: None,
     ) -> None:
         super().__init__()
         self.emit, self.override, self.block, self.safe, self.cut = emit, override, block, safe, cut
-        self.note = note
         self.follower = Follower(emit, in_parts)
         self.masks: list[tuple[Tensor | None, bool, torch.Size, Tensor]] = []  # blocks share one, or a few
 
@@ -194,7 +191,6 @@ class InterceptAttention(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run the function; note it if it is, or is part of, an attention call."""
         kwargs = kwargs or {}
-        self.note(func, args, kwargs)
         if func not in INTERCEPTED and not self.follower.follows:  # first, because nearly all functions end here
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -323,8 +319,22 @@ class InterceptAttention(TorchFunctionMode):
         return func(args[0].masked_fill(empty, 0.0), *args[1:], **kwargs).masked_fill(empty, 0.0)
 
 
+class NotingAttention(InterceptAttention):
+    """The same, and tell of every function before it runs."""
+
+    note: Callable[[Callable[..., Any], tuple, dict], None]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:  # noqa: ANN401
+        """Note the function, and run it."""
+        self.note(func, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 # torch.compile would trace the mode into its graph, where gradients of what it keeps are lost: break the graph instead.
 InterceptAttention.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
+NotingAttention.__torch_function__._torchdynamo_disable = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
