@@ -489,7 +489,8 @@ def _rerun(
                     if part.target.name == "answer_span":
                         check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
-                    found.append((part, replace(procedure.explain(runner), reached=run.reached(part))))
+                    result = procedure.explain(runner)
+                    found.append((part, replace(result, reached=run.reached(part)) if run.masked else result))
             dtype = torch.float64 if double else torch.float32
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
     return made
