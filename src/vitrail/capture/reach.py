@@ -18,8 +18,6 @@ MASKED = 9000.0
 MOST_ENTRIES = 2**26
 """Entries of masks that are looked at together."""
 
-Seen = Bool[Tensor, "_ q k"]
-
 
 def allowed(mask: Tensor) -> Tensor:
     """Return which entries of a mask let a key through. A query all of whose keys are equally low sees them all."""
@@ -44,7 +42,7 @@ def call_heads(weights: Tensor, batch: int) -> int:
     return max(1, len(weights) // batch)
 
 
-def of_tokens(seen: Seen, tokens: int) -> Seen | None:
+def of_tokens(seen: Bool[Tensor, "_ q k"], tokens: int) -> Bool[Tensor, "_ q t"] | None:
     """Cut keys that are no tokens, before or after those that are; None where it is not known which they are."""
     more = seen.shape[2] - tokens
     if more == 0:
