@@ -2,7 +2,7 @@
 
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -46,11 +46,13 @@ class SeenPictures:
         pictures: one for each sample, kept.
         borrowed: the user's own tensor, which is drawn over as long as the user keeps it.
         signal: whether it is audio, a spectrum, a table or a video, and no batch of pictures.
+        preprocess: what makes of a photograph the inputs of the model and the picture it sees, where that is known.
     """
 
     pictures: tuple[Any, ...] | None = None
     borrowed: weakref.ref[Tensor] | None = None
     signal: bool = False
+    preprocess: Callable[[Any], tuple[Tensor | None, Any]] | None = None
 
     def __call__(self, index: int) -> Any:  # noqa: ANN401
         """The picture of one sample; None where it is gone."""
@@ -209,7 +211,7 @@ class Attribution:
         """One sample as a page to point into and recolour, shown by notebooks; it needs no server.
 
         Args:
-            image: the picture to lay the map over; it should show what the model saw.
+            image: the picture to lay the map over; see `overlay`.
         """
         from vitrail.apps.web.downloads import explore
 

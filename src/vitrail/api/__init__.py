@@ -367,7 +367,8 @@ def shown_over(
     names = None if classes is None else class_titles(attribution.target, classes, attribution.scores.shape[0])
     seen = None
     if attribution.kind == "image":
-        seen = SeenPictures(given.pictures, None if given.pictures else weakref.ref(read.shown))
+        borrowed = None if given.pictures else weakref.ref(read.shown)
+        seen = SeenPictures(given.pictures, borrowed, preprocess=given.preprocess)
     elif "signal" in attribution.provenance:
         seen = SeenPictures(borrowed=weakref.ref(read.shown), signal=True)
     known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}

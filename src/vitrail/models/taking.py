@@ -7,7 +7,7 @@ the name of its file, an array, a text, or a list of them. Everything else is re
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ class FromFeatures(nn.Module):
         return out["sentence_embedding" if self.embeds else "scores"]
 
 
+Preprocess = Callable[[Any], tuple[Tensor | None, Any]]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Inputs as the module takes them, and what is known beside them.
@@ -52,12 +55,14 @@ class Prepared:
         pictures: what the model saw, one for each sample, where pictures were given that are not tensors.
         class_names: by class index, where the model says them.
         multi_label: whether the classes are independent of one another.
+        preprocess: what makes of a photograph the inputs of the module and the picture it sees, where that is known.
     """
 
     inputs: Any
     pictures: tuple[Any, ...] | None = None
     class_names: Sequence[str] | Mapping[int, str] | None = None
     multi_label: bool = False
+    preprocess: Preprocess | None = None
 
 
 def prepared(model: object, inputs: object) -> Prepared:
@@ -75,7 +80,8 @@ def prepared(model: object, inputs: object) -> Prepared:
                 f"this model takes pictures [b, 3, h, w], but the tensor has shape {tuple(inputs.shape)}: is the batch "
                 "axis missing? Add it with x[None]."
             )
-        return Prepared(inputs, class_names=names, multi_label=multi)
+        known = None if isinstance(holder, nn.Module) else _preprocess_of(holder)
+        return Prepared(inputs, class_names=names, multi_label=multi, preprocess=known)
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     if not several:
         raise InputError("the list of inputs is empty: there is nothing to explain.")
@@ -89,7 +95,31 @@ def prepared(model: object, inputs: object) -> Prepared:
             "text itself."
         )
     made, pictures = show(holder, several)
-    return Prepared(made, tuple(pictures) if pictures else None, names, multi)
+    known = _preprocess_of(holder)
+    return Prepared(made, tuple(pictures) if pictures else None, names, multi, known)
+
+
+def _preprocess_of(holder: object) -> Preprocess | None:
+    """The function by which a model that brings its preprocessing sees a photograph; it does not hold the model."""
+    if _is_own(holder, "Loaded"):
+        found = getattr(holder, "preprocess", None)
+        return None if found is None else partial(_seen_by_loaded, found)
+    if _is_own(holder, "Embedded") and getattr(holder, "name", "") == "photo":
+        return _seen_by_photo
+    return None
+
+
+def _seen_by_loaded(preprocess: Callable[[Any], Any], image: Any) -> tuple[Tensor | None, Any]:  # noqa: ANN401
+    sample = preprocess(image)
+    found = sample.inputs if isinstance(sample.inputs, Tensor) else sample.inputs.get("pixel_values")
+    return found, sample.picture
+
+
+def _seen_by_photo(image: Any) -> tuple[Tensor | None, Any]:  # noqa: ANN401
+    from vitrail.models.zoo.photo import crop, to_input
+
+    seen = crop(image)
+    return to_input(seen), seen
 
 
 def _show_loaded(loaded: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401

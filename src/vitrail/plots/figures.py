@@ -18,7 +18,18 @@ from torch import Tensor
 from vitrail.attribution import Attribution, sample_target
 from vitrail.errors import OptionError, suggest
 from vitrail.plots import canvas
-from vitrail.plots.pictures import Panel, as_picture, map_size, maps_of, overlay, panel_figure, picture_of, sample_map
+from vitrail.plots.pictures import (
+    Panel,
+    as_picture,
+    map_size,
+    maps_of,
+    overlay,
+    panel_figure,
+    picture_of,
+    placed,
+    region_of,
+    sample_map,
+)
 from vitrail.plots.signals import is_signal, signal_figure
 from vitrail.plots.tokens import SentenceRow, join_runs, pieces, sentence, sentence_figure, token_heatmap
 
@@ -85,9 +96,10 @@ def head_grid(attribution: Attribution, image: Any = None, *, index: int = 0) ->
     heading = f"{attribution.label}\n{attribution.title(index)}"
     if attribution.kind == "text":
         return token_heatmap(attribution, attribution.heads[index], [*names, "together"], index, signed=True)
-    picture = None if image is None else as_picture(image, index)
-    maps = canvas.symmetric(maps_of(attribution, attribution.heads[index], map_size(attribution, picture)))
-    together = Panel("together", sample_map(attribution, index, picture), signed=attribution.signed)
+    picture, region = None if image is None else as_picture(image, index), region_of(attribution, image, index)
+    maps = canvas.symmetric(maps_of(attribution, attribution.heads[index], map_size(attribution, picture, region)))
+    maps = placed(maps, picture, region)
+    together = Panel("together", sample_map(attribution, index, picture, region), signed=attribution.signed)
     heads = [Panel(name, values, signed=True) for name, values in zip(names, maps, strict=True)]
     start = [together] if picture is None else [Panel("input"), together]
     if len(start) + len(heads) <= COLUMNS:
@@ -114,11 +126,11 @@ def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -
     layers, index = _layers(attribution), canvas.check_index(attribution, index)
     if attribution.kind != "image":
         raise OptionError("small maps of layers are for images. For a text, use layer_heatmap(attribution).")
-    picture = None if image is None else as_picture(image, index)
-    maps = maps_of(attribution, layers[index], map_size(attribution, picture))
+    picture, region = None if image is None else as_picture(image, index), region_of(attribution, image, index)
+    maps = maps_of(attribution, layers[index], map_size(attribution, picture, region))
     panels, signed = [] if picture is None else [Panel("input")], attribution.signed
     for name, values in zip(_names(attribution, layers), maps, strict=True):
-        panels.append(Panel(name, canvas.scaled(values, signed=signed), signed=signed))
+        panels.append(Panel(name, placed(canvas.scaled(values, signed=signed), picture, region), signed=signed))
     what = "part by part" if "parts" in attribution.provenance else "layer by layer"
     heading = f"{attribution.label}, {what}\n{attribution.title(index)}"
     return panel_figure(_spread(panels, -(-len(panels) // LONGEST)), picture, heading=heading)
@@ -174,10 +186,12 @@ def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, 
         raise OptionError(f"{len(images)} images were given for {len(rows)} rows. Give one, or one for each.")
     pictures = [picture_of(row[0], one, index) for row, one in zip(rows, images, strict=True)]
     grid = []
-    for row, picture in zip(rows, pictures, strict=True):
+    for row, one, picture in zip(rows, images, pictures, strict=True):
         start = [] if picture is None else [Panel("input", picture=picture)]
-        maps = (Panel(a.label, sample_map(a, index, picture), signed=a.signed, picture=picture) for a in row)
-        grid.append([*start, *maps])
+        for attribution in row:
+            values = sample_map(attribution, index, picture, region_of(attribution, one, index))
+            start.append(Panel(attribution.label, values, signed=attribution.signed, picture=picture))
+        grid.append(start)
     if len(grid) == 1:
         lines = _spread(grid[0], -(-len(grid[0]) // LONGEST))
         return panel_figure(lines, pictures[0], heading=titles[0])

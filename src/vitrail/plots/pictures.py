@@ -37,6 +37,7 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
         image = _last_channels(image, index)
     elif hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
         deep = image.mode.startswith("I") or image.mode == "F"  # Pillow would clip them at 255
+        image = _by_exif(image)
         image = np.asarray(image if deep else image.convert("RGB"))
     elif not isinstance(image, np.ndarray):
         raise InputError(
@@ -52,6 +53,13 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
     image = image.astype(np.float64)
     within = image.min() >= 0 and image.max() <= 1
     return image if within else canvas.stretched(torch.from_numpy(image)).numpy()
+
+
+def _by_exif(image: Any) -> Any:  # noqa: ANN401
+    """The picture turned as its EXIF data say, which is how models are shown it."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def _last_channels(image: Tensor, index: int) -> np.ndarray:
@@ -199,7 +207,7 @@ def opacity(values: np.ndarray, *, signed: bool) -> Any:  # noqa: ANN401  (a num
     An unsigned map is less opaque where it is low, so that the picture stays visible below it.
     """
     low, high = UNSIGNED_ALPHAS
-    return SIGNED_ALPHA if signed else low + (high - low) * values.clip(0, 1)
+    return SIGNED_ALPHA if signed else np.nan_to_num(low + (high - low) * values.clip(0, 1), nan=0.0)
 
 
 def _plan(rows: Rows, picture: Picture | None, row_titles: Sequence[str], heading: str, side: float) -> PanelLayout:
@@ -254,8 +262,9 @@ def overlay(
     """A figure with the map of one sample over the image, and a colour bar.
 
     Args:
-        image: see `as_picture`; None draws what the model saw, or the map alone where that is gone. It should show
-            what the model saw: the map is stretched over all of it.
+        image: see `as_picture`; None draws what the model saw, or the map alone where that is gone. Over a photograph
+            of which the model saw a part, the map lies on that part, where the preprocessing is known; a picture of
+            another aspect ratio than the model's is refused where it is not.
         alpha: how opaque the upper layer is: the map where it is unsigned, the image where the map is signed.
         cmap: one of matplotlib's colour maps.
         title: in place of the method and its target.
@@ -270,10 +279,11 @@ def overlay(
 
         if cmap not in colormaps:
             raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
-    values = values_of(attribution, index, picture)
+    region = region_of(attribution, image, index)
+    values = values_of(attribution, index, picture, region)
     largest = float(values.abs().max())
     limits = (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
-    scaled = canvas.scaled(values, signed=attribution.signed)
+    scaled = placed(canvas.scaled(values, signed=attribution.signed), picture, region)
     shown = Panel("", scaled, signed=attribution.signed, alpha=alpha, cmap=cmap, limits=limits)
     heading = f"{attribution.label}\n{attribution.title(index)}" if title is None else title
     return panel_figure([[shown]], picture, heading=heading, side=OVERLAY_SIDE)
@@ -287,23 +297,130 @@ def picture_of(attribution: Attribution, image: Any, index: int) -> Picture | No
     return None if seen is None else as_picture(seen)
 
 
-def map_size(attribution: Attribution, picture: Picture | None) -> tuple[int, int]:
-    """Height and width of the map: those of the picture, else of what the model saw."""
+Region = tuple[float, float, float, float]
+"""A part of a picture: its left, upper, right and lower edge in pixels of the picture."""
+NEAR = 3 / 255
+"""Pictures of one size show the same if they differ by less than this on average."""
+
+
+def region_of(attribution: Attribution, image: Any, index: int) -> Region | None:  # noqa: ANN401
+    """The part of a given picture that the model saw; None is all of it.
+
+    Raises:
+        InputError: where the part is not known, and the picture has another aspect ratio than what the model saw.
+    """
+    if image is None or attribution.size is None or attribution.kind != "image":
+        return None
+    picture, seen = as_picture(image, index), attribution.seen
+    if seen is not None and seen.preprocess is not None and seen(index) is not None:
+        found = _seen_part(picture, seen(index), seen.preprocess)
+        if found is not None:
+            return None if found == (0.0, 0.0, picture.shape[1], picture.shape[0]) else found
+    (high, wide), (height, width) = picture.shape[:2], attribution.size
+    if abs(wide * height / high - width) > max(1.0, width / 100):
+        raise InputError(
+            f"the picture has {wide} x {high} pixels, but the model saw {width} x {height}, another aspect ratio: a "
+            "part was cut off, or all was squeezed, so the map would lie in wrong places. Leave the picture out, or "
+            "draw over what the model saw, such as attribution.plot(inputs). If the whole picture was squeezed, pass "
+            f"image.resize(({width}, {height}))."
+        )
+    return None
+
+
+def _seen_part(picture: Picture, saw: Any, preprocess: Any) -> Region | None:  # noqa: ANN401
+    """The part of a picture that a model sees, if the picture is the one that it saw; else None."""
+    from PIL import Image
+
+    whole = (0.0, 0.0, float(picture.shape[1]), float(picture.shape[0]))
+    if not isinstance(saw, Tensor) and _is_near(picture, as_picture(saw)):
+        return whole  # it is what the model saw, not the photograph
+    photograph = Image.fromarray((picture.clip(0, 1) * 255).round().astype(np.uint8))
+    inputs, made = preprocess(photograph)
+    if isinstance(saw, Tensor):
+        plain = saw.detach().cpu().double()
+        same = inputs is not None and inputs[0].shape == plain.shape and _differ(inputs[0].double(), plain) < 2 * NEAR
+    else:
+        same = made is not None and _is_near(as_picture(made), as_picture(saw))
+    return measured_region(preprocess, picture.shape[0], picture.shape[1]) if same else None
+
+
+def _is_near(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and float(np.abs(one - other).mean()) < NEAR
+
+
+def _differ(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().mean() / other.std().clamp(min=1e-6))
+
+
+def measured_region(preprocess: Any, height: int, width: int) -> Region | None:  # noqa: ANN401
+    """The part that a model sees of pictures of this size, measured: it is shown a picture of the coordinates."""
+    from PIL import Image
+
+    ramp = np.full((height, width, 3), 255.0)
+    ramp[..., 0] = np.linspace(0, 255, width)[None]
+    ramp[..., 1] = np.linspace(0, 255, height)[:, None]
+    seen = np.asarray(preprocess(Image.fromarray(ramp.round().astype(np.uint8)))[1].convert("RGB"), dtype=np.float64)
+    inside = seen[..., 2] > 250  # a border that preprocessing adds is of another colour
+    across = _edges(seen[..., 0], inside, width)
+    down = _edges(seen[..., 1].T, inside.T, height)
+    return None if across is None or down is None else (across[0], down[0], across[1], down[1])
+
+
+def _edges(levels: np.ndarray, inside: np.ndarray, length: int) -> tuple[float, float] | None:
+    """Where the first and last edge of what is seen lie along a side, by a line through the coordinates seen there."""
+    columns = np.flatnonzero(inside.any(axis=0))
+    if length < 2 or len(columns) < 2:
+        return 0.0, float(length)
+    places = np.array([levels[inside[:, column], column].mean() for column in columns]) / 255 * (length - 1) + 0.5
+    cut = len(columns) // 10  # interpolation bends the ends
+    middle = slice(cut, len(columns) - cut)
+    slope, start = np.polyfit(columns[middle] + 0.5, places[middle], 1)
+    return (float(start), float(start + slope * levels.shape[1])) if slope > 0 else None
+
+
+def placed(values: Float[Tensor, "*r u v"], picture: Picture | None, region: Region | None) -> Float[Tensor, "*r y x"]:
+    """Maps of a part of a picture as maps of the whole picture, NaN where the model saw nothing."""
+    if picture is None or region is None:
+        return values
+    left, top = round(region[0]), round(region[1])
+    (height, width), (high, wide) = picture.shape[:2], values.shape[-2:]
+    whole = values.new_full((*values.shape[:-2], height, width), float("nan"))
+    rows = slice(max(0, top), min(height, top + high))
+    columns = slice(max(0, left), min(width, left + wide))
+    part = values[..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    whole[..., rows, columns] = part
+    return whole
+
+
+def map_size(attribution: Attribution, picture: Picture | None, region: Region | None = None) -> tuple[int, int]:
+    """Height and width of the map: those of the region, else of the picture, else of what the model saw."""
+    if region is not None:
+        left, top, right, bottom = map(round, region)
+        return max(1, bottom - top), max(1, right - left)
     if picture is not None:
         return picture.shape[0], picture.shape[1]
     rows, columns = attribution.grid or (1, 1)
     return attribution.size or (rows * PATCH, columns * PATCH)
 
 
-def values_of(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
-    """The map of one sample at the picture's size, in its own numbers."""
+def values_of(
+    attribution: Attribution, index: int, picture: Picture | None, region: Region | None = None
+) -> Float[Tensor, "y x"]:
+    """The map of one sample at the size of the picture or of its region, in its own numbers."""
     shown = replace(attribution, scores=attribution.shown)
-    return shown.heatmap(map_size(attribution, picture))[index].detach().double().cpu()
+    return shown.heatmap(map_size(attribution, picture, region))[index].detach().double().cpu()
 
 
-def sample_map(attribution: Attribution, index: int, picture: Picture | None) -> Float[Tensor, "h w"]:
-    """The map of one sample at the picture's size, within [-1, 1] where it is signed and [0, 1] where not."""
-    return canvas.scaled(values_of(attribution, index, picture), signed=attribution.signed)
+def sample_map(
+    attribution: Attribution, index: int, picture: Picture | None, region: Region | None = None
+) -> Float[Tensor, "h w"]:
+    """The map of one sample at the picture's size, within [-1, 1] where it is signed and [0, 1] where not.
+
+    Args:
+        region: the part of the picture that the model saw; elsewhere the map is NaN.
+    """
+    values = values_of(attribution, index, picture, region)
+    return placed(canvas.scaled(values, signed=attribution.signed), picture, region)
 
 
 def maps_of(attribution: Attribution, rows: Float[Tensor, "r n"], size: tuple[int, int]) -> Float[Tensor, "r h w"]:

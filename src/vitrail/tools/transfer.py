@@ -36,7 +36,7 @@ from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import prepared
 from vitrail.plots.canvas import check_index, rendered, require_matplotlib, sample_target
-from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
+from vitrail.plots.pictures import Panel, as_picture, panel_figure, region_of, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.relevance.runner import RerunMethod
 from vitrail.relevance.walk import Events, walk_events
@@ -359,7 +359,8 @@ def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str
     picture = None if image is None else as_picture(image, index)
     panels = [Panel("input", picture=picture)] if picture is not None and len(steps) > 1 else []
     for step in steps:
-        shown = sample_map(film.attributions[step], index, picture)
+        one = film.attributions[step]
+        shown = sample_map(one, index, picture, region_of(one, image, index))
         panels.append(Panel(_caption(film, step, index), shown, signed=True))
     lines = [panels[i : i + LINE] for i in range(0, len(panels), LINE)]
     return panel_figure(lines, picture, heading=heading, side=side)

@@ -15,7 +15,7 @@ from vitrail.attribution import Attribution, sample_target
 from vitrail.errors import OptionError, suggest
 from vitrail.plots.canvas import Ends, check_index, rendered
 from vitrail.plots.page import document, origin, render
-from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
+from vitrail.plots.pictures import Panel, as_picture, panel_figure, region_of, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.storage import WRITERS, json_text, write_bytes
 
@@ -37,7 +37,7 @@ class Page:
 
 
 def explore(attributions: Sequence[Attribution], image: Any = None, *, index: int = 0) -> Page:  # noqa: ANN401
-    """One sample of attributions of the same inputs as one page; the picture should show what the model saw."""
+    """One sample of attributions of the same inputs as a page; of a photograph, the part that the model saw."""
     from PIL import Image
 
     first = attributions[0]
@@ -45,6 +45,8 @@ def explore(attributions: Sequence[Attribution], image: Any = None, *, index: in
     picture = None
     if image is not None:
         picture = Image.fromarray((as_picture(image, index) * 255).round().clip(0, 255).astype("uint8"))
+        if (region := region_of(first, image, index)) is not None:  # the page lays maps over all of its picture
+            picture = picture.crop(tuple(map(round, region)))
     about = {
         "kind": first.kind,
         "model": str(first.provenance.get("model", "")),
