@@ -132,9 +132,9 @@ def seen_by(query: int, keys: int, *, causal: bool, windows: bool) -> list[int]:
 def row_of(form: str, q: Tensor, k: Tensor, rules: Plain) -> Tensor:
     """What one query gives to the keys it sees."""
     if form == "linear":
-        weights = torch.stack([(F.elu(q) + 1) @ (F.elu(key) + 1) for key in k])
+        weights = (F.elu(k) + 1) @ (F.elu(q) + 1)
         return weights / weights.sum()
-    scores = torch.stack([rules.factor(q) @ rules.factor(key) for key in k]) / len(q) ** 0.5
+    scores = rules.factor(k) @ rules.factor(q) / len(q) ** 0.5
     if form == "sigmoid":
         return rules.apply(torch.sigmoid, scores) / len(k)
     return rules.apply(F.relu, scores) / len(k) if form == "relu" else scores.softmax(dim=0)
@@ -157,27 +157,25 @@ def attention(model: RandomModel, block: Block, form: str, x: Tensor, rules: Pla
     recipe, n, size = model.recipe, len(x), WIDTH // model.recipe.heads
     weight, bias, output = projections(block)
     q, k, v = (x @ weight.T + bias).split(WIDTH, dim=1)
-    maps, heads, values = [], [], []
+    unmapped = form in UNMAPPED and form != "linear"
+    seen = [seen_by(i, n, causal=recipe.causal, windows=recipe.order == "windows") for i in range(n)]
+    maps, values = [], []
     for h in range(recipe.heads):
         channels = slice(h * size, (h + 1) * size)
         of_keys = slice(0, size) if form == "shared_keys" else channels
-        keys, value = k[:, of_keys], v[:, of_keys]
-        values.append(value)
-        if form in UNMAPPED and form != "linear":
-            heads.append(_in_windows(model, form, value))
-            continue
+        values.append(v[:, of_keys])
         rows = []
-        for i in range(n):
-            seen = seen_by(i, n, causal=recipe.causal, windows=recipe.order == "windows")
+        for i in range(0 if unmapped else n):
             row = torch.zeros(n, dtype=x.dtype)
-            rows.append(row.index_add(0, torch.tensor(seen), row_of(form, q[i, channels], keys[seen], rules)))
-        maps.append(torch.stack(rows))
-        heads.append(rules.factor(maps[-1]) @ rules.factor(value))
-    found = None
-    if maps:
-        # The maps as one tensor, so that a gradient arrives at it.
-        found = torch.stack(maps)
-        heads = [rules.factor(found[h]) @ rules.factor(values[h]) for h in range(recipe.heads)]
+            some = torch.tensor(seen[i])
+            rows.append(row.index_add(0, some, row_of(form, q[i, channels], k[some][:, of_keys], rules)))
+        maps += [torch.stack(rows)] if rows else []
+    # The maps as one tensor, so that a gradient arrives at it.
+    found = torch.stack(maps) if maps else None
+    if found is None:
+        heads = [_in_windows(model, form, value) for value in values]
+    else:
+        heads = [rules.factor(one) @ rules.factor(value) for one, value in zip(found, values, strict=True)]
     out = torch.cat(heads, dim=1) @ output.weight.T + output.bias
     made = Mixing(None if form in UNMAPPED else found, x, torch.stack(values), output.weight, torch.ones(WIDTH))
     return out, made

@@ -75,7 +75,7 @@ def test_the_same_seed_draws_the_same_recipe_and_its_text_makes_it_again():
 
 
 def test_all_parts_of_recipes_are_drawn():
-    drawn = Counter(form for seed in range(400) for form in draw(seed).forms)
+    drawn = Counter(form for seed in range(3000) for form in draw(seed).forms)
     assert set(SOFTMAX) <= set(drawn)
 
 
