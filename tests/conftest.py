@@ -38,6 +38,7 @@ SLOW = (
     "rules/test_mode.py", "test_additions.py", "test_any_transformer.py", "test_caches_and_adapters.py", "test_clip.py",
     "test_consensus_search.py", "test_demo.py", "test_docs.py", "test_families.py", "test_golden", "test_graph_cuts.py",
     "test_integrity.py", "test_low_memory.py", "test_measure.py", "test_memory.py", "test_prepare.py",
+    "test_random_models.py",
     "test_real_models.py", "test_shadow.py", "test_silent_errors.py", "test_stream_memory.py", "test_stream_methods.py",
     "test_stream_models.py", "test_stream_tokentm.py", "test_streams", "test_surroundings.py", "test_unusual_logits.py",
     "test_wrappers.py",

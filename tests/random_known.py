@@ -67,6 +67,12 @@ KNOWN = (
         lambda recipe: bool(set(recipe.forms) & set(IN_PARTS)),
     ),
     Known(
+        "AttnLRP has no rule for linear attention, takes its quotient for a gate, and answers",
+        ("auto",),
+        (Recipe(odd="linear", at="middle"),),
+        lambda recipe: "linear" in recipe.forms,
+    ),
+    Known(
         "of attention in chunks of queries, TokenTM reads another map than the model's",
         ("tokentm",),
         (Recipe(odd="query_chunks"),),

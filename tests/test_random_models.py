@@ -55,6 +55,12 @@ def test_attention_in_usual_forms_is_explained_by_every_method(form):
     assert {one.kind for one in found} == {RIGHT}, "\n".join(map(str, found))
 
 
+def test_a_map_that_is_multiplied_entry_by_entry_is_no_router_to_attn_lrp():
+    """One number for each token is a constant to AttnLRP, but one for each pair of tokens is a factor of a product."""
+    found = outcomes(Recipe(odd="sum_of_products", at="middle"), ("auto",))
+    assert {one.kind for one in found} == {RIGHT}, "\n".join(map(str, found))
+
+
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [
