@@ -1,15 +1,15 @@
 """The maps of many small models, kept to see what a change of the library changes: see docs/ARCHITECTURE.md.
 
-    python benchmarks/stored_maps.py store FOLDER [--only PATTERN] [--part 1/2] [--all]
+    python benchmarks/stored_maps.py store FOLDER [--only PATTERN] [--part 1/2]
     python benchmarks/stored_maps.py compare OLD_FOLDER NEW_FOLDER [--only PATTERN] [--equal]
     python benchmarks/stored_maps.py hashes FOLDER
     python benchmarks/stored_maps.py check FOLDER
 
-`store` explains the models of docs/models.md (every third without `--all`) by four methods, and the models of the tests
-by all methods, for several targets, presets and kinds of input. It writes one file for each model and skips a model
-whose file is there. The models have random weights from fixed seeds; nothing is downloaded. Results are kept bit for
-bit, refusals with their class and words. `--part 1/2` takes every second model, so that two processes can share the
-work. `hashes` writes short hashes of a folder to tests/stored_maps.tsv, and `check` compares a folder with that file.
+`store` explains the models of docs/models.md by four methods, and the models of the tests by all methods, for several
+targets, presets and kinds of input. It writes one file for each model and skips a model whose file is there. The models
+have random weights from fixed seeds; nothing is downloaded. Results are kept bit for bit, refusals with their class and
+words. `--part 1/2` takes every second model, so that two processes can share the work. It takes 15 minutes of one
+core. `hashes` writes short hashes of a folder to tests/stored_maps.tsv, and `check` compares a folder with that file.
 The hashes hold for one kind of processor and the versions named in the file; `compare` needs two folders and says how
 far two maps are apart.
 """
@@ -65,7 +65,6 @@ BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch
 """How far a score may be from the stored one, relative to the largest."""
 UNSAID = {"seconds", "shared_seconds", "model_hash", "versions"}
 """What a result says of the moment and the machine."""
-EVERY = 3
 EVERY_STREAMED = 8
 """One of so many models with several streams is explained by all methods: most refuse it, each after a first pass."""
 
@@ -264,12 +263,12 @@ def of_streams(target: Any, methods: tuple[str, ...], model: nn.Module, inputs: 
 # Subjects
 
 
-def documented_models(*, complete: bool) -> Iterator[Subject]:
+def documented_models() -> Iterator[Subject]:
     """The models of docs/models.md."""
     from any_new_models import TABLE
     from any_outcomes import documented, prepared
 
-    for name in list(documented())[:: 1 if complete else EVERY]:
+    for name in documented():
         entry = TABLE[name]
         target = entry.target(1)[0]
 
@@ -386,10 +385,10 @@ def of_positions(position: int, model: nn.Module, inputs: Any) -> list[Question]
     ]
 
 
-def subjects(*, complete: bool) -> list[Subject]:
+def subjects() -> list[Subject]:
     """All models, the small sets first."""
     catalogue = [*tiny_models(), *further_models(), *stream_models(), *wrapped_models()]
-    return [*catalogue, *documented_models(complete=complete)]
+    return [*catalogue, *documented_models()]
 
 
 # Storing
@@ -483,11 +482,11 @@ def store_subject(subject: Subject, path: Path) -> int:
     return len(words)
 
 
-def store(folder: Path, only: str, part: tuple[int, int], *, complete: bool) -> None:
+def store(folder: Path, only: str, part: tuple[int, int]) -> None:
     """Write the files of all models that have none yet."""
     folder.mkdir(parents=True, exist_ok=True)
     index, count = part
-    chosen = [one for one in subjects(complete=complete) if fnmatch.fnmatch(one.name, only)]
+    chosen = [one for one in subjects() if fnmatch.fnmatch(one.name, only)]
     for subject in chosen[index - 1 :: count]:
         path = folder / f"{subject.name.replace('/', '~', 1).replace('/', '_')}.safetensors"
         if path.exists():
@@ -696,7 +695,6 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--only", default="*", help="names of models, such as 'tiny/*' or 'streams/t5'")
     parser.add_argument("--part", default="1/1", help="which part of how many, such as 1/2")
-    parser.add_argument("--all", action="store_true", help=f"all models of the page, not every {EVERY}rd")
     parser.add_argument("--equal", action="store_true", help="also print what is equal")
     given = parser.parse_args()
     if given.task == "compare":
@@ -711,7 +709,7 @@ def main() -> None:
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore")
         logging.disable(logging.WARNING)
-        store(folder, given.only, (index, count), complete=given.all)
+        store(folder, given.only, (index, count))
 
 
 if __name__ == "__main__":
