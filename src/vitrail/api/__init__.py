@@ -431,6 +431,13 @@ BETWEEN = "embedding_output"
 """The level of what enters the first block."""
 
 
+def _with_reach(result: Result, run: Pass, part: Scalar) -> Result:
+    """Add which tokens can reach the scalar, unless the method follows other rows and says so itself."""
+    if result.reached is not None or not run.masked:
+        return result
+    return replace(result, reached=run.reached(part))
+
+
 def check_memory(settings: ComputeSettings, what: str) -> None:
     """Refuse to save memory where blocks cannot be run again one by one."""
     if settings.memory == "low":
@@ -491,7 +498,7 @@ def _rerun(
                         check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
                     result = procedure.explain(runner)
-                    found.append((part, replace(result, reached=run.reached(part)) if run.masked else result))
+                    found.append((part, _with_reach(result, run, part)))
             dtype = torch.float64 if double else torch.float32
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
     return made

@@ -182,7 +182,8 @@ class PreparedExplainer:
                 else:
                     (made,) = walk_events([plan], Events(run.events(part, wanted, again=False)))
                     result = made.result
-                result = replace(result, reached=run.reached(part))
+                if result.reached is None:
+                    result = replace(result, reached=run.reached(part))
             weights = sampled_weights(own)
         part, result = replace(part, scalar=part.scalar.detach()), _detached(result)
         return request, part, result, _without_graph(run), used, weights

@@ -190,7 +190,7 @@ class Pass:
         """Return the tokens that can reach a scalar by what attention lets pass; None where all can."""
         if self._reach is None or self._reach[0] is not part:
             read = self._read(part) if self.masked else None
-            self._reach = (part, None if read is None else self._reached_from(read))
+            self._reach = (part, None if read is None else self.reached_from(read))
         return self._reach[1]
 
     def unmoved_by(self, parts: Iterable[Scalar]) -> set[int]:
@@ -201,7 +201,7 @@ class Pass:
             found |= set() if read is None else set((~read.any(dim=1)).nonzero()[:, 0].tolist())
         return found
 
-    def _reached_from(self, read: Tensor) -> Tensor | None:
+    def reached_from(self, read: Tensor) -> Tensor | None:
         """Return the tokens that reach what is read of the last layer; None where all do."""
         return reach([captured.calls[0] for captured in self.captured], read)
 
@@ -251,7 +251,7 @@ class Pass:
         with own_dtypes(self.valid.device.type):
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
             self.readout = readout = self._readout(part, gradients[-1], needed=part.needed and bool(wanted.gradients))
-            self._reach = (part, self._reached_from(readout.readout > 0) if self.masked else None)
+            self._reach = (part, self.reached_from(readout.readout > 0) if self.masked else None)
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:

@@ -141,6 +141,12 @@ ROWS: dict[str, Callable[[Runner], Weights]] = {"predicting": _predicting, "toke
 """Whose information is followed: that of the rows that predict the answer, or of the answer's own tokens."""
 
 
+def _reached(runner: Runner, followed: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
+    """Return the tokens that can reach the rows that are followed."""
+    found = runner.run.reached_from(followed)
+    return torch.ones_like(followed) if found is None else found
+
+
 def check_streams(name: str) -> Callable[[nn.Module, Body, Inputs], None]:
     """A check that a model's blocks add attention to the stream before anything else is done to it."""
 
@@ -161,7 +167,12 @@ def build(*, rows: str = "predicting") -> RerunMethod:
         rows: follow the rows that are `predicting` the answer, or those of its own `tokens` (the released package).
     """
     choose = check_choice("rows", rows, ROWS)
-    explain = lambda runner: Result(flow(runner.layers(NEEDS), choose(runner)))  # noqa: E731
+
+    def explain(runner: Runner) -> Result:
+        followed = choose(runner)
+        reached = None if rows == "predicting" else _reached(runner, followed > 0)
+        return Result(flow(runner.layers(NEEDS), followed), reached=reached)
+
     return RerunMethod(explain, NO_GRAPH, needs=NEEDS, check=check_streams("ifr"))
 
 
@@ -231,6 +242,8 @@ def build_flashtrace(
             passed &= ~torch.isin(runner.inputs.ids, stops).to(passed.device)
         found = trace(layers, span, passed, hops)
         names = tuple(f"hop {index}" for index in range(hops + 1))
-        return Result(torch.stack(found).sum(dim=0), layers=torch.stack(found, dim=1), parts=names)
+        reached = None if rows == "predicting" else _reached(runner, span)
+        scores = torch.stack(found)
+        return Result(scores.sum(dim=0), layers=scores.transpose(0, 1), parts=names, reached=reached)
 
     return RerunMethod(explain, NO_GRAPH, needs=NEEDS, check=check_streams("flashtrace"))
