@@ -336,16 +336,19 @@ def _answer(
     with shadow(model) as own:
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
-        check_apart(own, read)
         try:
             if has_streams(own, read, anatomy):
                 check_memory(settings, "a model with several streams")
+                check_apart(own, read)
                 identity, made = explain_streams(own, [on_streams(one) for one in requests], settings)
             else:
                 body = find_body(own, anatomy, read)
+                if structure_of(own, read, body).refusal is not None:  # methods that read no attention go on
+                    check_apart(own, read)
                 answer = _on_one_stream if body.loose is None else _without_blocks
                 identity, made = answer(own, body, requests, settings)
         except SeamError as error:
+            check_apart(own, read)
             identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
         origin = provenance(own, samples=read.batch, identity=identity)
         seconds = time.perf_counter() - started

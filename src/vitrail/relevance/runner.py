@@ -92,7 +92,7 @@ class Runner:
         less = {"lean": True, "rows": self.run.output.rows} if lean else {}
         made = forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options, **less)
         with ExitStack() as stack:
-            with self.enlarged(chosen.batch):
+            with self.resized(chosen.batch):
                 run = stack.enter_context(made)
             scalar = self.part_of(run.output.wide, copies)
             position = None if self.part.position is None else self.part.position.repeat(copies)
@@ -136,13 +136,14 @@ class Runner:
         return x, gradient
 
     @contextmanager
-    def enlarged(self, batch: int) -> Iterator[None]:
-        """Refuse in words where the model does not take more samples than it was given, or joins their answers."""
+    def resized(self, batch: int) -> Iterator[None]:
+        """Refuse in words where the model takes only as many samples as it was given, or joins their answers."""
         own = self.inputs.batch
-        if batch <= own:
+        if batch == own:
             yield
             return
-        check_copies(self.model, self.inputs)
+        if batch > own:
+            check_copies(self.model, self.inputs)
         try:
             yield
         except (VitrailError, torch.OutOfMemoryError, CheckpointError):
@@ -150,7 +151,7 @@ class Runner:
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             said = (str(error) or repr(error)).splitlines()[0][:200]
             raise MethodError(
-                f"this method runs {batch} samples at once, copies of the {own} given, and "
+                f"this method runs {batch} samples at once, made of the {own} given, and "
                 f"{type(self.model).__name__} fails there: {said}. "
                 "Its batch seems to be fixed. Use a method that runs the batch as it is, such as gae."
             ) from error
@@ -191,7 +192,7 @@ class Runner:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """The logits of the model on other inputs, in a precision that is safe to compute with."""
-        with self.enlarged(inputs.batch):
+        with self.resized(inputs.batch):
             answer = run_model(self.model, inputs)
         return read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
 
