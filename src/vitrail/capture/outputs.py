@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.recording import widen
-from vitrail.capture.shadow import pass_context, running
+from vitrail.capture.shadow import pass_context, passes
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.anatomy import POOLED, from_library
 from vitrail.models.inputs import Inputs
@@ -63,20 +63,23 @@ def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
     named = kwargs.get("return_dict", getattr(vars(model).get("config"), "return_dict", None))
     if named is False and from_library(model, "transformers"):
         kwargs = {**kwargs, "return_dict": True}
-    args, kwargs = tuple(map(_writable, inputs.args)), {name: _writable(x) for name, x in kwargs.items()}
+    # Copies of leaves, because models may write into what they are given.
+    leaves = {
+        id(x) for x in (*inputs.args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad and x.is_leaf
+    }
+    args = tuple(x.clone() if id(x) in leaves else x for x in inputs.args)
+    kwargs = {name: x.clone() if id(x) in leaves else x for name, x in kwargs.items()}
+    passes.running += 1
     try:
-        with pass_context(model, args, kwargs), running():
+        with pass_context(model, args, kwargs):
             return model(*args, **kwargs)
     except VitrailError:
         raise
     except Exception as error:
         error.add_note(f"Raised by {type(model).__name__} itself, which was run on {_described(inputs)}.")
         raise
-
-
-def _writable(x: Any) -> Any:  # noqa: ANN401
-    """Return a copy of an input that gradients are taken at: models may write into what they are given."""
-    return x.clone() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf else x
+    finally:
+        passes.running -= 1
 
 
 def _described(inputs: Inputs) -> str:

@@ -372,7 +372,7 @@ def _any_nonzero(modules: Sequence[nn.Module], places: Sequence[Place]) -> bool:
 def shadow(model: object) -> Iterator[nn.Module]:
     """A shadow of the model for the time of the block, for this call alone."""
     module = taken(model)
-    if _passes.running:
+    if passes.running:
         raise InputError(WITHIN.format(type(module).__name__))
     own = _shadow_of(module)
     # Tensors are made on the CPU unless said otherwise, whatever the caller's default device: that is for the model.
@@ -413,17 +413,8 @@ class _Passes(threading.local):
         self.running = 0
 
 
-_passes = _Passes()
-
-
-@contextmanager
-def running() -> Iterator[None]:
-    """Take note that a pass of a shadow runs in this thread: hooks that explain would be intercepted by it."""
-    _passes.running += 1
-    try:
-        yield
-    finally:
-        _passes.running -= 1
+passes = _Passes()
+"""Hooks that explain while a pass runs would be intercepted by it, and are refused."""
 
 
 def callers_device(own: nn.Module) -> AbstractContextManager[object]:
