@@ -21,6 +21,7 @@ NOISE = 0.02
 """What is added to all weights, in standard deviations."""
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 REASONS = {
+    r"integrated_gradients did not converge": "integrated gradients do not add up",
     r"is defined on one stream": "defined on one stream of tokens",
     r"queries and keys cannot be told": "attention in a form that cannot be followed",
     r"blocks of this model attend": "blocks without attention mix tokens",

@@ -210,11 +210,12 @@ def _one(
     known: dict[str, Any] = {"backend": "none", "level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
-    known |= {} if made.lacks is None else {"assumed": [f"{made.lacks} {MORE}"]}
+    lacks = [] if made.lacks is None else [f"{made.lacks} {MORE}"]
+    known |= {"assumed": lacks} if lacks else {}
     known |= {} if made.power == 1 else {"path": f"points at powers of {made.power}, which lie closer to zero"}
     if request.at_inputs is not None:
         why = f"relevance is read at the inputs, because attention cannot be followed: {request.at_inputs}"
-        known["assumed"] = [*known.get("assumed", []), why]
+        known["assumed"] = [why, *lacks]
     if given == PICTURE and values.ndim == 3:
         grid, squares = _grid(values, picture)
         size = (values.shape[1], values.shape[2])

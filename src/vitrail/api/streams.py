@@ -364,20 +364,14 @@ def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
 def _check_origins(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
     """Refuse scores of tokens alone that come from no known part of the input, such as latents that are learned."""
     x = inputs.shown
-    known = [one for one in shown if one.given or one.labels or one.words is not None or one.name in KNOWN]
-    vectors = x.ndim == 3 and any(one.tokens.shape[1] == x.shape[1] for one in shown)
-    if known or vectors or not x.is_floating_point():
+    if not shown or not all(one.learned for one in shown) or not x.is_floating_point():
         return
     counts = " and ".join(str(one.tokens.shape[1]) for one in shown)
     raise SeamError(
-        f"attention works on {counts} tokens, and which of them come from which part of the input of shape "
-        f"{tuple(x.shape)} is not known: they are learned, or mixed before the first attention. A walk would give "
-        "scores of tokens that nothing of the input is named by. Use a gradient method, such as integrated_gradients."
+        f"attention asks for {counts} tokens that are learned, and which of those it reads come from which part of the "
+        f"input of shape {tuple(x.shape)} is not known. A walk would give scores of learned tokens alone, and nothing "
+        "of the input. Use a gradient method, such as integrated_gradients."
     )
-
-
-KNOWN = ("image", "audio", "encoder", "decoder")
-"""Names of streams whose tokens are known to come from an input."""
 
 
 def _one(

@@ -326,7 +326,7 @@ def converged_gradients(model: nn.Module, inputs: Inputs, target: object, *, ste
         if found.lacks is None:
             return found
     raise MethodError(
-        f"{found.lacks} The model jumps on the way from an input of zeros, or rounds its numbers. Name a "
+        f"{found.lacks} The model jumps on the way, as where experts are chosen, or rounds its numbers. Name a "
         "method: attn_lrp, conservative_lrp and input_x_gradient need no path; integrated_gradients(steps=...) is "
         "given as it is."
     )

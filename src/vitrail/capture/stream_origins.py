@@ -43,6 +43,7 @@ class ShownStream:
     """The number `[b]` of the picture of each sample among all that were given, -1 for none."""
     padding: tuple[int, ...] = ()  # the numbers that padding of the same text has in later sequences
     labels: tuple[str, ...] | None = None  # what each token shows of a signal
+    learned: bool = False  # whether the tokens depend on nothing that was given
 
 
 def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
@@ -110,7 +111,9 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             whole = text is not None and text.tokens.shape == sequence.rows
             seen = [] if whole else _pictures(streams, index, sequence, samples)
             known += seen or _embedded(streams, index, sequence)
-            known = known or [_signal(streams, index, sequence, inputs) or _other(index, sequence, inputs, samples)]
+            known = known or [
+                _signal(streams, index, sequence, inputs) or _other(streams, index, sequence, inputs, samples)
+            ]
         found += known
     _check_whole(found)
     # The one query of an attention pool, of each picture or tile, stands for no token.
@@ -380,7 +383,7 @@ def _signal(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) ->
     return ShownStream("text", "text", sequence.first + samples + torch.tensor(found[0]), index, labels=found[1])
 
 
-def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> ShownStream:
+def _other(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> ShownStream:
     """Tokens of which no more is known than their order: of a sound, of embeddings, or learned."""
     batch = int(samples.max()) + 1
     own = [sequence.tokens[samples[sequence.tokens] == sample] for sample in range(batch)]
@@ -390,7 +393,17 @@ def _other(index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> S
         return ShownStream("audio", "text", tokens, index, given=sound)
     given = any(isinstance(x, Tensor) and x.is_floating_point() for x in (*inputs.args, *inputs.kwargs.values()))
     embedded = given and inputs.kind == "text" and "input_ids" not in inputs.kwargs
-    return ShownStream("text" if embedded else "queries", "text", tokens, index, given=None)
+    learned = not _depends(sequence.operand, _floats(streams))
+    return ShownStream("text" if embedded else "queries", "text", tokens, index, given=None, learned=learned)
+
+
+def _depends(x: Tensor, given: list[Tensor]) -> bool:
+    """Return True if a tensor has a gradient at any of these."""
+    places = [one for one in given if one.requires_grad]
+    if not x.requires_grad or not places:
+        return False
+    found = torch.autograd.grad(x.sum(), places, retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in found)
 
 
 def _named(streams: Streams, found: list[ShownStream]) -> list[ShownStream]:
