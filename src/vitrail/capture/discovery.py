@@ -352,8 +352,8 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
         _alike[model] = found
     one_token = all(call.queries == call.keys == 1 for call in found.calls)  # which sees no later one in any model
     causal = found.causal or (one_token and generates(model))
-    marked = (found.reads_first and _first_is_mark(model, inputs)) or begins_with_mark(model)
-    first = int(marked and not causal and (inputs.ids is not None or inputs.main == "inputs_embeds"))
+    text = not causal and (inputs.ids is not None or inputs.main == "inputs_embeds")
+    first = int(text and ((found.reads_first and _first_is_mark(model, inputs)) or begins_with_mark(model)))
     anatomy = Anatomy(
         name=f"measured {found.model}", causal=causal, readout="auto", prefix=first, span=answers_with_span(model)
     )
