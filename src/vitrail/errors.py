@@ -105,6 +105,10 @@ def shortened(given: object, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes that file systems take in a name and in a whole path."""
+
+
 def as_path(given: object, what: str) -> Path:
     """The path that was given.
 
@@ -113,7 +117,16 @@ def as_path(given: object, what: str) -> Path:
     """
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"{what} must be given by its path, not by {type(given).__name__}.")
-    return Path(given)
+    name = os.fsdecode(given)
+    if "\0" in name:
+        raise InputError(f"{what} cannot be at {shortened(name)}: no name holds the character NUL.")
+    try:
+        encoded = os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} cannot be at {shortened(name)}: it holds half of a letter (a surrogate).") from error
+    if len(encoded) > LONGEST_PATH or max(map(len, encoded.split(os.fsencode(os.sep)))) > LONGEST_NAME:
+        raise InputError(f"{what} cannot be at {shortened(name)}: the name is longer than file systems take.")
+    return Path(name)
 
 
 def suggest(wrong: object, known: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from vitrail.api import explain
 from vitrail.api.preparing import PreparedExplainer, prepare
 from vitrail.attribution import Attribution, versions
 from vitrail.capture.provenance import fingerprint
-from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
+from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import taken
@@ -95,7 +95,7 @@ def picture_batches(
     """
     from vitrail.models.loading.images import images_in, open_image  # Pillow is an extra
 
-    paths = images_in(Path(folder)) if isinstance(folder, (str, Path)) else list(folder)
+    paths = images_in(as_path(folder, "a folder of images")) if isinstance(folder, (str, Path)) else list(folder)
 
     def load(some: Sequence[Path]) -> Inputs:
         return _together([preprocess(open_image(path)) for path in some])
@@ -147,7 +147,7 @@ def explain_many(  # noqa: PLR0913  (each is a choice of its own)
         raise OptionError(f"part_size={part_size}, but a part file holds at least one input.")
     _check_engine(engine, loader, workers)
     task = Task(model, loader, method, target, options)
-    store = PartStore.open(Path(output), _identity(task), part_size)
+    store = PartStore.open(as_path(output, "a data set"), _identity(task), part_size)
     with tqdm(total=_count(loader), unit="input", disable=not progress) as bar:
         counts = ENGINES[engine](task, store, bar, workers)
     store.complete(counts[0])

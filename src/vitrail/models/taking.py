@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, TargetError
+from vitrail.errors import InputError, TargetError, as_path
 from vitrail.models.texts import check_text
 from vitrail.targets import Target
 
@@ -169,7 +169,7 @@ def as_image(given: object) -> Any:  # noqa: ANN401
     from vitrail.models.loading.images import BROKEN, open_image, to_rgb, upright
 
     if isinstance(given, (str, Path)):
-        return open_image(Path(given))
+        return open_image(as_path(given, "an image"))
     if isinstance(given, Image.Image):
         try:
             return to_rgb(upright(given))

@@ -317,6 +317,8 @@ def region_of(attribution: Attribution, image: Any, index: int) -> Region | None
         if found is not None:
             return None if found == (0.0, 0.0, picture.shape[1], picture.shape[0]) else found
     (high, wide), (height, width) = picture.shape[:2], attribution.size
+    if (picture == picture[0, 0]).all():  # of one colour: no place in it could be a wrong one
+        return None
     if abs(wide * height / high - width) > max(1.0, width / 100):
         raise InputError(
             f"the picture has {wide} x {high} pixels, but the model saw {width} x {height}, another aspect ratio: a "

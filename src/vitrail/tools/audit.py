@@ -108,7 +108,7 @@ class Audit:
 
     def save(self, path: str | Path, *, most: int = 60) -> Path:
         """Write the page; it needs no other file."""
-        return write_bytes(Path(path), self.to_html(most=most).encode())
+        return write_bytes(as_path(path, "an audit"), self.to_html(most=most).encode(errors="backslashreplace"))
 
 
 def distance(scores: Float[Tensor, "y x"]) -> float:

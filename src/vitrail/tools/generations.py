@@ -160,8 +160,9 @@ class Generation:
     @staticmethod
     def load(path: str | Path) -> "Generation":
         """What `save` wrote."""
+        place = as_path(path, "the file of an answer")
         try:
-            found = json.loads(as_path(path, "the file of an answer").read_text(encoding="utf-8"))
+            found = json.loads(place.read_text(encoding="utf-8"))
             if found.get("format") != FORMAT or found.get("version") != VERSION:
                 raise ValueError(f"it is no {FORMAT} of version {VERSION}")
             units, context = (tuple(Passage(**one) for one in found[name]) for name in ("units", "context"))

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from vitrail.capture.provenance import provenance
 from vitrail.capture.shadow import autograd, shadow
-from vitrail.errors import InputError, OptionError, OutputError, TargetError
+from vitrail.errors import InputError, OptionError, OutputError, TargetError, as_path
 from vitrail.methods.options import check_count
 from vitrail.plots.canvas import GREY, new_figure, panel, write
 from vitrail.storage import finite, json_text, write_bytes
@@ -198,7 +198,7 @@ class Rewriting:
 
     def save(self, path: str | Path) -> Path:
         """Write the new picture as `.png`, with what it is and how it was made in it, or the numbers as `.json`."""
-        path = Path(path)
+        path = as_path(path, "a picture")
         if path.suffix.lower() == ".png":
             return write_bytes(path, png(self.picture, self.to_dict()))
         if path.suffix.lower() == ".json":

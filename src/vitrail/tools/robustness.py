@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from vitrail.capture.shadow import autograd, shadow
-from vitrail.errors import InputError, OptionError, OutputError, suggest
+from vitrail.errors import InputError, OptionError, OutputError, as_path, suggest
 from vitrail.storage import finite, json_text, write_bytes
 from vitrail.tools.pixels import Budget, Levels, PixelModel, View, pixel_model_of, shown_model_of
 from vitrail.tools.rewrite import NOTICE, PROBABILITY, Rewriting, Way, rewrite_levels, strongest
@@ -71,7 +71,7 @@ class Robustness:
 
     def save(self, path: str | Path) -> Path:
         """Write everything as `.json`, or the table as `.csv`."""
-        path = Path(path)
+        path = as_path(path, "a report")
         if path.suffix.lower() not in WRITERS:
             raise OutputError(f"{path} has no known ending. {suggest(path.suffix, WRITERS)}")
         return write_bytes(path, WRITERS[path.suffix.lower()](self).encode())

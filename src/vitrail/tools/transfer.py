@@ -30,7 +30,7 @@ from vitrail.capture.provenance import provenance
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
-from vitrail.errors import OptionError, OutputError, TargetError, suggest
+from vitrail.errors import OptionError, OutputError, TargetError, as_path, suggest
 from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
@@ -162,7 +162,7 @@ class Transfer:
         title: str | None = None,
     ) -> Path:
         """Write the film strip as `.png`, `.pdf` or `.svg`, the film as `.gif`, the numbers as `.json`."""
-        path = Path(path)
+        path = as_path(path, "a film")
         ending = path.suffix.lower()
         if ending not in ENDINGS:
             raise OutputError(f"{path} has no known ending. {suggest(path.suffix, ENDINGS)}")

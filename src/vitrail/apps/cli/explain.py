@@ -21,7 +21,7 @@ from vitrail.apps.cli.options import (
     check_source,
     distinct,
 )
-from vitrail.apps.cli.screen import counted, note, reported
+from vitrail.apps.cli.screen import counted, note, plain, reported
 from vitrail.errors import InputError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
 from vitrail.models.texts import is_blank
@@ -345,7 +345,7 @@ def answer(  # noqa: PLR0913  (one parameter for each option of the command line
     typer.echo(answer_lines(found, cite))
     if output is not None:
         found.save(output)
-        typer.echo(f"written to {output}")
+        typer.echo(plain(f"written to {output}"))
 
 
 def answer_lines(found: "Generation", count: int) -> str:

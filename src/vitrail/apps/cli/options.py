@@ -63,7 +63,8 @@ def check_source(source: Source, model: str = "") -> None:
     given = source.given or "-"
     pictures = model == PICTURES_ONLY and not os.path.exists(model)  # a folder of that name is another model
     if pictures and given != "-" and "://" not in given and not os.path.lexists(given):
-        raise InputError(f"there is no image at {given}; {model} reads pictures. For text pass -m sentiment.")
+        name = given if len(given) <= LONGEST_NAME else f"{given[:80]}..."
+        raise InputError(f"there is no image at {name}; {model} reads pictures. For text pass -m sentiment.")
     if (folder := source.folder) is not None and not os.access(folder, os.R_OK | os.X_OK):
         raise InputError(f"{folder} cannot be read: no permission.")
 
@@ -80,8 +81,10 @@ def check_model(name: str) -> None:
 def looks_like_file(text: str) -> bool:
     """Whether a text is the name of a file; a sentence that ends in one ("I saved it to notes.txt") is not."""
     path = Path(text)
+    if path.suffix.lower() not in FILES:
+        return False
     single = len(text) <= LONGEST_NAME * 4 and "\n" not in text and len(path.name) <= LONGEST_NAME
-    return single and path.suffix.lower() in FILES and (os.path.exists(text) or len(text.split()) <= 2)
+    return os.path.exists(text) or (single and len(text.split()) <= 2)
 
 
 def read_text(given: str) -> str:

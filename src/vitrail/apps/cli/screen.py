@@ -21,7 +21,7 @@ from rich.text import Text
 
 import vitrail
 from vitrail.apps.cli import INTERRUPTED
-from vitrail.errors import OptionError, VitrailError, VitrailWarning
+from vitrail.errors import OptionError, VitrailError, VitrailWarning, as_path
 
 P = ParamSpec("P")
 OWN = str(Path(vitrail.__file__).parent)
@@ -91,10 +91,11 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with _short_warnings(), _remarks_of_results():
+                _check_working_folder()
                 _check_readable(kwargs)
                 command(*args, **kwargs)
         except Exception as error:
-            said = str(error) if isinstance(error, VitrailError) else _said_by_model(error)
+            said = str(error) if isinstance(error, VitrailError) else _said_by_model(error) or _said_by_system(error)
             if kwargs.get("debug") or not said:
                 raise
             note(f"error: {said}")
@@ -112,15 +113,37 @@ def _said_by_model(error: Exception) -> str:
     return f"{type(error).__name__}: {error} {notes[-1]}" if notes and notes[-1].startswith("Raised by ") else ""
 
 
+def _said_by_system(error: Exception) -> str:
+    """What the file system says of a name, such as one that is too long; empty for other errors."""
+    if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
+        return ""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
+    return f"{name[:LONGEST_SHOWN]}{'...' if len(name) > LONGEST_SHOWN else ''} cannot be used: {error.strerror}."
+
+
+LONGEST_SHOWN = 80
+"""Letters of a name in an error."""
+
+
 def close_output() -> None:
     """Drop what is still to be printed: the reader has closed the pipe, and writing must not fail again at exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _check_working_folder() -> None:
+    """Refuse to run in a folder that was deleted: libraries fail there, and some end the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise OptionError(f"the working folder is gone ({error.strerror}). Change to another one: cd ~") from error
 
 
 def _check_readable(given: dict[str, Any]) -> None:
     """Refuse arguments that hold NUL, or bytes that are not UTF-8, which Python keeps as lone surrogates."""
     for name, value in given.items():
         for text in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(text, Path):
+                as_path(text, f"the file of --{name.replace('_', '-')}")
             if isinstance(text, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
                 name = "INPUT" if name == "given" else f"--{name.replace('_', '-')}"
                 raise OptionError(f"{name} holds bytes that are not UTF-8 text: {plain(text[:40])!r}.")

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitrail import targets
 from vitrail.api import compare
 from vitrail.apps.cli.options import Source, read_text
 from vitrail.apps.cli.screen import busy, note
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError
+from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError, as_path
 from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec
 from vitrail.models.loading import Loaded, Sample, find_class, find_device, find_token, load, silent
 from vitrail.models.loading.images import open_image
@@ -43,7 +42,7 @@ def _image(source: Source, loaded: Loaded) -> Sample:
         raise InputError("there is nothing to explain: name an image.")
     if re.match(r"[a-z]+://", given):
         raise InputError(f"{given} is an address: download the picture, and give the name of its file.")
-    return loaded.image(open_image(Path(given)), squash=source.squash)
+    return loaded.image(open_image(as_path(given, "an image")), squash=source.squash)
 
 
 def _sequence(source: Source, loaded: Loaded) -> Sample:

@@ -12,7 +12,7 @@ from vitrail.apps.web import bundle
 from vitrail.apps.web.explaining import Case, data_url
 from vitrail.apps.web.payload import PLAIN, case_json, map_json, parts_json, token_json
 from vitrail.attribution import Attribution, sample_target
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import OptionError, as_path, suggest
 from vitrail.plots.canvas import Ends, check_index, rendered
 from vitrail.plots.page import document, origin, render
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, region_of, sample_map
@@ -29,7 +29,7 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         """Write the page as an HTML file."""
-        return write_bytes(Path(path), self.html.encode())
+        return write_bytes(as_path(path, "a page"), self.html.encode(errors="backslashreplace"))
 
     def _repr_html_(self) -> str:
         frame = 'style="width:100%;border:0" title="Vitrail" sandbox="allow-scripts"'

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.api.repeated import RepeatedExplainer
-from vitrail.errors import InputError, ModelError, OptionError, suggest
+from vitrail.errors import InputError, ModelError, OptionError, as_path, suggest
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
 from vitrail.evaluate.data.contexts import CONTEXTS, GENERATED
@@ -120,12 +120,18 @@ def read_picture_folder(source: str | Path) -> Dataset[ImageExample]:
     """The pictures right inside a folder, without labels."""
     folder = require_folder(Path(source), "folder of pictures")
     paths = pictures_in(folder)
-    names = [path.name for path in paths]
+    names = [_written_name(path) for path in paths]
     return Dataset("pictures", str(folder), range(len(paths)), names.__getitem__, partial(_from_file, paths))
 
 
+def _written_name(path: Path) -> str:
+    """The name of a file as a results file can hold it: bytes that are not UTF-8 are written as escapes."""
+    return path.name.encode(errors="backslashreplace").decode()
+
+
 def _from_file(paths: list[Path], number: int) -> ImageExample:
-    return ImageExample(paths[number].name, PictureFile(paths[number].name, paths[number]))
+    name = _written_name(paths[number])
+    return ImageExample(name, PictureFile(name, paths[number]))
 
 
 def read_sentences(source: str | Path) -> Dataset[TextExample]:
@@ -189,7 +195,7 @@ FILES = {".txt": "sentences", ".jsonl": "contexts"}
 
 def guess(path: str) -> str:
     """The name under which a user's own folder or file is read."""
-    place = Path(path)
+    place = as_path(path, "data")
     if place.is_dir():
         return "pictures"
     if place.suffix in FILES:

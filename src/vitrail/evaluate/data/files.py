@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.errors import InputError, MissingExtraError, one_line
+from vitrail.errors import InputError, MissingExtraError, as_path, one_line
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -34,6 +34,7 @@ PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 def require_file(path: Path, what: str) -> Path:
     """The path, if it is a file."""
+    path = as_path(path, what)
     if not path.is_file():
         raise InputError(f"{path} is no file, but {what} is." if path.exists() else f"there is no {what} at {path}.")
     return path
@@ -41,6 +42,7 @@ def require_file(path: Path, what: str) -> Path:
 
 def require_folder(path: Path, what: str) -> Path:
     """The path, if it is a folder."""
+    path = as_path(path, what)
     if not path.is_dir():
         raise InputError(f"there is no {what} at {path}." if not path.exists() else f"{path} is no folder.")
     return path

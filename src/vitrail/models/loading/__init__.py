@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.errors import ModelError, suggest
+from vitrail.errors import InputError, ModelError, as_path, suggest
 from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import PICKLES, is_cached, load_huggingface, wrong_task
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
@@ -58,7 +58,10 @@ def _check_name(name: str) -> Path:
     if not name.strip() or "\0" in name or len(name) > LONGEST_NAME:
         shown = f"{name[:40]}..." if len(name) > LONGEST_NAME else repr(name)
         raise ModelError(f"{shown} cannot be the name of a model. {suggest(name[:40], EMBEDDED)}")
-    path = Path(name)
+    try:
+        path = as_path(name, "a model")
+    except InputError as error:
+        raise ModelError(f"{name[:40]!r}... cannot be the name of a model. {error}") from error
     if path.suffix.lower() in PICKLES and not path.is_dir():
         raise ModelError(
             f"{name} is a pickle, which can run any code when it is opened, so it is refused. Convert it once where "

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from markupsafe import Markup
 
 from vitrail.attribution import versions
+from vitrail.errors import as_path
 from vitrail.evaluate.bench.forms import PANELS, Panels, close, count, number, panels_of
 from vitrail.evaluate.bench.table import Estimate, Table, tables
 from vitrail.evaluate.metrics import area
@@ -162,7 +163,7 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the page; it needs no other file."""
-        return write_bytes(Path(path), self.to_html().encode())
+        return write_bytes(as_path(path, "a report"), self.to_html().encode(errors="backslashreplace"))
 
 
 def area_under(curve: Curve) -> float:
@@ -343,7 +344,7 @@ class Measured:
 
     def save(self, path: str | Path) -> Path:
         """Write the page; it needs no other file."""
-        return write_bytes(Path(path), self.to_html().encode())
+        return write_bytes(as_path(path, "a report"), self.to_html().encode(errors="backslashreplace"))
 
 
 def of_results(path: str | Path, *, seed: int = 0) -> Measured:
