@@ -94,9 +94,7 @@ def test_every_command_is_among_these_or_reads_no_file():
     assert set(BENCH) - benches == {"sanity", "agreement"}
 
 
-@pytest.mark.parametrize(
-    "name", ["a\nb.txt", "a b.txt", f"{NOT_UTF8}.txt", "one two three four.txt", "\x1b[1m.txt", " .txt"]
-)
+@pytest.mark.parametrize("name", ["a\nb c d.txt", f"{NOT_UTF8}.txt", " \x1b[1m.txt"])
 def test_a_text_file_is_read_whatever_its_name(odd, name):
     Path(name).write_text("endless and dull", encoding="utf-8")
     result = odd("explain", name, "-m", "sentiment", "--method", "gae")
@@ -113,7 +111,7 @@ def test_a_text_with_a_line_break_that_is_no_file_stays_a_text(odd):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("name", ["a\nb", NOT_UTF8, "\x1b[1m", "-"])
+@pytest.mark.parametrize("name", ["a\nb\x1b[1m", NOT_UTF8])
 def test_results_are_written_whatever_their_names(odd, name):
     for command, ending in (
         (("explain", "dull", "-m", "sentiment", "--method", "gae"), ".json"),
@@ -169,7 +167,7 @@ NAMES = ["a\0b", "a\ud800b", LONG, DEEP]
 
 @pytest.mark.parametrize("name", NAMES, ids=["NUL", "half", "long", "deep"])
 def test_python_refuses_such_names_in_words(name, found, photo):
-    figure = canvas.new_figure(1, 1)
+    figure = canvas.new_figure(1.0, 1.0)
     answer = Generation("a", ("a",), (), (), {}, {})
     doors = [
         *(lambda end=end: found.save(f"{name}{end}") for end in (".json", ".npz", ".png", ".html")),
