@@ -343,8 +343,6 @@ def _answer(
                 identity, made = explain_streams(own, [on_streams(one) for one in requests], settings)
             else:
                 body = find_body(own, anatomy, read)
-                if structure_of(own, read, body).refusal is not None:  # methods that read no attention go on
-                    check_apart(own, read)
                 answer = _on_one_stream if body.loose is None else _without_blocks
                 identity, made = answer(own, body, requests, settings)
         except SeamError as error:
@@ -489,6 +487,8 @@ def _rerun(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
+    if structure_of(model, requests[0].inputs, body).refusal is not None:  # methods that read no attention go on
+        check_apart(model, requests[0].inputs)
     double = torch.float64 in dtypes_of(model)
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)

@@ -29,7 +29,7 @@ from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import AT_THE_INPUTS
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
-from vitrail.capture.signature import Ends
+from vitrail.capture.signature import GraphEnds
 from vitrail.capture.torch_private import uncompiled
 from vitrail.capture.variants import journaled, variant_of
 from vitrail.errors import (
@@ -149,7 +149,7 @@ def _seen_structure(
     return found
 
 
-def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: ExitStack) -> Ends:
+def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: ExitStack) -> GraphEnds:
     """Run the model as it is, on these inputs, and return where the graph is read."""
     options = PassOptions(dtype=plan.options.dtype)
     plain = replace(plan, wanted=Wanted(), options=options, settings=ComputeSettings(), cut=True, recomputes=False)

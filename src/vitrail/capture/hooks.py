@@ -21,7 +21,7 @@ from vitrail.capture.refusals import no_attention, no_graph, softmax_in_parts, u
 from vitrail.capture.seams.call import AttentionCall, first_tensor
 from vitrail.capture.seams.intercept import InterceptAttention, NotingAttention
 from vitrail.capture.shadow import hooks, once
-from vitrail.capture.signature import Ends, ends_of
+from vitrail.capture.signature import GraphEnds, ends_of
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import SeamError, VitrailError
 
@@ -94,7 +94,7 @@ class Capture:
         known = self.additions.setdefault(index, set())
         return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep, known=known)
 
-    def ends(self, answer: Tensor) -> Ends:
+    def ends(self, answer: Tensor) -> GraphEnds:
         """Return where the graph of the pass is read, for its signature."""
         last = self.blocks[-1].states.get("leaving") if self.blocks else None
         calls = [call for captured in self.layers for call in captured.calls]

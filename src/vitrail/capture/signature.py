@@ -68,7 +68,7 @@ UNSEEN = ("CopySlices", "AsStridedBackward0")
 
 
 @dataclass(frozen=True, eq=False)
-class Ends:
+class GraphEnds:
     """Where the graph of a pass is read."""
 
     nodes: tuple[Node, ...]  # of all that follows, as far as it is in the graph
@@ -91,7 +91,7 @@ def ends_of(
     roots: Sequence[Tensor],
     ids: tuple[Tensor, ...],
     is_stored: Callable[[Tensor], bool] | None = None,
-) -> Ends:
+) -> GraphEnds:
     """Return where the graph of a pass is read.
 
     Args:
@@ -109,7 +109,7 @@ def ends_of(
     of_maps = [x.grad_fn for x in maps if x is not None and x.grad_fn is not None]
     known = [node for node in tokens if node is not None]
     end = None if leaving is None else leaving.grad_fn
-    return Ends(
+    return GraphEnds(
         (*known, *of_maps, *(() if answer.grad_fn is None else (answer.grad_fn,))),
         frozenset(known),
         frozenset(of_maps),
@@ -140,7 +140,7 @@ class Route:
     tables: tuple[tuple[int, int], ...]  # tables of embeddings, and which of the texts given they were asked for
     hidden: bool  # whether something on the way does not show itself in the graph
 
-    def holds(self, ends: Ends) -> bool:
+    def holds(self, ends: GraphEnds) -> bool:
         """Return True if the same was done to tokens in another pass.
 
         All of it stands in one function, because every call of an explanation passes it.
@@ -175,7 +175,7 @@ class Route:
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
 
 
-def read_route(ends: Ends) -> Route:
+def read_route(ends: GraphEnds) -> Route:
     """Return what was done to tokens in a pass."""
     found = ends.nodes
     every = _nodes_below(found)
@@ -267,7 +267,7 @@ class _Graph:
     every: Edges
     on_way: set[Node]  # what is made of tokens
     summed: set[Node]  # what a sum is taken of
-    ends: Ends
+    ends: GraphEnds
 
 
 def _below_sums(order: Sequence[Node], every: Edges) -> set[Node]:

@@ -19,7 +19,7 @@ from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import Remembered
-from vitrail.capture.signature import Ends, Route, ends_of, read_route
+from vitrail.capture.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
@@ -333,19 +333,19 @@ def has_known_streams(model: nn.Module, inputs: Inputs) -> bool:
     return bool(kept.plain)
 
 
-def _plain_ends(run: PlainPass) -> Ends:
+def _plain_ends(run: PlainPass) -> GraphEnds:
     """Return where the graph of a pass as it is is read."""
     return _ends(run.calls, run.output, run.roots, run.inputs)
 
 
-def _cut_ends(seen: Seen, inputs: Inputs) -> Ends:
+def _cut_ends(seen: Seen, inputs: Inputs) -> GraphEnds:
     """Return where the graph of a pass whose results are cut is read."""
     roots = [one.output for one in seen.calls if one.output is not None]
     roots += [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
     return _ends([one.call for one in seen.calls], seen.answer, roots, inputs)
 
 
-def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], inputs: Inputs) -> Ends:
+def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], inputs: Inputs) -> GraphEnds:
     """Return where the graph of a pass is read."""
     answers = [x for x in tensors_in(answer) if x.requires_grad]
     given = {**dict(enumerate(inputs.args)), **inputs.kwargs}

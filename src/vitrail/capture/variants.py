@@ -22,7 +22,7 @@ from vitrail.capture.measure import (
     measured_in_call,
 )
 from vitrail.capture.shadow import Remembered
-from vitrail.capture.signature import Ends, Route, read_route
+from vitrail.capture.signature import GraphEnds, Route, read_route
 from vitrail.errors import VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -37,7 +37,7 @@ _variants: Remembered[list[tuple[Route, Structure]]] = Remembered(MOST_FORMS)
 
 _journals: Remembered[dict[tuple[object, ...], Structure]] = Remembered(MOST_FORMS)
 """By form of input the structures of passes whose graph does not show what they did."""
-SeenEnds = Callable[[Inputs], Ends]
+SeenEnds = Callable[[Inputs], GraphEnds]
 """Runs the model as it is on some inputs, and returns where the graph of that run is read."""
 
 
@@ -46,7 +46,7 @@ def variant_of(
     inputs: Inputs,
     body: Body,
     structure: Structure,
-    ends: Ends,
+    ends: GraphEnds,
     ends_with: SeenEnds,
     journal: Journal | None = None,
 ) -> Structure:

@@ -81,6 +81,10 @@ class _RefuseWrites(DispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler at the first operation
+
     def __init__(self, shared: SharedMemory) -> None:
         super().__init__()
         self.shared = shared
