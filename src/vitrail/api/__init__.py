@@ -503,5 +503,6 @@ def _rerun(
                     result = procedure.explain(runner)
                     found.append((part, _with_reach(result, run, part)))
             dtype = torch.float64 if double else torch.float32
+            run.settle()  # what reads nothing is said before a map of zeros is
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
     return made

@@ -75,7 +75,8 @@ def forward(
     own = nullcontext() if dtype is None else own_precision(inputs, dtype)
     # As `autograd` does. In this order: `inference_mode` puts back the setting of gradients that it finds.
     with torch.inference_mode(mode=False), torch.set_grad_enabled(plan.cut), uncompiled(), own, ExitStack() as stack:
-        inputs = inputs.usable() if dtype is None else inputs.usable().cast(dtype)
+        given = inputs.usable()
+        inputs = given if dtype is None else given.cast(dtype)
         capture, inputs, output = _run_until_sound(model, inputs, plan, stack)
         if capture.early:
             check_read(capture)
@@ -86,7 +87,7 @@ def forward(
         if plan.cut and not capture.roots:
             raise no_root(capture, inputs)
         assert plan.structure is not None
-        structure = _seen_structure(model, inputs, plan, capture, output, stack)
+        structure = _seen_structure(model, given, plan, capture, output, stack)
         run = Pass(inputs, capture, output, settings, structure)
         yield run
         run.settle()
@@ -152,6 +153,7 @@ def _seen_structure(
 def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: ExitStack) -> GraphEnds:
     """Run the model as it is, on these inputs, and return where the graph is read."""
     options = PassOptions(dtype=plan.options.dtype)
+    inputs = inputs if options.dtype is None else inputs.cast(options.dtype)
     plain = replace(plan, wanted=Wanted(), options=options, settings=ComputeSettings(), cut=True, recomputes=False)
     with torch.enable_grad():
         capture, _, output = _run_captured(model, inputs, plain, stack=stack, noted=False)
@@ -168,10 +170,17 @@ def _is_frozen(model: nn.Module) -> bool:
     return any(not p.requires_grad for p in model.parameters())
 
 
+def _has_storage(x: Tensor) -> bool:
+    """Return True if a tensor is torch's own, which has memory of its own."""
+    return type(x) in (Tensor, nn.Parameter)
+
+
 def _is_stored(model: nn.Module, x: Tensor) -> bool:
     """Return True if a tensor lies in a weight of the model."""
-    held = once(model, "storages", lambda: {p.untyped_storage().data_ptr() for p in model.parameters()})
-    return x.untyped_storage().data_ptr() in held
+    held = once(
+        model, "storages", lambda: {p.untyped_storage().data_ptr() for p in model.parameters() if _has_storage(p)}
+    )
+    return _has_storage(x) and x.untyped_storage().data_ptr() in held
 
 
 def _run_until_sound(

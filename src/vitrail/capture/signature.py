@@ -59,6 +59,12 @@ AXES = {
 """Operations that move rows by numbers."""
 TURNED = ("TransposeBackward0", "PermuteBackward0")
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+
+
+class AnyView:
+    """The kind of all views: which of them torch makes hangs on the modes that are on."""
+
+
 PRODUCTS = ("BmmBackward0", "MmBackward0")
 SIZES = "_saved_self_sym_sizes"
 OWN = "saved by a function of the model's own"
@@ -147,14 +153,14 @@ class Route:
         """
         nodes = list(dict.fromkeys(ends.nodes))
         places = {node: number for number, node in enumerate(nodes)}
-        if tuple(map(type, ends.nodes)) != self.kinds or tuple([places[node] for node in ends.nodes]) != self.same:
+        if tuple(map(kind_of, ends.nodes)) != self.kinds or tuple([places[node] for node in ends.nodes]) != self.same:
             return False
         try:
             for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
                 edges = node.next_functions
                 for place, output, kind, met in steps:
                     below, read = edges[place]
-                    if read != output or (below is not nodes[met] if kind is None else type(below) is not kind):
+                    if read != output or (below is not nodes[met] if kind is None else kind_of(below) is not kind):
                         return False
                     if kind is not None:
                         nodes.append(below)
@@ -175,6 +181,15 @@ class Route:
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
 
 
+def kind_of(node: Node) -> type:
+    """Return the kind of a node; views count as one."""
+    kind = type(node)
+    return _canonical.get(kind) or _canonical.setdefault(kind, AnyView if kind.__name__ in VIEWS else kind)
+
+
+_canonical: dict[type, type] = {}
+
+
 def read_route(ends: GraphEnds) -> Route:
     """Return what was done to tokens in a pass."""
     found = ends.nodes
@@ -192,7 +207,7 @@ def read_route(ends: GraphEnds) -> Route:
                 continue
             numbers[below] = len(order)
             order.append(below)
-            steps[-1].append((place, output, type(below), -1))
+            steps[-1].append((place, output, kind_of(below), -1))
     tokens = _reached_from(ends.tokens, every, ends.maps - ends.tokens)
     maps = _reached_from(ends.maps, every, tokens) - tokens
     graph = _Graph(every, on_way, _below_sums(order, every), ends)
@@ -203,7 +218,7 @@ def read_route(ends: GraphEnds) -> Route:
     rest = [one for one in moves if (not _is_plain(one[2]) and one[1] != SIZES) or one[1] == OWN]
     tables = [(numbers[x], _asked_text(x, ends.ids)) for x in order if x in tokens and x.name() == TABLE]
     unseen = any(x in tokens and x.name().startswith(UNSEEN) for x in order)
-    kinds, same = tuple(map(type, found)), tuple(numbers[node] for node in found)
+    kinds, same = tuple(map(kind_of, found)), tuple(numbers[node] for node in found)
     hidden = unseen or _reads_early(graph)
     return Route(kinds, same, tuple(map(tuple, steps)), tuple(plain), tuple(sizes), tuple(rest), tuple(tables), hidden)
 

@@ -72,9 +72,11 @@ class Ablated:
         """Run ablations together, or one by one where the model takes single texts only; name one that takes none."""
         try:
             return self._run(keep)
-        except (VitrailError, torch.OutOfMemoryError):
+        except torch.OutOfMemoryError:
             raise
         except Exception as error:
+            if isinstance(error, VitrailError) and not _is_of_the_model(error):
+                raise
             if len(keep) > 1:
                 return torch.cat([self._some(one) for one in keep.split(1)])
             most, whole = int(keep.sum(dim=1).max()), keep.shape[1]
@@ -145,6 +147,11 @@ def ablated(runner: Runner, sample: int, *, guess: bool = True) -> Ablated:
     if part.position is not None:
         context[part.position[sample]] = False
     return Ablated(runner, sample, context, valid)
+
+
+def _is_of_the_model(error: VitrailError) -> bool:
+    """Return True if an error of ours says what the model's own code raised."""
+    return error.__cause__ is not None and not isinstance(error.__cause__, VitrailError)
 
 
 def _reordered(inputs: Inputs, sample: int, order: Int[Tensor, "m s"], real: Bool[Tensor, "m s"]) -> Inputs:
