@@ -161,7 +161,8 @@ def test_without_noise_every_mask_is_tried_once(noise, passes):
     seen.clear()
     vitrail.explain(model, inputs, "vit_cx", threshold=0.0, noise=noise, batch=10)
     handle.remove()
-    assert seen == [1, *[10] * passes, *[10] * passes, *[4] * passes]  # 24 channels
+    # Two copies tell whether samples are kept apart; then 24 channels.
+    assert seen == [1, 2, *[10] * passes, *[10] * passes, *[4] * passes]
 
 
 def test_what_runs_again_and_fails_leaves_the_model_as_it_was():

@@ -43,7 +43,7 @@ def test_metrics_import_no_model_no_recording_and_no_scikit_learn():
         (lambda: metrics.perturbed_ids([1], [1.0], mode="erasre"), "no mode 'erasre'. Did you mean eraser"),
         (
             lambda: metrics.perturbed_ids([1], [1.0], how="drop"),
-            "no way of removing tokens 'drop'. Known: delete, keep",
+            "no way of removing tokens 'drop'. Known: cut, delete, keep, pad",
         ),
     ],
 )

@@ -36,7 +36,7 @@ from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import has_streams, structure_of
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import ComputeSettings
+from vitrail.capture.pass_options import PLAIN, ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.samples import check_apart
@@ -501,7 +501,10 @@ def _rerun(
                         check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
                     result = procedure.explain(runner)
+                    doubts = list(run.doubts)
                     found.append((part, _with_reach(result, run, part)))
+                    if procedure.pass_options == PLAIN and not procedure.needs:  # it reads no gradient
+                        run.doubts = doubts
             dtype = torch.float64 if double else torch.float32
             run.settle()  # what reads nothing is said before a map of zeros is
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))

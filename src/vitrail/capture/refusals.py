@@ -23,8 +23,8 @@ AT_THE_INPUTS = (
 )
 COUPLED = (
     "the answer to one sample depends on the tokens of others: the model compares the samples of a batch, or changes "
-    "their order, and a map of one of them would hold parts of the others. Explain one sample at a time: gradients at the inputs, such "
-    "as those of integrated_gradients, would mix the samples too."
+    "their order, and a map of one of them would hold parts of the others. Explain one sample at a time: gradients at "
+    "the inputs, such as those of integrated_gradients, would mix the samples too."
 )
 SHOWN = 6
 """How many classes of modules a message names."""

@@ -151,16 +151,21 @@ class Route:
 
         All of it stands in one function, because every call of an explanation passes it.
         """
-        nodes = list(dict.fromkeys(ends.nodes))
+        nodes, kinds = list(dict.fromkeys(ends.nodes)), _canonical
         places = {node: number for number, node in enumerate(nodes)}
-        if tuple(map(kind_of, ends.nodes)) != self.kinds or tuple([places[node] for node in ends.nodes]) != self.same:
+        if (
+            tuple([kinds.get(type(node)) for node in ends.nodes]) != self.kinds
+            or tuple([places[node] for node in ends.nodes]) != self.same
+        ):
             return False
         try:
             for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
                 edges = node.next_functions
                 for place, output, kind, met in steps:
                     below, read = edges[place]
-                    if read != output or (below is not nodes[met] if kind is None else kind_of(below) is not kind):
+                    if read != output or (
+                        below is not nodes[met] if kind is None else kinds.get(type(below)) is not kind
+                    ):
                         return False
                     if kind is not None:
                         nodes.append(below)
@@ -188,6 +193,7 @@ def kind_of(node: Node) -> type:
 
 
 _canonical: dict[type, type] = {}
+"""By the class of a node its kind, for all that were met in routes."""
 
 
 def read_route(ends: GraphEnds) -> Route:

@@ -159,7 +159,11 @@ def _reads_several(answer: Tensor, states: Sequence[TokenState]) -> bool:
 def _token_gradients(answer: Tensor, states: Sequence[TokenState], seed: Tensor) -> list[Tensor]:
     """Return the tokens of each state at which the gradient of the answer arrives."""
     tensors = [state.tensor for state in states]
-    found = torch.autograd.grad(answer, tensors, seed, retain_graph=True, allow_unused=True)
+    return _tokens_reached(states, torch.autograd.grad(answer, tensors, seed, retain_graph=True, allow_unused=True))
+
+
+def _tokens_reached(states: Sequence[TokenState], found: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the tokens of each state at which a gradient arrives."""
     return [
         state.tokens[(gradient.movedim(state.channels, -1) != 0).any(dim=-1).cpu()].unique()
         for state, gradient in zip(states, found, strict=True)
@@ -207,6 +211,8 @@ def _mixing_products(answer: Tensor, states: Sequence[TokenState]) -> Iterator[N
     """Give the nodes between states and an answer that multiply numbers which are made of different tokens."""
     ends = {get_gradient_edge(state.tensor).node for state in states}
     joining = list(_joining_nodes(get_gradient_edge(answer).node, ends))
+    if not joining:
+        return
     seeds = _seeds(answer, states, [node for node, _ in joining])
     halves = list(_halves(states))
     for node, edges in joining:
@@ -304,10 +310,20 @@ def _multiplies_tokens(
         allow_unused=True,
     )
     moved = [(edge, x) for edge, x in zip(edges, gradients, strict=True) if x is not None and x.requires_grad]
+    if any(_is_of_one_token(edge, x, states) for edge, x in moved):  # such as patches times the class token
+        return False
     try:
         return any(_meets_others(edge, gradient, halves, states) for edge, gradient in moved)
     except (RuntimeError, NotImplementedError):  # a kernel of several tensors whose gradient has no gradient
         return True
+
+
+def _is_of_one_token(edge: Edge, like: Tensor, states: Sequence[TokenState]) -> bool:
+    """Return True if all numbers of an argument are made of one and the same token."""
+    seed = torch.randn(like.shape, generator=torch.Generator().manual_seed(3)).to(like)
+    tensors = [state.tensor for state in states]
+    found = torch.autograd.grad(GradientEdge(*edge), tensors, seed, retain_graph=True, allow_unused=True)
+    return len(torch.cat(_tokens_reached(states, found)).unique()) == 1
 
 
 def _meets_others(
