@@ -323,7 +323,8 @@ def _is_of_one_token(edge: Edge, like: Tensor, states: Sequence[TokenState]) -> 
     seed = torch.randn(like.shape, generator=torch.Generator().manual_seed(3)).to(like)
     tensors = [state.tensor for state in states]
     found = torch.autograd.grad(GradientEdge(*edge), tensors, seed, retain_graph=True, allow_unused=True)
-    return len(torch.cat(_tokens_reached(states, found)).unique()) == 1
+    reached = torch.cat(_tokens_reached(states, found))
+    return len(reached[reached >= 0].unique()) == 1
 
 
 def _meets_others(
