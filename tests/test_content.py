@@ -251,6 +251,9 @@ def check(model, ids, method):
     found = answered(model, ids, method)
     if isinstance(found, VitrailError):
         return
+    if method == "auto" and found.method == "integrated_gradients":  # with points of its own, until they add up
+        assert_close(torch.tensor(found.provenance["residual"]), torch.zeros(len(ids)), atol=1e-4, rtol=0)
+        return
     fresh = answered(copy.deepcopy(model), ids, found.method)  # the default may stand in for another method
     assert not isinstance(fresh, VitrailError), f"a new copy refuses: {fresh}"
     assert_close(found.scores, fresh.scores, atol=1e-9, rtol=1e-9)
