@@ -206,7 +206,8 @@ def _measured(model: nn.Module, some: Inputs, body: Body, *, kept: bool = False)
         some = _with_source(some, seen)
         own = partial(torch.autocast, some.shown.device.type, enabled=False) if dtype is not None else nullcontext
         with in_precision(model, dtype), _watching(model, some, body, seen), own():
-            seen.answer = read_output(run_model(model, some), span=body.anatomy.span, encodings=body.encodings).logits
+            output = run_model(model, some)
+        seen.answer = read_output(output, span=body.anatomy.span, encodings=body.encodings).logits  # detaches nothing
         if seen.checkpointed and not kept:
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)
