@@ -478,7 +478,10 @@ def consensus(model: RandomModel, words: Sequence[int], *, ends: Sequence[int] =
         for place, score in zip(kept, found, strict=True):
             totals[place], counts[place] = totals[place] + float(score), counts[place] + 1
     mean = torch.tensor([total / count for total, count in zip(totals, counts, strict=True)], dtype=torch.float64)
-    return mean / mean.abs().max()
+    scaled = mean / mean.abs().max()
+    if model.recipe.causal and model.recipe.readout.startswith("marker"):  # what stands behind cannot reach the answer
+        scaled[list(words).index(max(words)) + 1 :] = 0
+    return scaled
 
 
 def _blanked(model: RandomModel, words: Sequence[int], kept: Sequence[int]) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_mask, call_shape
+from vitrail.errors import SeamError
 
 MASKED = 9000.0
 """A score this far below the others of its query is a mask, however it is written: -1e4, -1e9, the lowest number."""
@@ -107,6 +108,12 @@ def unattended(call: AttentionCall, batch: int) -> Bool[Tensor, "b k"] | None:
     else:
         seen = seen_by_mask(call, batch)
     hidden = ~seen.any(dim=1)
+    if len(hidden) not in (1, batch):
+        raise SeamError(
+            f"attention layer 0 keeps maps of {len(hidden)} samples where {batch} were given: its heads stand before "
+            "the samples, so which map belongs to which sample is not known. Use a gradient method, such as "
+            "integrated_gradients."
+        )
     if seen.shape[1] == seen.shape[2]:
         itself = seen.diagonal(dim1=1, dim2=2)
         hidden = hidden & (itself | hidden).all(dim=1, keepdim=True)
