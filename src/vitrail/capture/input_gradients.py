@@ -304,7 +304,7 @@ def _measured(
         flat = [x.reshape(batch, -1) for x in total.values()]
         lacking.append(at_input - at_zero - sum(x.sum(dim=1) for x in flat))
         largest = torch.stack([x.abs().amax(dim=1) for x in flat]).amax(dim=0)
-        lacks = lacks or not_complete(lacking[-1], at_input, at_zero, largest, dtypes, steps=found.steps)
+        lacks = lacks or not_complete(lacking[-1], at_input, at_zero, largest, dtypes, steps=found.steps or 0)
     return replace(found, residual=reduce(torch.add, lacking), lacks=lacks)
 
 
@@ -320,11 +320,13 @@ def converged_gradients(model: nn.Module, inputs: Inputs, target: object, *, ste
     Raises:
         MethodError: where they do not with the most points.
     """
-    tries = [(steps, 1), *((steps * more, CLOSER) for more in (1, 2, 4, MOST))]
-    for points, power in tries:
-        found = integrated_gradients(model, inputs, target, steps=points, power=power)
+    found = integrated_gradients(model, inputs, target, steps=steps, power=1)
+    for more in (1, 2, 4, MOST):
         if found.lacks is None:
             return found
+        found = integrated_gradients(model, inputs, target, steps=steps * more, power=CLOSER)
+    if found.lacks is None:
+        return found
     raise MethodError(
         f"{found.lacks} The model jumps on the way, as where experts are chosen, or rounds its numbers. Name a "
         "method: attn_lrp, conservative_lrp and input_x_gradient need no path; integrated_gradients(steps=...) is "

@@ -11,7 +11,7 @@ Three questions are asked of every model and every form of input, once:
 The answers come from coded gradients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -418,6 +418,7 @@ def _cut_by_detaching(seen: _Seen) -> str | None:
     """Return why gradients of the model leave out some of what it computes; None if they do not."""
     sources_of_tokens = [x for x in (seen.source, *seen.others) if x is not None]
     outside = [call_result(call) for call in seen.outside]
+    parts: list[tuple[str, Sequence[Tensor | None], Sequence[Tensor | None]]]
     if not seen.blocks:
         parts = [("the model", [seen.answer], [*outside, *sources_of_tokens])]
     else:

@@ -134,7 +134,8 @@ def only_answer(output: Sequence[object]) -> object:
     """
     found = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2, 3)]
     if len({id(x) for x in found}) > 1:
-        shapes = ", ".join(f"{i}: {tuple(x.shape)}" for i, x in enumerate(output) if any(x is one for one in found))
+        places = [(i, x) for i, x in enumerate(output) if isinstance(x, Tensor) and any(x is one for one in found)]
+        shapes = ", ".join(f"{i}: {tuple(x.shape)}" for i, x in places)
         raise InputError(
             f"the model returned a {type(output).__name__} of several tensors that may be the answer ({shapes}), and "
             f"shapes do not tell which are the logits. {CHOOSE}"

@@ -446,8 +446,8 @@ def pass_context(
 @contextmanager
 def _watched_pass(own: nn.Module, form: Hashable, device: AbstractContextManager[object]) -> Iterator[None]:
     found = _shadows.get(id(own))
-    is_shadow = found is not None and found.root is own
-    with device, found.refuse_writes(form) if is_shadow else nullcontext():
+    refused = nullcontext() if found is None or found.root is not own else found.refuse_writes(form)
+    with device, refused:
         yield
 
 

@@ -219,7 +219,7 @@ def read_route(ends: GraphEnds) -> Route:
     graph = _Graph(every, on_way, _below_sums(order, every), ends)
     moves = [(numbers[x], *one) for x in order if x in tokens for one in _moves_of(x, graph)]
     moves += [(numbers[x], *one) for x in order if x in maps for one in _axes_of(x)]
-    sizes = [(number, size) for number, name, size in moves if name == SIZES]
+    sizes: list[Any] = [(number, size) for number, name, size in moves if name == SIZES]
     plain = [one for one in moves if _is_plain(one[2]) and one[1] not in (SIZES, OWN)]
     rest = [one for one in moves if (not _is_plain(one[2]) and one[1] != SIZES) or one[1] == OWN]
     tables = [(numbers[x], _asked_text(x, ends.ids)) for x in order if x in tokens and x.name() == TABLE]
@@ -327,7 +327,7 @@ def _matrix_of(node: Node, made: list[bool], graph: _Graph) -> str | None:
         return "_saved_self"
     if name in PRODUCTS and made == [True, False] and graph.every[node][1][0] is None:
         stored = graph.ends.is_stored
-        return None if stored is None or stored(_saved(node, "_saved_mat2")) else "_saved_mat2"
+        return None if stored is None or stored(node._saved_mat2) else "_saved_mat2"
     if name == "MulBackward0" and node in graph.summed and sum(made) == 1:
         return "_saved_other" if made[0] else "_saved_self"
     return None

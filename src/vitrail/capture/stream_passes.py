@@ -218,16 +218,16 @@ class StreamPass:
     def events(self, part: Scalar, settings: ComputeSettings, gradients: list[Tensor | None] | None) -> Iterator[Event]:
         """Every event, last to first, with the gradients of the scalar; None where no method reads any."""
         scale, needs_gradient = self._scale(part), gradients is not None
-        gradients = [None] * len(self.calls) if gradients is None else list(gradients)
+        arrives: list[Tensor | None] = [None] * len(self.calls) if gradients is None else list(gradients)
         with own_dtypes(self.answer.output.logits.device.type):
             for event in reversed(self.streams.events):
                 if isinstance(event, Transition):
                     yield event, None
                     continue
-                yield from self._feed_forward(event.call, gradients, needed=needs_gradient)
-                if not needs_gradient or gradients[event.call] is not None:  # else it takes no part
-                    yield event, self._changing(event, self._layer(event, gradients[event.call], scale, settings))
-                    gradients[event.call] = None
+                yield from self._feed_forward(event.call, arrives, needed=needs_gradient)
+                if not needs_gradient or arrives[event.call] is not None:  # else it takes no part
+                    yield event, self._changing(event, self._layer(event, arrives[event.call], scale, settings))
+                    arrives[event.call] = None
 
     def _feed_forward(self, call: int, gradients: list[Tensor | None], *, needed: bool) -> Iterator[Event]:
         """The feed-forward layers between an attention call and the next one, last to first."""

@@ -352,7 +352,7 @@ def _moves(
     """
     given = torch.zeros_like(like).requires_grad_()
     tensors = [state.tensor for state in states]
-    found = torch.autograd.grad([x], tensors, [given], create_graph=True, allow_unused=True)
+    found = torch.autograd.grad(x, tensors, given, create_graph=True, allow_unused=True)
     total = sum((g * way).sum() for g, way in zip(found, directions, strict=True) if g is not None)
     if not isinstance(total, Tensor) or not total.requires_grad:
         return torch.zeros(like.shape, dtype=torch.bool, device=like.device)

@@ -185,7 +185,7 @@ def _held(attributes: Mapping[str, object]) -> Iterator[types.FunctionType]:
                 yield x
         elif isinstance(x, dict):
             waiting += x.values()
-        elif type(x) in (list, tuple):
+        elif isinstance(x, (list, tuple)) and type(x) in (list, tuple):
             waiting += x
 
 

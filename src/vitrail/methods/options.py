@@ -52,8 +52,9 @@ def check_count(option: str, value: object, *, least: int = 1, most: int = MOST)
     """Raise unless an option that counts something is a whole number within its bounds."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise OptionError(f"{option}={value!r:.200}, but it is a whole number from {least} to {most}.")
-    if not least <= value <= most:
-        shown = str(value) if abs(value) < 10**20 else f"{'-' if value < 0 else ''}a number of many digits"
+    number = int(value)
+    if not least <= number <= most:
+        shown = str(number) if abs(number) < 10**20 else f"{'-' if number < 0 else ''}a number of many digits"
         raise OptionError(f"{option}={shown}, but it must be at least {least} and at most {most}.")
 
 

@@ -46,7 +46,8 @@ def explore(attributions: Sequence[Attribution], image: Any = None, *, index: in
     if image is not None:
         picture = Image.fromarray((as_picture(image, index) * 255).round().clip(0, 255).astype("uint8"))
         if (region := region_of(first, image, index)) is not None:  # the page lays maps over all of its picture
-            picture = picture.crop(tuple(map(round, region)))
+            left, top, right, bottom = map(round, region)
+            picture = picture.crop((left, top, right, bottom))
     about = {
         "kind": first.kind,
         "model": str(first.provenance.get("model", "")),

@@ -184,7 +184,7 @@ def _fetch(name: str, file: str) -> Path | None:
     if Path(name).is_dir():
         found = Path(name) / file
         return found if found.exists() else None
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors", "gated_repo")}
     found = cached_file(name, file, **quiet)
