@@ -387,10 +387,9 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     if flat:
         return Structure(origin, token_order.flattened(flat[0]))
     assumed: list[str] = []
-    refusal, used, together, several = None, 0, "the blocks have no gradient", True
+    refusal, used, together = None, 0, "the blocks have no gradient"
     if _attached(seen):
         read = _read_places(body, seen)
-        several = int(read[-1].any(dim=0).sum()) > 1  # one token alone is mixed with none
         used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
         refusal = (
             _outside(body, seen)
@@ -402,7 +401,7 @@ def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
     refusal = refusal or token_order.check_results(seen.blocks, inputs.batch, body, assumed)
     seen.muted = True
     refusal = refusal or token_order.check_tokens(seen.blocks, inputs.batch, body, assumed)
-    if refusal is None and several and seen.answer is not None and len(seen.cuts) > len(seen.blocks):
+    if refusal is None and seen.answer is not None and len(seen.cuts) > len(seen.blocks):
         after = batch_first_state(seen.cuts[-1], first=body.blocks[-1].batch_first)
         refusal = unseen_mixing.find_unseen_mixing(seen.answer, [after], seen.after)
     conditional = used < len(body.blocks) and _may_read_more(seen) if used else False
