@@ -327,7 +327,8 @@ def _matrix_of(node: Node, made: list[bool], graph: _Graph) -> str | None:
         return "_saved_self"
     if name in PRODUCTS and made == [True, False] and graph.every[node][1][0] is None:
         stored = graph.ends.is_stored
-        return None if stored is None or stored(node._saved_mat2) else "_saved_mat2"
+        matrix = _saved(node, "_saved_mat2")
+        return None if stored is None or not isinstance(matrix, Tensor) or stored(matrix) else "_saved_mat2"
     if name == "MulBackward0" and node in graph.summed and sum(made) == 1:
         return "_saved_other" if made[0] else "_saved_self"
     return None
