@@ -501,10 +501,7 @@ def _rerun(
                         check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
                     result = procedure.explain(runner)
-                    doubts = list(run.doubts)
                     found.append((part, _with_reach(result, run, part)))
-                    if procedure.pass_options == PLAIN and not procedure.needs:  # it reads no gradient
-                        run.doubts = doubts
             dtype = torch.float64 if double else torch.float32
             run.settle()  # what reads nothing is said before a map of zeros is
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
