@@ -36,7 +36,7 @@ from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import has_streams, structure_of
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, ComputeSettings
+from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.samples import check_apart

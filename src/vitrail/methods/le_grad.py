@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
-from vitrail.errors import OptionError, suggest
+from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.methods.options import ROWS, check_blocks, check_choice
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -55,7 +55,7 @@ def sensitivities(runner: Runner, indices: Sequence[int], read: Read) -> dict[in
         group = indices[start : start + size]
         try:
             found |= dict(zip(group, sensitivity(runner, group, read), strict=True))
-        except (RuntimeError, ValueError, IndexError):  # the head takes one batch only, or memory is short
+        except (RuntimeError, ValueError, IndexError, MethodError):  # the head takes one batch only, or memory is short
             if len(group) == 1:
                 raise
             found |= {index: sensitivity(runner, [index], read)[0] for index in group}

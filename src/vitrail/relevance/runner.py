@@ -236,7 +236,7 @@ def scalar_from(runner: Runner, tokens: Tokens, *, copies: int = 1) -> Float[Ten
     # enough; of a single one the head might take something for all.
     few = runner.run.inputs if runner.inputs.batch <= FEWEST else runner.run.inputs.take(torch.arange(FEWEST))
     if copies > 1 or few is not runner.run.inputs:
-        with suppress(RuntimeError, ValueError, IndexError, SeamError):
+        with suppress(RuntimeError, ValueError, IndexError, MethodError, SeamError):
             return _scalar_from(runner, tokens, few, copies)
     whole = runner.run.inputs if copies == 1 else runner.run.inputs.take(runner.rows.repeat(copies))
     return _scalar_from(runner, tokens, whole, copies)
