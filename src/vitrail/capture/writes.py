@@ -6,7 +6,6 @@ form run below a mode that sees each operation before it runs. The passes of mod
 `.numpy()` all do.
 """
 
-import dis
 import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,7 +145,8 @@ def writes_unseen(root: nn.Module) -> bool:
     modules = every_module(root)
     if any(_class_uses_unseen(kind) for kind in {type(module) for module in modules}):
         return True
-    return any(_uses_unseen(function, {}, set()) for module in modules for function in _held(vars(module)))
+    seen = set[types.CodeType]()
+    return any(_uses_unseen(function, {}, seen) for module in modules for function in _held(vars(module)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,7 +163,7 @@ def _uses_unseen(start: types.FunctionType, own: Mapping[str, types.FunctionType
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        names = frozenset(_attributes(function.__code__))
+        names = _names_in(function.__code__)
         if names & UNSEEN:
             return True
         waiting += [own[name] for name in names if name in own]
@@ -190,7 +190,9 @@ def _held(attributes: Mapping[str, object]) -> Iterator[types.FunctionType]:
 
 
 def _is_own(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").split(".")[0] not in LIBRARIES
+    """Return True if a function belongs to no library, and is no hook that a pass of ours has set."""
+    module = function.__module__ or ""
+    return module.split(".")[0] not in LIBRARIES and not module.startswith("vitrail.capture")
 
 
 def _functions_named(function: types.FunctionType) -> list[types.FunctionType]:
@@ -202,10 +204,8 @@ def _functions_named(function: types.FunctionType) -> list[types.FunctionType]:
     return [x for x in found if isinstance(x, types.FunctionType) and _is_own(x)]
 
 
-def _attributes(code: types.CodeType) -> Iterator[str]:
-    """The names of attributes that a function and the functions inside it read or write, and of globals."""
-    named = (step for step in dis.get_instructions(code) if step.opname.endswith(("_ATTR", "_METHOD", "_GLOBAL")))
-    yield from (step.argval for step in named)
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _attributes(part)
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of attributes and globals that a function and the functions inside it use."""
+    inner = [_names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
