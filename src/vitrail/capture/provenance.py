@@ -34,12 +34,29 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
     weights = once(model, "state", lambda: _read_weights(model))
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), without_functions():
-        for x, plain in weights.tensors:
-            for part, (size, step) in [(x, plain)] if plain else [(part, _spaced(part)) for part in _plain_parts(x)]:
-                some = part.as_strided((size,), (step,)) if part.is_contiguous() else part.reshape(-1)[::step][:size]
-                samples.setdefault((part.device, part.dtype), []).append(some)
+        views = _plain_samples(model, weights)
+        for x in weights.tensors:
+            for some in [views[id(x)]] if id(x) in views else [_sample(part) for part in _plain_parts(x)]:
+                samples.setdefault((some.device, some.dtype), []).append(some)
         # One copy from a device, not one for each tensor.
         return weights.header, [torch.cat(some) for some in samples.values()]
+
+
+def _plain_samples(model: nn.Module, weights: "_Weights") -> dict[int, Tensor]:
+    """Return views of the plain weights by their identity, made again where a weight has moved in memory."""
+    held = once(model, "samples", dict[str, Any])
+    addresses = list(map(Tensor.data_ptr, weights.plain))
+    if held.get("addresses") != addresses:
+        held["views"] = {id(x): _sample(x) for x in weights.plain}
+        held["addresses"] = addresses
+    return held["views"]
+
+
+def _sample(x: Tensor) -> Tensor:
+    """Return evenly spaced values of a tensor."""
+    step = max(1, x.numel() // SAMPLES)
+    size = min(SAMPLES, -(-x.numel() // step))
+    return x.as_strided((size,), (step,)) if x.is_contiguous() else x.reshape(-1)[::step][:size]
 
 
 def hashed(header: bytes, samples: Sequence[Tensor]) -> str:
@@ -48,12 +65,6 @@ def hashed(header: bytes, samples: Sequence[Tensor]) -> str:
     for some in samples:
         digest.update(some.cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _spaced(x: Tensor) -> tuple[int, int]:
-    """How many values of a tensor are sampled, and how far apart they are."""
-    step = max(1, x.numel() // SAMPLES)
-    return min(SAMPLES, -(-x.numel() // step)), step
 
 
 def _plain_parts(x: Tensor) -> list[Tensor]:
@@ -73,12 +84,14 @@ def _plain_parts(x: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The tensors of a model's state; their names, shapes and dtypes as bytes; how many lack values.
+    """The tensors of a model's state; those that are contiguous; names, shapes and dtypes as bytes.
 
-    With each tensor that is plain comes how many of its values are sampled, and how far apart these are.
+    Args:
+        lacking: how many have no values.
     """
 
-    tensors: list[tuple[Tensor, tuple[int, int] | None]]
+    tensors: list[Tensor]
+    plain: list[Tensor]
     header: bytes
     lacking: int
 
@@ -86,9 +99,9 @@ class _Weights:
 def _read_weights(model: nn.Module) -> _Weights:
     state = _state(model)
     header = "".join([f"{n} {tuple(x.shape)} {x.dtype}\n" for n, x in state]).encode()
-    parts = [(x, _plain_parts(x)) for _, x in state]
-    tensors = [(x, _spaced(x) if len(found) == 1 and found[0] is x else None) for x, found in parts]
-    return _Weights(tensors, header, sum(not found for _, found in parts))
+    tensors, parts = [x for _, x in state], [_plain_parts(x) for _, x in state]
+    plain = [x for x, found in zip(tensors, parts, strict=True) if len(found) == 1 and found[0] is x]
+    return _Weights(tensors, [x for x in plain if x.is_contiguous()], header, sum(not found for found in parts))
 
 
 def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
