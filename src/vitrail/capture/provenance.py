@@ -31,25 +31,18 @@ def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
 
     Nothing waits for a device: a recording of an explanation takes them along.
     """
-    weights = once(model, "state", lambda: _read_weights(model))
+    weights, held = once(model, "state", lambda: _read_weights(model)), once(model, "samples", dict[str, Any])
+    addresses = list(map(Tensor.data_ptr, weights.plain))
     samples: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad(), without_functions():
-        views = _plain_samples(model, weights)
+        if held.get("addresses") != addresses:  # views are kept until a weight moves in memory
+            held.update(addresses=addresses, views={id(x): _sample(x) for x in weights.plain})
+        views = held["views"]
         for x in weights.tensors:
             for some in [views[id(x)]] if id(x) in views else [_sample(part) for part in _plain_parts(x)]:
                 samples.setdefault((some.device, some.dtype), []).append(some)
         # One copy from a device, not one for each tensor.
         return weights.header, [torch.cat(some) for some in samples.values()]
-
-
-def _plain_samples(model: nn.Module, weights: "_Weights") -> dict[int, Tensor]:
-    """Return views of the plain weights by their identity, made again where a weight has moved in memory."""
-    held = once(model, "samples", dict[str, Any])
-    addresses = list(map(Tensor.data_ptr, weights.plain))
-    if held.get("addresses") != addresses:
-        held["views"] = {id(x): _sample(x) for x in weights.plain}
-        held["addresses"] = addresses
-    return held["views"]
 
 
 def _sample(x: Tensor) -> Tensor:
