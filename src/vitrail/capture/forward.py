@@ -20,7 +20,7 @@ from vitrail.capture.graphs import active
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.journal import Journal
 from vitrail.capture.layers import check_read
-from vitrail.capture.measure import Structure, known_additions, measure_all, structure_of
+from vitrail.capture.measure import Structure, forms_of, known_additions, measure_all, structure_of
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
@@ -239,7 +239,7 @@ def _run_captured(
     """
     capture, options, rows = Capture(plan), plan.options, plan.rows
     stack.callback(capture.release)
-    capture.ids = inputs.ids
+    capture.ids, capture.batch = inputs.ids, inputs.batch
     if "output_weight" in plan.wanted.states:
         capture.additions = known_additions(model, inputs, plan.body)
     if plan.recomputes and plan.structure is not None:
@@ -251,7 +251,7 @@ def _run_captured(
     capture.hidden |= options.last_block or options.per_block or once(model, "frozen", partial(_is_frozen, model))
     fresh = bool(memory_of(model).call.get("measured"))  # a later pass without a graph finds what this one did
     if noted and capture.checked and (capture.hidden or fresh):
-        capture.journal = Journal(inputs.ids)
+        capture.journal = Journal(inputs.ids, forms_of(inputs, plan.body)[0])
         for block in plan.body.blocks[-1:]:
             close = block.module.register_forward_hook(partial(_close, capture.journal))
             stack.callback(close.remove)

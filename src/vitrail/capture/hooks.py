@@ -62,6 +62,7 @@ class Capture:
         self.is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
         self.journal: Journal | None = None  # the functions that ran, where the graph does not show them
         self.ids: Tensor | None = None  # the token ids the model is called with
+        self.batch = 1  # the number of samples
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
         self.dropping = False  # whether the block that runs is run again later, and nothing of it is kept now
@@ -105,6 +106,7 @@ class Capture:
             leaving=last,
             roots=self.roots,
             ids=() if self.ids is None else (self.ids,),
+            counts=(self.batch, 1 if self.ids is None else self.ids.shape[-1]),
             is_stored=self.is_stored,
         )
 

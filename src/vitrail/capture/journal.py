@@ -62,15 +62,20 @@ SMALL = 1 << 20
 """How many entries a matrix has at most that is looked at for being a permutation."""
 
 
+LENGTH = "words"
+"""Stands for the number of words in the journal of a text, so that texts of other lengths may have the same one."""
+
+
 class Journal:
     """The functions of one pass, with what they moved rows by.
 
     Args:
         ids: the token ids that the model is given.
+        length: the number of words, where it is left out of the notes.
     """
 
-    def __init__(self, ids: Tensor | None) -> None:
-        self.ids = ids
+    def __init__(self, ids: Tensor | None, length: int | None = None) -> None:
+        self.ids, self.length = ids, length
         self.notes: list[object] = []
         self.closed = False
 
@@ -80,7 +85,8 @@ class Journal:
         if how is not SKIPPED:
             self.notes.append(func)
         if how is MOVING and not self.closed:
-            self.notes += self._moves(func, args, kwargs)
+            moves = self._moves(func, args, kwargs)
+            self.notes += moves if self.length is None else [_without_length(x, self.length) for x in moves]
 
     def close(self) -> None:
         """Keep the functions alone from here on: which tokens an answer reads is measured in every call."""
@@ -113,6 +119,15 @@ class Journal:
         if not isinstance(asked, Tensor) or ids is None or asked.shape[-1:] != ids.shape[-1:]:
             return False
         return asked is ids or (asked.numel() == ids.numel() and torch.equal(asked.reshape(ids.shape).to(ids), ids))
+
+
+def _without_length(x: object, length: int) -> object:
+    """Return a note in which multiples of the number of words are written as such."""
+    if isinstance(x, tuple):
+        return tuple([_without_length(one, length) for one in x])
+    if type(x) is int and x and x % length == 0:
+        return LENGTH, x // length
+    return x
 
 
 def _places(given: object) -> list[object]:
@@ -155,8 +170,12 @@ def _plain(x: object) -> object:
 
 
 def _content(x: Tensor) -> tuple[object, ...]:
-    """Return the shape of a tensor and a hash of its numbers."""
+    """Return the shape of a tensor and a hash of its numbers, or the first of them where they count up in order."""
     own = x.detach()[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+    if own.dtype is torch.int64 and own.ndim and own.numel() > 1 and own.shape[-1] == own.numel():
+        first = int(own.flatten()[0])
+        if torch.equal(own.flatten(), torch.arange(first, first + own.numel(), device=own.device)):
+            return x.shape, "in order", first
     return x.shape, hash(own.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 

@@ -26,11 +26,11 @@ from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
 from vitrail.capture.cut_pass import cut_pass
 from vitrail.capture.detached import KeepDetached, leaf_of
-from vitrail.capture.discovery import POOL, SELF, Discovery, discover
+from vitrail.capture.discovery import POOL, SELF, SHORTEST, Discovery, discover
 from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
-from vitrail.capture.long_texts import as_it_was, for_length, part_of_text, untouched_borders
+from vitrail.capture.long_texts import LONGEST, as_it_was, for_length, part_of_text, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
@@ -64,6 +64,7 @@ class Structure:
     together: str | None = "the blocks are not known"  # why they cannot be differentiated one by one; None if they can
     no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
     conditional: bool = False  # whether the answer may depend on more blocks for another input
+    length: int | None = None  # of the text it holds for; None where the input is no text
     writes: bool = False  # whether the model writes into what enters a block, or into what the last one gives
 
 
@@ -111,11 +112,33 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
             return found
         whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
         if whole is not None and _long.get(
-            model, form_of(inputs, body), lambda: _as_its_part(model, part, inputs, body, whole)
+            model, forms_of(inputs, body)[-1], lambda: _as_its_part(model, part, inputs, body, whole)
         ):
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
             return replace(found, origin=whole, assumed=(*found.assumed, said))
-    return _known.get(model, form_of(inputs, body), lambda: _checked(model, inputs, body))
+    length, *forms = forms_of(inputs, body)
+    for form in forms:  # whether a text of another length is treated in the same way is seen in its pass (`variants`)
+        known = _known.get(model, form, lambda: _checked(model, inputs, body))
+        found = known if known.length == length else with_length(known, length)
+        if found is not None:
+            return found
+    return _checked(model, inputs, body)
+
+
+def with_length(known: Structure, length: int | None) -> Structure | None:
+    """Return a structure for texts of another length; None where tokens are not those of the text in order."""
+    if known.length == length:
+        return known
+    if (
+        known.length is None
+        or length is None
+        or not isinstance(known.origin, Origin)
+        or known.refusal is not None
+        or known.conditional
+    ):
+        return None
+    origin = for_length(known.origin, known.length, length)
+    return None if origin is None else replace(known, origin=origin, length=length)
 
 
 def measure_all(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
@@ -144,7 +167,7 @@ def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, s
     Where any setting of the model has changed, nothing is known: what is added may hang on it.
     """
     settings = once(model, "settings", lambda: tuple(settings_of(model)))
-    return _additions.get(model, (form_of(inputs, body), settings), dict)
+    return _additions.get(model, (forms_of(inputs, body)[1], settings), dict)
 
 
 def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:
@@ -158,17 +181,29 @@ def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, ori
         return in_order and of_part == untouched_borders(model, inputs, body)
 
 
-def form_of(inputs: Inputs, body: Body) -> tuple[Any, ...]:
-    """All that a model's structure may depend on: names and shapes, settings, the kind of padding, the anatomy."""
-    named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    shapes = tuple(
-        (name, tuple(x.shape[1:]), x.dtype, None if name in CONTENTS or x is inputs.shown else _setting(x))
-        if isinstance(x, Tensor)
-        else (name, repr(x))
-        for name, x in named.items()
-    )
+def forms_of(inputs: Inputs, body: Body) -> tuple[Any, ...]:
+    """Return the length of a text, the form of texts of any length, and the form of these inputs.
+
+    A form is all that a model's structure may depend on: names and shapes, settings, the kind of padding, the anatomy.
+    Where the input is no text, or no block is known, the length is None, and there is one form.
+    """
+    ids, texts = inputs.ids, True
+    whole, short = [], []
+    for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()):
+        if not isinstance(x, Tensor):
+            whole.append((name, repr(x)))
+            short.append(whole[-1])
+            continue
+        plain = name in CONTENTS or x is inputs.shown
+        whole.append((name, tuple(x.shape[1:]), x.dtype, None if plain else _setting(x)))
+        short.append((name, x.dtype) if plain else whole[-1])
+        texts = texts and (not plain or (ids is not None and x.shape == ids.shape))
     padded = inputs.attention_mask is not None and not bool(inputs.attention_mask.bool().all())
-    return shapes, inputs.kind, padded, body.anatomy, len(body.blocks), min(inputs.batch, SAMPLES)
+    rest = inputs.kind, padded, body.anatomy, len(body.blocks), min(inputs.batch, SAMPLES)
+    form = tuple(whole), *rest
+    if ids is None or not texts or not body.blocks or ids.ndim != 2 or not SHORTEST <= ids.shape[1] <= LONGEST:
+        return None, form
+    return ids.shape[1], (tuple(short), *rest), form
 
 
 def _setting(x: Tensor) -> int:
@@ -186,7 +221,8 @@ def _checked(model: nn.Module, inputs: Inputs, body: Body, *, most: int = SAMPLE
         if some is inputs or isinstance(error, (VitrailError, torch.OutOfMemoryError)):
             raise
         some, found = inputs, _measured(model, inputs, body)  # the model takes no fewer samples
-    found = replace(found, no_gradient=refusals.why_not_differentiable(model) or found.no_gradient)
+    why = refusals.why_not_differentiable(model)
+    found = replace(found, no_gradient=why or found.no_gradient, length=forms_of(some, body)[0])
     measured_in_call(model)[content_of(some), some.batch] = found
     return found
 
@@ -567,7 +603,12 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
     """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
     if given is not None:  # the anatomy that the user named says that there is one stream
         return False
-    form = tuple((name, getattr(x, "shape", None)) for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()))
+    text = inputs.ids is not None and SHORTEST <= inputs.ids.shape[-1] <= LONGEST
+    named = (*enumerate(inputs.args), *inputs.kwargs.items())
+    form = tuple(
+        (name, None if text and (name in CONTENTS or x is inputs.ids) else getattr(x, "shape", None))
+        for name, x in named
+    )
     return _has_streams.get(model, form, lambda: _measured_or_known(model, inputs))
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.discovery import SHORTEST
 from vitrail.capture.input_gradients import at_inputs
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.refusals import COUPLED
@@ -36,9 +37,15 @@ def check_copies(model: nn.Module, inputs: Inputs) -> None:
 
 def _coupled(model: nn.Module, inputs: Inputs) -> bool:
     """Return True if the answers to these samples depend on each other; measured once for each form of input."""
-    named = (*enumerate(inputs.args), *inputs.kwargs.items())
-    form = tuple((name, x.shape[1:], x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named)
-    return _known.get(model, (form, min(inputs.batch, MOST)), lambda: _measured(model, inputs))
+    form = []
+    for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()):
+        if not isinstance(x, Tensor):
+            form.append((name, repr(x)))
+        elif inputs.ids is not None and x.shape == inputs.ids.shape and x.shape[-1] >= SHORTEST:
+            form.append((name, x.dtype))  # texts of all lengths are treated alike
+        else:
+            form.append((name, x.shape[1:], x.dtype))
+    return _known.get(model, (tuple(form), min(inputs.batch, MOST)), lambda: _measured(model, inputs))
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:

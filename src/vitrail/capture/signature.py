@@ -10,7 +10,6 @@ which tokens an answer reads is measured in every call.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import ne
 from typing import Any
 
 import torch
@@ -85,6 +84,7 @@ class GraphEnds:
     complete: bool  # whether all that happens to tokens is in the graph
     roots: Sequence[Tensor]  # where the graph begins
     ids: tuple[Tensor, ...] = ()  # the texts that the model was given, as token ids
+    counts: tuple[int, int] = (1, 1)  # how many samples there are, and how many words each has
     is_stored: Callable[[Tensor], bool] | None = None  # whether a tensor is a weight of the model
 
 
@@ -96,6 +96,7 @@ def ends_of(
     leaving: Tensor | None,
     roots: Sequence[Tensor],
     ids: tuple[Tensor, ...],
+    counts: tuple[int, int] = (1, 1),
     is_stored: Callable[[Tensor], bool] | None = None,
 ) -> GraphEnds:
     """Return where the graph of a pass is read.
@@ -105,6 +106,7 @@ def ends_of(
         leaving: what the last block gives.
         roots: where the graph begins.
         ids: the texts that the model was given, as token ids.
+        counts: how many samples there are, and how many words each has.
         is_stored: whether a tensor is a weight of the model.
     """
     given, maps = [entering, leaving], []
@@ -124,6 +126,7 @@ def ends_of(
         answer.grad_fn is not None and len(known) == len(tokens),
         roots,
         ids,
+        counts,
         is_stored,
     )
 
@@ -141,10 +144,11 @@ class Route:
     same: tuple[int, ...]  # the number of each end
     steps: tuple[tuple[Step, ...], ...]  # of every node, in the order in which nodes are met
     numbers: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
-    sizes: tuple[tuple[int, tuple[int, ...]], ...]  # the shape of which a node is a view, the number of samples in it
+    sizes: tuple[tuple[int, tuple[int, ...]], ...]  # the shape of which a node is a view
     tensors: tuple[tuple[int, str, object], ...]  # the same where it holds tensors
     tables: tuple[tuple[int, int], ...]  # tables of embeddings, and which of the texts given they were asked for
     hidden: bool  # whether something on the way does not show itself in the graph
+    counts: tuple[int, int] = (1, 1)  # how many samples there were, and how many words each had
 
     def holds(self, ends: GraphEnds) -> bool:
         """Return True if the same was done to tokens in another pass.
@@ -171,19 +175,26 @@ class Route:
                         nodes.append(below)
         except IndexError:  # a node of fewer edges
             return False
-        return self._moves_alike(nodes, ends.ids)
+        return self._moves_alike(nodes, ends)
 
-    def _moves_alike(self, nodes: list[Node], ids: tuple[Tensor, ...]) -> bool:
+    def _moves_alike(self, nodes: list[Node], ends: GraphEnds) -> bool:
         """Return True if nodes moved rows by the same, and tables were asked for the same texts."""
         if any([getattr(nodes[number], name) != value for number, name, value in self.numbers]):
             return False
-        # The number of samples is in one of the axes.
         shapes = [(getattr(nodes[number], SIZES), size) for number, size in self.sizes]
-        if any([sum(map(ne, now, size)) > 1 or len(now) != len(size) for now, size in shapes]):
+        if any([now != size and not _is_resized(now, size, ends.counts, self.counts) for now, size in shapes]):
             return False
-        if any([_asked_text(nodes[number], ids) != text for number, text in self.tables]):
+        if any([_asked_text(nodes[number], ends.ids) != text for number, text in self.tables]):
             return False
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
+
+
+def _is_resized(now: tuple[int, ...], known: tuple[int, ...], counts: tuple[int, int], then: tuple[int, int]) -> bool:
+    """Return True if axes of a shape have grown as the number of samples did, of words, or of both together."""
+    (samples, words), (few, short) = counts, then
+    pairs = ((1, 1), (samples, few), (words, short), (samples * words, few * short))
+    same = [any(a * less == b * more for more, less in pairs) for a, b in zip(now, known, strict=False)]
+    return len(now) == len(known) and all(same)
 
 
 def kind_of(node: Node) -> type:
@@ -226,7 +237,9 @@ def read_route(ends: GraphEnds) -> Route:
     unseen = any(x in tokens and x.name().startswith(UNSEEN) for x in order)
     kinds, same = tuple(map(kind_of, found)), tuple(numbers[node] for node in found)
     hidden = unseen or _reads_early(graph)
-    return Route(kinds, same, tuple(map(tuple, steps)), tuple(plain), tuple(sizes), tuple(rest), tuple(tables), hidden)
+    found_steps = tuple(map(tuple, steps))
+    saved = tuple(plain), tuple(sizes), tuple(rest), tuple(tables)
+    return Route(kinds, same, found_steps, *saved, hidden, ends.counts)
 
 
 Edges = dict[Node, tuple[tuple[Node | None, int], ...]]

@@ -17,9 +17,10 @@ from vitrail.capture.measure import (
     SAMPLES,
     Structure,
     content_of,
-    form_of,
+    forms_of,
     measure_all,
     measured_in_call,
+    with_length,
 )
 from vitrail.capture.shadow import Remembered
 from vitrail.capture.signature import GraphEnds, Route, read_route
@@ -31,8 +32,10 @@ MOST_ROUTES = 16
 """How many routes are remembered for one form of input."""
 
 
+MOST_LENGTHS = 2
+"""The same for texts whatever their length. Most models treat all lengths alike; of others, all routes would fail."""
 _variants: Remembered[list[tuple[Route, Structure]]] = Remembered(MOST_FORMS)
-"""By form of input the routes that are known, the last used first."""
+"""By form of input the routes that are known, the last used first; for texts also by their form without the length."""
 
 
 _journals: Remembered[dict[tuple[object, ...], Structure]] = Remembered(MOST_FORMS)
@@ -56,24 +59,44 @@ def variant_of(
         structure: what is known for inputs of this form.
         journal: of the pass, so that one without a graph is known by it.
     """
-    known = _variants.get(model, form_of(inputs, body), list)
-    for place, (route, found) in enumerate(known):
-        if route.holds(ends):
+    length, *forms = forms_of(inputs, body)
+    for form in forms:
+        known = _variants.get(model, form, list)
+        for place, (route, one) in enumerate(known):
+            found = one if one.length == length else with_length(one, length)
+            if found is None or not route.holds(ends):
+                continue
             if place:
                 known.insert(0, known.pop(place))
             if journal is not None:
                 _keep_journal(model, inputs, body, journal, found)
             return found
-    route = read_route(ends)
+    return _new_variant(model, inputs, body, structure, read_route(ends), ends_with, journal)
+
+
+def _new_variant(
+    model: nn.Module,
+    inputs: Inputs,
+    body: Body,
+    structure: Structure,
+    route: Route,
+    ends_with: SeenEnds,
+    journal: Journal | None,
+) -> Structure:
+    """Return the structure of a pass that did to tokens what none did before, and remember it."""
     fits = _was_measured(model, inputs, body, structure)
     if fits and inputs.batch > SAMPLES:  # samples that were not looked at may be treated in another way
         fits = not route.hidden and _treats_alike(route, inputs, ends_with)
     found = structure if fits else measure_all(model, inputs, body)
-    if not route.hidden:
+    if route.hidden:
+        return found
+    _, *forms = forms_of(inputs, body)
+    for form, most in zip(reversed(forms), (MOST_ROUTES, MOST_LENGTHS), strict=False):
+        known = _variants.get(model, form, list)
         known.insert(0, (route, found))
-        del known[MOST_ROUTES:]
-        if journal is not None:
-            _keep_journal(model, inputs, body, journal, found)
+        del known[most:]
+    if journal is not None:
+        _keep_journal(model, inputs, body, journal, found)
     return found
 
 
@@ -81,9 +104,11 @@ def journaled(
     model: nn.Module, inputs: Inputs, body: Body, structure: Structure, journal: Journal, ends_with: SeenEnds
 ) -> Structure:
     """Return the structure of a pass whose graph does not show what it did: that of another pass with its journal."""
-    known = _journals.get(model, form_of(inputs, body), dict)
-    if journal.key in known:
-        return known[journal.key]
+    length, form, *_ = forms_of(inputs, body)
+    one = _journals.get(model, form, dict).get(journal.key)
+    found = one if one is None or one.length == length else with_length(one, length)
+    if found is not None:
+        return found
     ends = ends_with(inputs)
     if ends.complete:
         return variant_of(model, inputs, body, structure, ends, ends_with, journal)
@@ -96,7 +121,7 @@ def journaled(
 
 def _keep_journal(model: nn.Module, inputs: Inputs, body: Body, journal: Journal, found: Structure) -> None:
     """Remember the structure of all passes with this journal."""
-    known = _journals.get(model, form_of(inputs, body), dict)
+    known = _journals.get(model, forms_of(inputs, body)[1], dict)
     if len(known) >= MOST_ROUTES:
         known.clear()
     known[journal.key] = found
