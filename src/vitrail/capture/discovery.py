@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from vitrail.capture.outputs import LOGITS, named, read_output, run_model
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import call_shape
-from vitrail.capture.shadow import Remembered, autograd
+from vitrail.capture.shadow import autograd, once, remembered
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import (
     ENCODINGS,
@@ -49,8 +48,6 @@ SELF, CROSS, POOL = "self", "cross", "pool"
 """Kinds of attention: tokens among themselves, tokens that read others, learned queries that read tokens."""
 SHORTEST = 8
 """Tokens from which on texts of different lengths are taken to run the same modules."""
-MOST_FORMS = 64
-"""How many forms of input are remembered for one model."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +102,10 @@ class Discovery:
         return bool(own) and all(call.causal for call in own)
 
 
-_known: Remembered[Discovery] = Remembered(MOST_FORMS)
-_switching: Remembered[bool] = Remembered(MOST_FORMS)
-"""Whether models change themselves on a part of a long text."""
-
-
 def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     """What was found of a shadow for inputs of this form; found once, then remembered."""
     part = part_of_text(inputs)  # all tokens of a long text at once would take more memory than the explanation
-    if part is not None and not _switching.get(model, _form(part), lambda: _switches(model, part)):
+    if part is not None and not remembered.get(model, "switches", _form(part), lambda: _switches(model, part)):
         found = discover(model, part)
         if found.causal:
             return found
@@ -126,7 +118,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
                 model, lambda: _on_ends(model, inputs) or discovered(model, executions(model, inputs))
             )
 
-    return _known.get(model, _form(inputs), measure)
+    return remembered.get(model, "blocks", _form(inputs), measure)
 
 
 def _switches(model: nn.Module, part: Inputs) -> bool:
@@ -345,11 +337,14 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     check_single(found)
     # Modules that the stream passes by are no blocks: the gradient cannot end before them, nor is the stream in them.
     sites = found.blocks if all(site.carries for site in found.blocks) else ()
-    before = _answer(model, inputs) if any(site.turn for site in sites) and _alike.get(model) is not found else None
+    # The last time that the answer was the same with a copy of a block for each time that it runs.
+    checked = once(model, "copies", dict[str, Discovery])
+    repeats = any(site.turn for site in sites)
+    before = _answer(model, inputs) if repeats and checked.get("found") is not found else None
     blocks = tuple(_block(module, site) for module, site in zip(_apart(model, sites), sites, strict=True))
     if before is not None:
         _check_alike(before, _answer(model, inputs), sites)
-        _alike[model] = found
+        checked["found"] = found
     one_token = all(call.queries == call.keys == 1 for call in found.calls)  # which sees no later one in any model
     causal = found.causal or (one_token and generates(model))
     text = not causal and (inputs.ids is not None or inputs.main == "inputs_embeds")
@@ -385,10 +380,6 @@ def _why_loose(model: nn.Module, found: Discovery) -> str:
         f"no module is a block: the residual stream passes by {shown}, and the forward of {adding} adds what they "
         "give. To have blocks, write attention, the feed-forward part and their two sums as one module"
     )
-
-
-_alike: "WeakKeyDictionary[nn.Module, Discovery]" = WeakKeyDictionary()
-"""What was last found of shadows whose answer is the same with a copy of a block for each time that it runs."""
 
 
 def _answer(model: nn.Module, inputs: Inputs) -> Tensor:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -377,16 +376,10 @@ def find_body(model: nn.Module, given: Anatomy | None, inputs: Inputs) -> Body:
         raise AnatomyError(f"anatomy is a vitrail.Anatomy, such as Anatomy(blocks='encoder.layers'), not {given!r}.")
     if given is not None:
         return resolve(given, model)
-    if model not in _families:
-        _families[model] = known_anatomy(model)
-    known = _families[model]
+    known = once(model, "family", lambda: known_anatomy(model))
     if known is None:
         return found_body(model, inputs)
     return once(model, known, lambda: resolve(known, model))
-
-
-_families: "WeakKeyDictionary[nn.Module, Anatomy | None]" = WeakKeyDictionary()
-"""The anatomy of the family that each shadow is of; None where it is of no known one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ from vitrail.capture.recompute import check_borders
 from vitrail.capture.references import settings_of
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import Remembered, autograd, hooks, in_precision, memory_of, once
+from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of, once, remembered
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks, writes_to
 from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, result_state, runs_after
@@ -47,8 +47,6 @@ from vitrail.models.inputs import Inputs
 
 CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
 """Arguments that change from input to input and set no order of tokens."""
-MOST_FORMS = 256
-"""How many forms of input are remembered for one model."""
 SAMPLES = 2
 """How many samples are looked at: enough to see that samples are kept separate."""
 
@@ -96,12 +94,6 @@ class _Seen:
         vars(self).update(vars(_Seen([])))
 
 
-_known: Remembered[Structure] = Remembered(MOST_FORMS)
-_long: Remembered[bool] = Remembered(MOST_FORMS)
-"""Whether long texts are as their parts."""
-_additions: Remembered[dict[int, set[str]]] = Remembered(MOST_FORMS)
-
-
 def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     """What was measured of a shadow for inputs of this form; measured once, then remembered."""
     part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
@@ -111,14 +103,15 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         if not isinstance(found.origin, Origin):
             return found
         whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
-        if whole is not None and _long.get(
-            model, forms_of(inputs, body)[-1], lambda: _as_its_part(model, part, inputs, body, whole)
+        form = forms_of(inputs, body)[-1]
+        if whole is not None and remembered.get(
+            model, "long texts", form, lambda: _as_its_part(model, part, inputs, body, whole)
         ):
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
             return replace(found, origin=whole, assumed=(*found.assumed, said))
     length, *forms = forms_of(inputs, body)
     for form in forms:  # whether a text of another length is treated in the same way is seen in its pass (`variants`)
-        known = _known.get(model, form, lambda: _checked(model, inputs, body))
+        known = remembered.get(model, "structure", form, lambda: _checked(model, inputs, body))
         found = known if known.length == length else with_length(known, length)
         if found is not None:
             return found
@@ -167,7 +160,7 @@ def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, s
     Where any setting of the model has changed, nothing is known: what is added may hang on it.
     """
     settings = once(model, "settings", lambda: tuple(settings_of(model)))
-    return _additions.get(model, (forms_of(inputs, body)[1], settings), dict)
+    return remembered.get(model, "additions", (forms_of(inputs, body)[1], settings), dict[int, set[str]])
 
 
 def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:
@@ -596,7 +589,6 @@ SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
 """Arguments of models with more than one sequence of tokens."""
 LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
 """Arguments that are parts of one sequence where a model has no other for them."""
-_has_streams: Remembered[bool] = Remembered(MOST_FORMS)
 
 
 def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
@@ -609,7 +601,7 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
         (name, None if text and (name in CONTENTS or x is inputs.ids) else getattr(x, "shape", None))
         for name, x in named
     )
-    return _has_streams.get(model, form, lambda: _measured_or_known(model, inputs))
+    return remembered.get(model, "has streams", form, lambda: _measured_or_known(model, inputs))
 
 
 def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:

@@ -14,13 +14,12 @@ from vitrail.capture.discovery import SHORTEST
 from vitrail.capture.input_gradients import at_inputs
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.refusals import COUPLED
-from vitrail.capture.shadow import Remembered, dtypes_of
+from vitrail.capture.shadow import dtypes_of, remembered
 from vitrail.errors import MethodError, SeamError
 from vitrail.models.inputs import Inputs
 
 MOST = 3
 """How many samples are looked at."""
-_known: Remembered[bool] = Remembered(256)
 
 
 def check_apart(model: nn.Module, inputs: Inputs) -> None:
@@ -45,7 +44,8 @@ def _coupled(model: nn.Module, inputs: Inputs) -> bool:
             form.append((name, x.dtype))  # texts of all lengths are treated alike
         else:
             form.append((name, x.shape[1:], x.dtype))
-    return _known.get(model, (tuple(form), min(inputs.batch, MOST)), lambda: _measured(model, inputs))
+    key = tuple(form), min(inputs.batch, MOST)
+    return remembered.get(model, "coupled samples", key, lambda: _measured(model, inputs))
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:

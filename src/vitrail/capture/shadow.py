@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Siz
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -287,6 +287,10 @@ FIRST = 64
 """How many numbers of a tensor are looked at first."""
 Place = tuple[int, str, str]
 """Where a tensor is: the number of its module, the table it is in, its name there."""
+Known = dict[Hashable, tuple[Any, tuple[Place, ...]]]
+"""By form of input and weights what was measured, and where tensors were zero then."""
+MOST_FORMS = 256
+"""How many forms of input are remembered for each thing that is measured of a model."""
 TABLES: dict[str, Callable[[nn.Module], Mapping[str, object]]] = {
     "parameters": lambda module: module._parameters,
     "buffers": lambda module: module._buffers,
@@ -294,27 +298,22 @@ TABLES: dict[str, Callable[[nn.Module], Mapping[str, object]]] = {
 }
 
 
-class Remembered(Generic[T]):
-    """What was measured of shadows, for each form of their inputs; remembered until the weights change.
+class Remembered:
+    """What was measured of shadows, by what it is and for each form of their inputs, until the weights change.
 
     What a model does with its tokens may depend on its weights: a gate of zero hides what it closes. A measurement
     holds as long as the parameters are the same tensors, none was written to, and what was zero still is: torch does
     not count writes through `.data`, and buffers are copied for every call.
 
-    Args:
-        most: how many forms are remembered for one shadow.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.kept: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, tuple[T, tuple[Place, ...]]]] = (
-            weakref.WeakKeyDictionary()
-        )
+    def __init__(self) -> None:
+        self.kept: weakref.WeakKeyDictionary[nn.Module, dict[str, Known]] = weakref.WeakKeyDictionary()
 
-    def get(self, model: nn.Module, form: Hashable, measure: Callable[[], T]) -> T:
-        """What is known for this form, measured if it is not known or no longer holds."""
-        kept, memory = self.kept.setdefault(model, {}), memory_of(model)
-        call = memory.call
+    def get(self, model: nn.Module, what: str, form: Hashable, measure: Callable[[], T]) -> T:
+        """Return what is known for this form, measured if it is not known or no longer holds."""
+        kept = self.kept.setdefault(model, {}).setdefault(what, {})
+        call = memory_of(model).call
         if "weights" not in call:  # the same for all measurements of one call
             call["modules"] = once(model, "modules", lambda: every_module(model))
             call["zeros"] = set[tuple[Place, ...]]()
@@ -325,13 +324,17 @@ class Remembered(Generic[T]):
         key = form, call["weights"]
         found = kept.get(key)
         if found is None or (found[1] not in call["zeros"] and _any_nonzero(call["modules"], found[1])):
-            if len(kept) >= self.most:
+            if len(kept) >= MOST_FORMS:
                 kept.clear()
             if "places" not in call:
                 call["places"] = _zeros(call["modules"])
             found = kept[key] = measure(), call["places"]
         call["zeros"].add(found[1])
         return found[0]
+
+
+remembered = Remembered()
+"""All that was measured of models."""
 
 
 def _parameters(modules: Sequence[nn.Module]) -> list[nn.Parameter]:

@@ -18,7 +18,7 @@ from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.shadow import Remembered
+from vitrail.capture.shadow import remembered
 from vitrail.capture.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
@@ -262,7 +262,6 @@ class _Variants:
 
 
 MOST_ROUTES = 16
-_known: Remembered[_Variants] = Remembered(most=64)
 
 
 @contextmanager
@@ -272,7 +271,7 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
     Args:
         sums: keep what is added to the residual streams, too.
     """
-    kept = _known.get(model, _form(inputs), _Variants)
+    kept = remembered.get(model, "streams", _form(inputs), _Variants)
     if kept.refusal is not None:
         raise type(kept.refusal)(str(kept.refusal))
     if any(found.saves for _, found in kept.routes):
@@ -301,7 +300,7 @@ def known_streams(run: PlainPass, model: nn.Module) -> tuple[StreamsOfPass, Last
 
     It is known if the same was done to tokens in a pass that was measured.
     """
-    kept = _known.get(model, _form(run.inputs), _Variants)
+    kept = remembered.get(model, "streams", _form(run.inputs), _Variants)
     if not kept.plain:
         return None
     ends = _plain_ends(run)
@@ -316,7 +315,7 @@ def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, where
     """Remember the streams of a pass that was measured, for passes in which the same is done to tokens."""
     if found.streams.seen.by_chance:
         return
-    kept, ends = _known.get(model, _form(run.inputs), _Variants), _plain_ends(run)
+    kept, ends = remembered.get(model, "streams", _form(run.inputs), _Variants), _plain_ends(run)
     if any(route.holds(ends) for route, _, _ in kept.plain):  # another scalar was asked for
         return
     route = read_route(ends)
@@ -327,7 +326,7 @@ def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, where
 
 def has_known_streams(model: nn.Module, inputs: Inputs) -> bool:
     """Return True if streams of inputs of this form are known; keep the shadow from recomputing, if it had to be."""
-    kept = _known.get(model, _form(inputs), _Variants)
+    kept = remembered.get(model, "streams", _form(inputs), _Variants)
     if any(found.saves for _, found in kept.routes):
         keep_saved(model)
     return bool(kept.plain)

@@ -13,7 +13,6 @@ from torch import nn
 from vitrail.capture.journal import Journal
 from vitrail.capture.long_texts import part_of_text
 from vitrail.capture.measure import (
-    MOST_FORMS,
     SAMPLES,
     Structure,
     content_of,
@@ -22,7 +21,7 @@ from vitrail.capture.measure import (
     measured_in_call,
     with_length,
 )
-from vitrail.capture.shadow import Remembered
+from vitrail.capture.shadow import remembered
 from vitrail.capture.signature import GraphEnds, Route, read_route
 from vitrail.errors import VitrailError
 from vitrail.models.anatomy import Body
@@ -34,12 +33,10 @@ MOST_ROUTES = 16
 
 MOST_LENGTHS = 2
 """The same for texts whatever their length. Most models treat all lengths alike; of others, all routes would fail."""
-_variants: Remembered[list[tuple[Route, Structure]]] = Remembered(MOST_FORMS)
-"""By form of input the routes that are known, the last used first; for texts also by their form without the length."""
-
-
-_journals: Remembered[dict[tuple[object, ...], Structure]] = Remembered(MOST_FORMS)
-"""By form of input the structures of passes whose graph does not show what they did."""
+Variants = list[tuple[Route, Structure]]
+"""The routes that are known of a form of input, the last used first; of texts also those of any length."""
+Journals = dict[tuple[object, ...], Structure]
+"""The structures of passes whose graph does not show what they did, by what their journal holds."""
 SeenEnds = Callable[[Inputs], GraphEnds]
 """Runs the model as it is on some inputs, and returns where the graph of that run is read."""
 
@@ -61,7 +58,7 @@ def variant_of(
     """
     length, *forms = forms_of(inputs, body)
     for form in forms:
-        known = _variants.get(model, form, list)
+        known = remembered.get(model, "variants", form, Variants)
         for place, (route, one) in enumerate(known):
             found = one if one.length == length else with_length(one, length)
             if found is None or not route.holds(ends):
@@ -92,7 +89,7 @@ def _new_variant(
         return found
     _, *forms = forms_of(inputs, body)
     for form, most in zip(reversed(forms), (MOST_ROUTES, MOST_LENGTHS), strict=False):
-        known = _variants.get(model, form, list)
+        known = remembered.get(model, "variants", form, Variants)
         known.insert(0, (route, found))
         del known[most:]
     if journal is not None:
@@ -105,7 +102,7 @@ def journaled(
 ) -> Structure:
     """Return the structure of a pass whose graph does not show what it did: that of another pass with its journal."""
     length, form, *_ = forms_of(inputs, body)
-    one = _journals.get(model, form, dict).get(journal.key)
+    one = remembered.get(model, "journals", form, Journals).get(journal.key)
     found = one if one is None or one.length == length else with_length(one, length)
     if found is not None:
         return found
@@ -121,7 +118,7 @@ def journaled(
 
 def _keep_journal(model: nn.Module, inputs: Inputs, body: Body, journal: Journal, found: Structure) -> None:
     """Remember the structure of all passes with this journal."""
-    known = _journals.get(model, forms_of(inputs, body)[1], dict)
+    known = remembered.get(model, "journals", forms_of(inputs, body)[1], Journals)
     if len(known) >= MOST_ROUTES:
         known.clear()
     known[journal.key] = found

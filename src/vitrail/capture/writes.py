@@ -149,7 +149,6 @@ def writes_unseen(root: nn.Module) -> bool:
     return any(_uses_unseen(function, {}, seen) for module in modules for function in _held(vars(module)))
 
 
-@functools.lru_cache(maxsize=1024)
 def _class_uses_unseen(kind: type) -> bool:
     own = dict(reversed(list(methods(kind))))  # of a name that several bases have, the first counts
     return "forward" in own and _uses_unseen(own["forward"], own, set())
@@ -204,7 +203,6 @@ def _functions_named(function: types.FunctionType) -> list[types.FunctionType]:
     return [x for x in found if isinstance(x, types.FunctionType) and _is_own(x)]
 
 
-@functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
     """Return the names of attributes and globals that a function and the functions inside it use."""
     inner = [_names_in(part) for part in code.co_consts if isinstance(part, types.CodeType)]
