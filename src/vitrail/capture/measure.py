@@ -585,6 +585,8 @@ def no_origin(why: str, body: Body) -> SeamError:
     )
 
 
+CUT_PASS = "cut pass"
+"""Under this name a call remembers the streams of a pass whose results are cut, and the inputs of that pass."""
 SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
 """Arguments of models with more than one sequence of tokens."""
 LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
@@ -615,24 +617,35 @@ def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _has_several(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a model of no known family has several streams."""
+    """Return True if a model of no known family has several streams."""
+    may_have, several = _may_have(model, inputs), None
+    if may_have:
+        with suppress(SeamError):  # such as queries of frozen weights, without a graph: blocks are sought all the same
+            several = _several(model, inputs)
+    if several:
+        return True
     try:
         found = discover(model, inputs)
     except CutGraphError:
         return False  # the pass over one stream says so
     if _single(found):
-        try:
-            return _may_have(model, inputs) and _several(model, inputs, pooled=_pools(found))
-        except SeamError:  # such as queries of frozen weights, without a graph: one stream is measured in another way
-            return False
+        return False
     # Tokens in several axes, several copies of them (series by channel, AltUp), and those of all samples in one axis
     # are numbered by the streams.
-    return _may_have(model, inputs) or _several(model, inputs) or any(len(block.shape) != 2 for block in found.blocks)
+    return may_have or _several(model, inputs) or any(len(block.shape) != 2 for block in found.blocks)
 
 
-def _several(model: nn.Module, inputs: Inputs, *, pooled: bool = False) -> bool:
+def _several(model: nn.Module, inputs: Inputs) -> bool:
+    """Return True if tokens are not those of one sequence in order, which a query may pool at the end.
+
+    The pass that was measured is kept for the call that explains them.
+    """
     with cut_pass(model, inputs, streams.measured) as found:
-        return not found.is_plain(pooled=pooled) or len(LOOKED_AT & inputs.kwargs.keys()) > 1
+        plain = found.is_plain(pooled=False) or found.is_plain(pooled=True)
+    several = not plain or len(LOOKED_AT & inputs.kwargs.keys()) > 1
+    if several:
+        memory_of(model).call[CUT_PASS] = inputs, found
+    return several
 
 
 def _pools(found: Discovery) -> bool:

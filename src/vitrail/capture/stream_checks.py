@@ -3,7 +3,7 @@
 Streams that were measured once are remembered, by all that decides them.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +15,11 @@ from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.cut_pass import Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
+from vitrail.capture.measure import CUT_PASS
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.shadow import remembered
+from vitrail.capture.shadow import autograd, memory_of, remembered
 from vitrail.capture.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
@@ -278,20 +279,37 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
         keep_saved(model)
     new: list[Route] = []
 
-    def measure(seen: Seen) -> StreamsOfPass:
+    def measure(seen: Seen, streams: Streams | None = None) -> StreamsOfPass:
         new.clear()
         ends = _cut_ends(seen, inputs)
         known = None if seen.by_chance else next((x for route, x in kept.routes if route.holds(ends)), None)
         found = None if known is None else _again(known, seen, inputs)
         if found is None:
             new.append(read_route(ends))
-            found = _measured(seen, inputs, kept)
+            found = _measured(seen, inputs, kept, streams)
         return found
 
-    with cut_pass(model, inputs, measure, sums=sums) as found:
+    with _cut_pass_of_call(model, inputs, measure, sums=sums) as found:
         if new and not new[0].hidden and not found.streams.seen.by_chance:
             kept.routes.insert(0, (new[0], _released(found, saves=keeps_saved(model))))
             del kept.routes[MOST_ROUTES:]
+        yield found
+
+
+@contextmanager
+def _cut_pass_of_call(
+    model: nn.Module, inputs: Inputs, measure: Callable[..., StreamsOfPass], *, sums: bool
+) -> Iterator[StreamsOfPass]:
+    """A cut pass: the one by which this call has found that there are several streams, or a new one."""
+    given, streams = memory_of(model).call.pop(CUT_PASS, (None, None))
+    if streams is None or given is not inputs or sums or streams.seen.by_chance:
+        with cut_pass(model, inputs, measure, sums=sums) as found:
+            yield found
+        return
+    with autograd(gradients=True):
+        streams.seen.maxima.on = True
+        found = measure(streams.seen, streams)
+        streams.seen.maxima.on = False
         yield found
 
 
@@ -359,11 +377,11 @@ def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], input
     )
 
 
-def _measured(seen: Seen, inputs: Inputs, kept: _Variants) -> StreamsOfPass:
-    """The streams of a pass; a refusal is remembered."""
+def _measured(seen: Seen, inputs: Inputs, kept: _Variants, streams: Streams | None) -> StreamsOfPass:
+    """The streams of a pass, if they have not been found already; a refusal is remembered."""
     try:
         check_detached(seen)
-        streams = measured(seen)
+        streams = streams or measured(seen)
         check_order(streams)
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
@@ -382,7 +400,9 @@ def _find_unseen_mixing(streams: Streams, samples: Tensor) -> str | None:
     places = [place for place in streams.places if place.result]
     with suppress(VitrailError):  # what the answer is, is asked again when it is explained
         answer = read_output(streams.seen.answer).logits
-        for index in range(len(streams.sequences)):
+        # What becomes other tokens is asked of these: between the two, `measured` has found what is made of what.
+        becoming = {source for source, _ in streams.since}
+        for index in sorted(set(range(len(streams.sequences))) - becoming):
             chosen = (samples == 0) & (streams.sequence_of == index)
             states = [
                 TokenState(x.tensor, torch.where(chosen[x.tokens.clamp(min=0)], x.tokens, -1), x.channels)
