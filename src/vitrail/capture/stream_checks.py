@@ -101,7 +101,9 @@ def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[T
     if bool((value == value[..., :1, :]).all()):
         return True  # one value for all tokens
     asked, given = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
-    for channels, some in ((-1, before), (1, [x for x in before if x.ndim == 4])):
+    every = torch.arange(rows.four(key).shape[::2].numel())
+    # The last tensors mostly answer, and the way back to them is short.
+    for channels, some in _from_the_last(before):
         of_keys = sources([(key, rows.numbers(key))], some, channels=channels)
         of_values = sources([(value, rows.numbers(value))], some, channels=channels)
         for found in zip(of_keys, of_values, strict=True):
@@ -110,7 +112,24 @@ def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[T
                 _check_same(index, *fed)
                 given = torch.cat([given, fed[0][(fed[0] >= 0) & (fed[1] >= 0)]]).unique()
             asked = torch.cat([asked, *(x[x >= 0] for x in fed)]).unique()
+        if torch.equal(given, every):
+            return True
     return len(given) > 0 and torch.equal(asked, given)
+
+
+def _from_the_last(before: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
+    """Give tensors with the axis of their channels, twice as many each time: of feature maps, both that it may be."""
+    left, most = before[::-1], FIRST_ASKED
+    while left:
+        asked, left, most = left[:most], left[most:], 2 * most
+        yield -1, asked
+        maps = [x for x in asked if x.ndim == 4]
+        if maps:
+            yield 1, maps
+
+
+FIRST_ASKED = 4
+"""How many of the last tensors before a call are asked first: its queries, keys and values, and what they are of."""
 
 
 def _check_same(index: int, keys: Tensor, values: Tensor) -> None:

@@ -118,8 +118,10 @@ def find_unseen_mixing(answer: Tensor, states: Sequence[TokenState], runs: Itera
     if not states or not answer.requires_grad or not _reads_several(answer, states):
         return None
     behind = _nodes_behind(get_gradient_edge(answer).node)
-    reaching = (run for run in runs if run.gave is not None and run.gave.grad_fn in behind)
-    module = next((run for run in reaching if _mixes(run, states)), None)
+    reaching = [run for run in runs if run.gave is not None and run.gave.grad_fn in behind]
+    apart = _find_apart(reaching, states)
+    unclear = (run for run in reaching if not {id(run.given), id(run.gave)} <= apart)
+    module = next((run for run in unclear if _mixes(run, states)), None)
     if module is not None:
         return _unseen(f"{module.name} mixes tokens and gives as many as it is given")
     node = next(_mixing_products(answer, states), None)
@@ -173,11 +175,51 @@ def _tokens_reached(states: Sequence[TokenState], found: Sequence[Tensor | None]
 
 def _fed(rows: list[tuple[Tensor, Tensor]], states: Sequence[TokenState]) -> list[Tensor | None]:
     """Return the row that every position of every state feeds, without positions that are no token."""
-    found: list[Tensor | None] = []
-    for state in states:
-        (fed,) = sources(rows, [state.tensor], channels=state.channels)
-        found.append(None if fed is None else fed[(state.tokens >= 0).to(fed.device)])
+    found: list[Tensor | None] = [None] * len(states)
+    for channels in {state.channels for state in states}:
+        same = [place for place, state in enumerate(states) if state.channels == channels]
+        answers = sources(rows, [states[place].tensor for place in same], channels=channels)
+        for place, fed in zip(same, answers, strict=True):
+            found[place] = None if fed is None else fed[(states[place].tokens >= 0).to(fed.device)]
     return found
+
+
+def _find_apart(runs: Sequence[ModuleRun], states: Sequence[TokenState]) -> set[int]:
+    """Return the ids of tensors that hold the tokens of some states apart, each in one row of their leading axes.
+
+    One question is asked for all tensors of one leading shape. Where its answer is no, each half of them is asked.
+    """
+    alike: dict[torch.Size, list[Tensor]] = {}
+    for run in runs:
+        for x in (run.given if run.intact else None, run.gave):
+            if x is not None and x.requires_grad and x.ndim >= 3:
+                alike.setdefault(x.shape[:-1], []).append(x)
+    apart: set[int] = set()
+    waiting = [list({id(x): x for x in tensors}.values()) for tensors in alike.values()]
+    while waiting:
+        tensors = waiting.pop()
+        if _are_apart(tensors, states):
+            apart.update(map(id, tensors))
+        elif len(tensors) > 1:
+            half = len(tensors) // 2
+            waiting += [tensors[:half], tensors[half:]]
+    return apart
+
+
+def _are_apart(tensors: Sequence[Tensor], states: Sequence[TokenState]) -> bool:
+    """Return True if every token feeds the same one row of all tensors, and no two tokens of a state the same."""
+    numbers = torch.arange(tensors[0].shape[:-1].numel(), device=tensors[0].device).view(*tensors[0].shape[:-1], 1)
+    for state, fed in zip(states, _fed([(x, numbers) for x in tensors], states), strict=True):
+        if fed is None:
+            continue
+        if bool((fed == MIXED).any()):
+            return False
+        tokens = state.tokens[state.tokens >= 0].to(fed.device)[fed >= 0]
+        rows = fed[fed >= 0]
+        pairs = torch.stack([tokens, rows], dim=1).unique(dim=0)
+        if not len(pairs) == len(tokens.unique()) == len(rows.unique()):
+            return False
+    return True
 
 
 def _mixes(run: ModuleRun, states: Sequence[TokenState]) -> bool:
