@@ -10,7 +10,7 @@ from tiny_models import tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture import measure
+from vitrail.capture import long_texts, measure
 from vitrail.errors import VitrailError
 
 LENGTHS = (9, 16, 8, 21, 12, 11)
@@ -120,3 +120,15 @@ def test_a_structure_is_measured_once_for_texts_of_all_lengths(name, method, mon
         if length == FIRST:
             measured.clear()
     assert not measured
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("method", ["gae", "rollout", "attn_lrp"])
+def test_a_long_text_that_was_seen_takes_one_pass_of_the_model(method, frozen, monkeypatch):
+    model, passes = copy.deepcopy(tiny("hf_llama")).requires_grad_(not frozen), []
+    own, inputs = type(model).forward, text(long_texts.LONGEST + 20, batch=1)
+    monkeypatch.setattr(type(model), "forward", lambda *args, **kwargs: passes.append(1) or own(*args, **kwargs))
+    vitrail.explain(model, inputs, method, 1)
+    passes.clear()
+    vitrail.explain(model, inputs, method, 1)
+    assert len(passes) == 1

@@ -108,7 +108,8 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
             model, "long texts", form, lambda: _as_its_part(model, part, inputs, body, whole)
         ):
             said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
-            return replace(found, origin=whole, assumed=(*found.assumed, said))
+            length = forms_of(inputs, body)[0]
+            return replace(found, origin=whole, length=length, assumed=(*found.assumed, said))
     length, *forms = forms_of(inputs, body)
     for form in forms:  # whether a text of another length is treated in the same way is seen in its pass (`variants`)
         known = remembered.get(model, "structure", form, lambda: _checked(model, inputs, body))
