@@ -245,22 +245,24 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
     noted = capture.journal if only is None else None
     kind = InterceptAttention if noted is None else NotingAttention
     mode = kind(capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None)
-    if isinstance(mode, NotingAttention) and noted is not None:
-        mode.note = noted.note
     capture.same = mode.follower.same
     known = capture.attending if only is None else capture.attending[only : only + 1]
-    known = known if noted is None else []
     # Empty while nothing is intercepted: torch calls `leave` also where an error came before `enter`.
     entered = ExitStack()
     enter, leave = (lambda *_: entered.enter_context(mode) and None), (lambda *_: entered.close())
+    if isinstance(mode, NotingAttention) and noted is not None:  # it is there all the time
+        mode.note = noted.note
+        enter, leave = (lambda *_: setattr(mode, "on", True)), (lambda *_: setattr(mode, "on", False))
     handles: list[RemovableHandle] = []
     try:
         _add_hooks(handles, model, capture, only)
         for module in known:  # all else runs at its own speed
             handles.append(module.register_forward_pre_hook(enter, prepend=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
-        if not known:
+        if noted is not None:
             entered.enter_context(mode)
+        if not known:
+            enter()
         yield
     finally:  # torch calls no hook after a KeyboardInterrupt
         entered.close()

@@ -4,7 +4,7 @@ A pass without gradients, under rules, or of frozen weights has no graph that a 
 functions are seen by the mode that intercepts attention. Two passes with the same journal did the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -37,8 +37,9 @@ BY_NUMBER = frozenset(
     if hasattr(place, name)
 )  # fmt: skip
 """Functions that move rows by numbers."""
-PRODUCTS = frozenset({torch.matmul, torch.bmm, torch.mm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.mm,
-                      Tensor.__matmul__, torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__})  # fmt: skip
+ENTRYWISE = frozenset({torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__})
+PRODUCTS = ENTRYWISE | {torch.matmul, torch.bmm, torch.mm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.mm,
+                        Tensor.__matmul__}  # fmt: skip
 JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.hstack, torch.vstack})
 CHOICES = frozenset({torch.where, Tensor.where})
 NOTED = BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding}
@@ -106,7 +107,9 @@ class Journal:
             rows = sum(x.is_floating_point() and x.ndim > 1 for x in given)
             return _values(given) if rows > 1 else []
         if func in PRODUCTS:
-            return [_content(x) for x in args if isinstance(x, Tensor) and _is_selection(x)]
+            given = [x for x in args if isinstance(x, Tensor)]
+            entrywise = func in ENTRYWISE and not _is_outer(given)
+            return [] if entrywise else [_content(x) for x in given if _is_selection(x)]
         if func in JOINS:
             return [*_places(args[0] if args else kwargs.get("tensors")), *_numbers([*args[1:], *kwargs.values()])]
         if func in BY_NUMBER:
@@ -177,6 +180,11 @@ def _content(x: Tensor) -> tuple[object, ...]:
         if torch.equal(own.flatten(), torch.arange(first, first + own.numel(), device=own.device)):
             return x.shape, "in order", first
     return x.shape, hash(own.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _is_outer(given: Sequence[Tensor]) -> bool:
+    """Return True if a product of entries has more of them than each factor: its sum may put rows together."""
+    return len(given) == 2 and torch.broadcast_shapes(*(x.shape for x in given)).numel() > max(x.numel() for x in given)
 
 
 def _is_selection(x: Tensor) -> bool:

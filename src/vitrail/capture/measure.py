@@ -98,18 +98,10 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     """What was measured of a shadow for inputs of this form; measured once, then remembered."""
     part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
     if part is not None:
-        with as_it_was(model):
-            found = structure_of(model, part, body)
-        if not isinstance(found.origin, Origin):
-            return found
-        whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
         form = forms_of(inputs, body)[-1]
-        if whole is not None and remembered.get(
-            model, "long texts", form, lambda: _as_its_part(model, part, inputs, body, whole)
-        ):
-            said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
-            length = forms_of(inputs, body)[0]
-            return replace(found, origin=whole, length=length, assumed=(*found.assumed, said))
+        found = remembered.get(model, "long texts", form, lambda: _structure_of_part(model, part, inputs, body))
+        if found is not None:
+            return found
     length, *forms = forms_of(inputs, body)
     for form in forms:  # whether a text of another length is treated in the same way is seen in its pass (`variants`)
         known = remembered.get(model, "structure", form, lambda: _checked(model, inputs, body))
@@ -117,6 +109,19 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
         if found is not None:
             return found
     return _checked(model, inputs, body)
+
+
+def _structure_of_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body) -> Structure | None:
+    """Return what was measured of a long text on a part of it; None where the whole may be treated in another way."""
+    with as_it_was(model):
+        found = structure_of(model, part, body)
+    if not isinstance(found.origin, Origin):
+        return found
+    whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
+    if whole is None or not _as_its_part(model, part, inputs, body, whole):
+        return None
+    said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
+    return replace(found, origin=whole, length=forms_of(inputs, body)[0], assumed=(*found.assumed, said))
 
 
 def with_length(known: Structure, length: int | None) -> Structure | None:

@@ -195,9 +195,11 @@ class Streams:
             pooled: whether the last call is a pooling query over the same sequence.
         """
         calls = self.attentions[: len(self.attentions) - pooled]
-        return len(self.sequences) == 1 + pooled and all(
-            torch.equal(event.queries, event.keys) and torch.equal(event.queries, calls[0].queries) for event in calls
-        )
+        same = [torch.equal(event.queries, event.keys) and torch.equal(event.keys, calls[0].keys) for event in calls]
+        if len(self.sequences) != 1 + pooled or not all(same):
+            return False
+        # A query that pools is made of no token; else a sequence becomes another one.
+        return not pooled or (not self.since and (not calls or torch.equal(self.attentions[-1].keys, calls[0].keys)))
 
 
 def measured(seen: Seen) -> Streams:

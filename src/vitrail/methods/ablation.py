@@ -301,7 +301,9 @@ def for_each_sample(runner: Runner, scores: Callable[[Ablated], Tensor], *, gues
         differs = same_answer(of)
         assumed += [] if differs is None else [differs]
         found.append(scores(of))
-    return Result(runner.run.among_tokens(torch.stack(found)), assumed=tuple(assumed))
+    # A text that runs alone has no padding, so the answer may read it where the batch is explained.
+    reached = runner.run.reached(replace(runner.part, needed=False)) if runner.run.masked else None
+    return Result(runner.run.among_tokens(torch.stack(found)), assumed=tuple(assumed), reached=reached)
 
 
 def build_leave_one_out(*, batch: int = 8) -> RerunMethod:

@@ -320,16 +320,17 @@ class InterceptAttention(TorchFunctionMode):
 
 
 class NotingAttention(InterceptAttention):
-    """The same, and tell of every function before it runs."""
+    """The same while it is `on`; tells of every function before it runs."""
 
     note: Callable[[Callable[..., Any], tuple, dict], None]
+    on = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:  # noqa: ANN401
         """Note the function, and run it."""
         self.note(func, args, kwargs or {})
-        return super().__torch_function__(func, types, args, kwargs)
+        return super().__torch_function__(func, types, args, kwargs) if self.on else func(*args, **(kwargs or {}))
 
 
 # torch.compile would trace the mode into its graph, where gradients of what it keeps are lost: break the graph instead.
