@@ -64,6 +64,22 @@ def test_the_picture_is_what_the_model_saw(models, photo):
         assert_close(sample.inputs * std + mean, again, rtol=0, atol=1e-6)  # float32 pixels
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "save_vit", "photo"])
+def test_pictures_in_0_to_1_become_the_inputs_and_logits_of_the_models_own_preprocessing(models, photo, name):
+    known = models / name
+    loaded = load(known if known.exists() else name, arch=ARCH if known.suffix else None)
+    sample = loaded.image(photo, squash=True)
+    inputs = sample.inputs if isinstance(sample.inputs, torch.Tensor) else sample.inputs["pixel_values"]
+    pictures = torch.from_numpy(np.array(sample.picture)).permute(2, 0, 1)[None].double() / 255
+    assert_close(loaded.normalise(pictures), inputs.double(), atol=1e-5, rtol=0)  # the inputs are of single precision
+    assert_close(loaded.pictures(inputs), pictures.float(), atol=1e-5, rtol=0)
+    given = pictures.float().requires_grad_()
+    logits = loaded.logits(given)
+    own = loaded.model(inputs)
+    assert_close(logits, getattr(own, "logits", own), atol=1e-4, rtol=0)  # as above, after some layers
+    assert bool(torch.autograd.grad(logits[0, 0], given)[0].any())
+
+
 def test_squashing_keeps_the_border_that_cropping_loses(models):
     loaded = load(str(models / "weights.safetensors"), arch=ARCH)
     image = Image.new("RGB", (400, 100), "black")

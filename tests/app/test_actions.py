@@ -140,7 +140,7 @@ def test_removal_follows_the_curve_of_the_library(explorer, session, do, tiny):
     case = case_of(explorer, session, BALL, tiny)
     gae = vitrail.explain(case.opened.loaded.model, case.sample.inputs, "gae", case.best)
     expected = metrics.perturbation_curve(
-        case.opened.logits, removing.pixels_of(case), gae.shown.reshape(1, *gae.grid), [case.best],
+        case.opened.loaded.logits, removing.pixels_of(case), gae.shown.reshape(1, *gae.grid), [case.best],
         levels=removing.LEVELS, units="patches", fill="grey",
     )  # fmt: skip
     np.testing.assert_allclose(found["curve"], expected.probability[:, 0], atol=1e-5)
@@ -266,7 +266,7 @@ def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny)
     (found,) = do("whatif", input=BALL, model=tiny, cells=(0,), fill="black")
     rows, columns = vitrail.explain(case.opened.loaded.model, case.sample.inputs, "gae").grid
     image[:, :, : image.shape[2] // rows, : image.shape[3] // columns] = 0
-    expected = case.opened.logits(image)[0].softmax(dim=0)
+    expected = case.opened.loaded.logits(image)[0].softmax(dim=0)
     assert found["after"][0]["probability"] == pytest.approx(expected[case.best].item(), abs=1e-6)
     (text,) = do("whatif", input=SENTENCE, model="sentiment", cells=(6, 0))  # [CLS] always stays
     plain = case_of(explorer, session, SENTENCE, "sentiment")

@@ -130,8 +130,8 @@ def test_a_budget_in_which_nothing_fits_is_refused(sizes):
 
 def test_the_lens_reads_shift_and_scale_off_the_preprocessing():
     pixel_model, levels = pixel_model_of(shown_model_of(Linear(), prepare, squash=False), picture())
-    assert_close(pixel_model.shift.flatten(), torch.tensor(SHIFT))
-    assert_close(pixel_model.scale.flatten(), torch.tensor(SCALE))
+    assert_close(pixel_model.scaling.shift.flatten(), torch.tensor(SHIFT))
+    assert_close(pixel_model.scaling.scale.flatten(), torch.tensor(SCALE))
     assert_close(levels[0].permute(1, 2, 0), torch.from_numpy(np.array(picture())) / 255)
     plain = pixel_model.shown_model.model(prepare(picture()))[0]
     assert_close(pixel_model.logits(levels), plain, rtol=1e-5, atol=1e-5)  # single precision

@@ -20,7 +20,7 @@ from vitrail.capture.outputs import read_output
 from vitrail.errors import InputError, MissingExtraError, OptionError
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.loading import find_class
-from vitrail.models.loading.loaded import Loaded
+from vitrail.models.loading.loaded import Loaded, Scaling, read_scaling
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -79,13 +79,11 @@ class PixelModel:
 
     shown_model: ShownModel
     inputs: Inputs
-    shift: Float[Tensor, "1 3 1 1"]
-    scale: Float[Tensor, "1 3 1 1"]
+    scaling: Scaling
 
     def logits(self, pixels: Levels) -> Float[Tensor, " c"]:
         """What the model says of these pixels; can be differentiated."""
-        shown = (self.shift + self.scale * pixels).to(self.inputs.shown.dtype)
-        return self._answer(self.inputs.showing(shown))
+        return self._answer(self.inputs.showing(self.scaling.apply(pixels).to(self.inputs.shown.dtype)))
 
     def reload(self, levels: Levels) -> Float[Tensor, " c"]:
         """What the model says after the picture was saved as a PNG file, opened again and preprocessed."""
@@ -124,20 +122,23 @@ def pixel_model_of(shown_model: ShownModel, image: "Image") -> tuple[PixelModel,
     first = read_inputs(shown_model.show(image))
     if first.kind != "image" or first.shown.shape[:2] != (1, 3):
         raise InputError("class rewriting changes one picture of three channels, but the preprocessing gave no such.")
-    size = first.shown.shape[3], first.shown.shape[2]
-    noise = np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8)
-    probes = (Image.new("RGB", size, "black"), Image.new("RGB", size, "white"), Image.fromarray(noise))
-    black, white, again = (read_inputs(shown_model.show_again(probe)).shown.detach().float() for probe in probes)
-    shift, scale = (x.mean(dim=(2, 3), keepdim=True) for x in (black, white - black))
-    expected = shift + scale * (torch.from_numpy(noise).permute(2, 0, 1)[None] / 255).to(shift)
-    if again.shape != expected.shape or float(((again - expected) / scale).abs().max()) > PROBE:
+
+    def show(probe: Any) -> Tensor:  # noqa: ANN401
+        return read_inputs(shown_model.show_again(probe)).shown.detach().float()
+
+    height, width = first.shown.shape[2:]
+    scaling = read_scaling(show, (height, width))
+    noise = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
+    again, pixels = show(Image.fromarray(noise)), torch.from_numpy(noise).permute(2, 0, 1)[None] / 255
+    expected = scaling.apply(pixels.to(again))
+    if again.shape != expected.shape or float(((again - expected) / scaling.scale).abs().max()) > PROBE:
         raise OptionError(
-            f"the preprocessing changes a picture of {size[0]} x {size[1]} pixels, the model's own size, by more than "
+            f"the preprocessing changes a picture of {width} x {height} pixels, the model's own size, by more than "
             "a shift and a scale of each channel, so what is saved would not be what the model sees. Leave resizing "
             "and cropping out of it."
         )
-    levels = to_levels((first.shown.detach().float() - shift) / scale)
-    return PixelModel(shown_model, first, shift, scale), levels
+    levels = to_levels(scaling.undo(first.shown.detach().float()))
+    return PixelModel(shown_model, first, scaling), levels
 
 
 def to_levels(pixels: Levels) -> Levels:

@@ -125,12 +125,10 @@ def _sheet(
     row: "ExplainedTarget", first: "Guided", sample: "Sample", loaded: "Loaded", alone: "Attribution"
 ) -> "Figure":
     """The picture, its map without guidance, the stitched picture with its map, and the part that is kept."""
-    from vitrail.evaluate.bench.opened import affine
     from vitrail.plots.pictures import Panel, as_picture, panel_figure, sample_map
 
     (found,) = row.attributions
-    shift, scale = (x.to(first.stitched) for x in affine(loaded))
-    picture, stitched = as_picture(sample.picture), as_picture(((first.stitched - shift) / scale).clamp(0, 1))
+    picture, stitched = as_picture(sample.picture), as_picture(loaded.pictures(first.stitched))
     panels = [
         Panel("input", picture=picture),
         Panel("alone", sample_map(alone, 0, picture), signed=alone.signed, picture=picture),

@@ -14,12 +14,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.api.repeated import RepeatedExplainer
 from vitrail.apps.web.workers import Job
 from vitrail.errors import ModelError
-from vitrail.evaluate.bench.opened import affine
 from vitrail.models.loading import EMBEDDED, Loaded, load, silent
 
 KEPT = 3
@@ -33,14 +32,13 @@ READS = {"image": "pictures", "text": "text"}
 
 @dataclass(frozen=True, eq=False)
 class OpenModel:
-    """A model that one job at a time uses, and how pictures in 0..1 become its inputs.
+    """A model that one job at a time uses.
 
     Args:
         passes: how often the model ran for each method and preset when that was last computed.
     """
 
     loaded: Loaded
-    scaling: tuple[Tensor, Tensor] | None
     lock: threading.RLock = field(default_factory=threading.RLock)
     passes: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -64,14 +62,7 @@ class OpenModel:
         """The same weights in modules of their own, for slow jobs, so that no quick job waits for them."""
         model = self.loaded.model
         shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
-        return OpenModel(replace(self.loaded, model=deepcopy(model, shared)), self.scaling)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """The logits of pictures in 0..1."""
-        assert self.scaling is not None
-        shift, scale = (x.to(images) for x in self.scaling)
-        found = self.loaded.model(shift + scale * images)
-        return found if isinstance(found, Tensor) else found.logits
+        return OpenModel(replace(self.loaded, model=deepcopy(model, shared)))
 
 
 class ModelCache:
@@ -133,7 +124,7 @@ class ModelCache:
         if loaded.task in unseen and loaded.source != "question":
             raise ModelError(f"{name} {unseen[loaded.task]}, which this page does not show: use vitrail explain.")
         loaded.model.requires_grad_(requires_grad=False)
-        return OpenModel(loaded, affine(loaded) if loaded.kind == "image" else None)
+        return OpenModel(loaded)
 
 
 SLOWING = 0.97

@@ -126,7 +126,7 @@ def _image(case: Case, target: int, like: Attribution, orders: Tensor, fill: str
     assert like.grid is not None
     images, maps = pixels_of(case).expand(len(orders), -1, -1, -1), orders.reshape(len(orders), *like.grid)
     how = {"levels": LEVELS, "fill": fill, "units": unit_of(like), "batch": BATCH}
-    logits, labels = case.opened.twin.logits, [target] * len(orders)
+    logits, labels = case.opened.twin.loaded.logits, [target] * len(orders)
     return metrics.perturbation_curve(logits, images, maps, labels, **how).probability.T
 
 
@@ -138,7 +138,7 @@ def ends_of(explorer: Explorer, case: Case, target: int, job: Job) -> dict[str, 
     if (probs := explorer.results.get(key)) is None:
         whole = pixels_of(case)
         with running(case.opened.twin, job, "replacing everything"), torch.no_grad():
-            logits = case.opened.twin.logits(torch.cat([filled(whole, fill) for fill in FILLS]))
+            logits = case.opened.twin.loaded.logits(torch.cat([filled(whole, fill) for fill in FILLS]))
         probs = explorer.results.put(key, logits.float().softmax(dim=1))
     return dict(zip(FILLS, probs[:, target].tolist(), strict=True))
 
@@ -208,7 +208,7 @@ def _without_patches(case: Case, cells: list[int], grid: tuple[int, int], fill: 
     chosen = torch.zeros(grid[0] * grid[1])
     chosen[cells] = 1
     mask = torch.nn.functional.interpolate(chosen.reshape(1, 1, *grid), size=image.shape[2:], mode="nearest") > 0
-    return case.opened.logits(torch.where(mask, filled(image, fill), image))
+    return case.opened.loaded.logits(torch.where(mask, filled(image, fill), image))
 
 
 def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, "1 c"]:

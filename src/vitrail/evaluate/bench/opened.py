@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.api.repeated import RepeatedExplainer
 from vitrail.errors import InputError, ModelError, OptionError, as_path, suggest
@@ -212,12 +212,10 @@ KINDS = {"image": "image", "sequence": "text", "question": "question", "causal":
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A model on its device, and how pictures in 0..1 become its inputs."""
+    """A model on its device."""
 
     loaded: Loaded
     device: torch.device
-    shift: Tensor
-    scale: Tensor
 
     @cached_property
     def explainer(self) -> RepeatedExplainer:
@@ -228,15 +226,6 @@ class Opened:
     def kind(self) -> str:
         """The kind of data it reads."""
         return KINDS[self.loaded.task]
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Pictures in 0..1 as the model's own preprocessing would scale them."""
-        return torch.addcmul(self.shift.to(images), images, self.scale.to(images))
-
-    def logits(self, images: Tensor) -> Tensor:
-        """What the model says of pictures in 0..1."""
-        found = self.loaded.model(self.normalise(images))
-        return found if isinstance(found, Tensor) else found.logits
 
 
 @lru_cache(maxsize=2)
@@ -251,22 +240,7 @@ def open_model(spec: ModelSpec, device: str) -> Opened:
             "texts or answer questions, and causal language models."
         )
     loaded.model.to(place).requires_grad_(requires_grad=False)
-    shift, scale = affine(loaded) if loaded.kind == "image" else (torch.zeros(1), torch.ones(1))
-    return Opened(loaded, place, shift.to(place), scale.to(place))
-
-
-def affine(loaded: Loaded) -> tuple[Tensor, Tensor]:
-    """The normalisation, read off a black and a white picture: input = shift + scale * picture."""
-    from PIL import Image
-
-    def mean(colour: str) -> Tensor:
-        inputs = loaded.image(Image.new("RGB", (width, height), colour), squash=True).inputs
-        return (inputs if isinstance(inputs, Tensor) else inputs["pixel_values"])[0].mean(dim=(1, 2))[:, None, None]
-
-    assert loaded.image_size is not None
-    height, width = loaded.image_size
-    shift = mean("black")
-    return shift, mean("white") - shift
+    return Opened(loaded, place)
 
 
 @lru_cache(maxsize=4)

@@ -158,13 +158,13 @@ class Pictures:
     @property
     def inputs(self) -> Tensor:
         """What is explained."""
-        return self.opened.normalise(self.images)
+        return self.opened.loaded.normalise(self.images)
 
     @torch.no_grad()
     def score(self, images: Tensor) -> Tensor:
         """The logits of pictures in 0..1."""
         with self.settings.precision():
-            return self.opened.logits(images)
+            return self.opened.loaded.logits(images)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -284,4 +284,4 @@ def _read_guide(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]
     pixels = torch.from_numpy(seen).permute(2, 0, 1)[None].to(opened.device) / 255
     pixels = pixels.to(next(opened.loaded.model.parameters()).dtype)
     with torch.no_grad():
-        return pixels, int(opened.logits(pixels).argmax())
+        return pixels, int(opened.loaded.logits(pixels).argmax())

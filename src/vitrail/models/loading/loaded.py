@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import InputError, OptionError, TargetError, one_line, suggest
@@ -44,6 +45,38 @@ class Sample:
 
 Preprocess = Callable[..., Sample]
 """Takes an RGB image and `squash=`, gives the sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Shift and scale of each channel: input = shift + scale * picture in 0..1, at the model's own size."""
+
+    shift: Float[Tensor, "c 1 1"]
+    scale: Float[Tensor, "c 1 1"]
+
+    def apply(self, pictures: Tensor) -> Tensor:
+        """Return the inputs of pictures in 0..1."""
+        return torch.addcmul(self.shift.to(pictures), pictures, self.scale.to(pictures))
+
+    def undo(self, inputs: Tensor) -> Tensor:
+        """Return the pictures in 0..1 of inputs, neither rounded nor clipped."""
+        return (inputs - self.shift.to(inputs)) / self.scale.to(inputs)
+
+
+def read_scaling(show: Callable[["Image"], Tensor], size: tuple[int, int]) -> Scaling:
+    """Return what preprocessing does to a picture of the model's own size, read off a black and a white one.
+
+    Args:
+        show: gives the input `[1, c, h, w]` of a picture.
+        size: height and width.
+    """
+    from PIL import Image
+
+    def mean(colour: str) -> Tensor:
+        return show(Image.new("RGB", (size[1], size[0]), colour))[0].mean(dim=(1, 2))[:, None, None]
+
+    shift = mean("black")
+    return Scaling(shift, mean("white") - shift)
 
 
 @dataclass(frozen=True)
@@ -87,6 +120,25 @@ class Loaded:
             raise InputError(f"{self.name} reads text, not images.")
         sample = self.preprocess(image, squash=squash)
         return replace(sample, inputs=self._placed(sample.inputs))
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """What its preprocessing does to a picture of its own size."""
+        assert self.image_size is not None
+        return read_scaling(lambda picture: _pixels(self.image(picture, squash=True).inputs), self.image_size)
+
+    def normalise(self, pictures: Tensor) -> Tensor:
+        """Return pictures in 0..1 as the model's own preprocessing would scale them."""
+        return self.scaling.apply(pictures)
+
+    def pictures(self, inputs: Tensor) -> Tensor:
+        """Return the pictures in 0..1 that inputs were made of, as far as the model sees them."""
+        return self.scaling.undo(inputs).clamp(0, 1)
+
+    def logits(self, pictures: Tensor) -> Tensor:
+        """Return the model's logits of pictures in 0..1 of its own size; they can be differentiated."""
+        found = self.model(self.normalise(pictures))
+        return found if isinstance(found, Tensor) else found.logits
 
     def text(self, text: str, pair: str | None = None) -> Sample:
         """A text, or a pair such as question and context, as the model takes it."""
@@ -153,6 +205,10 @@ class Loaded:
             return str(target)
         first = self.class_name(only(target.first))
         return first if target.second is None else f"{first} rather than {self.class_name(only(target.second))}"
+
+
+def _pixels(inputs: Tensor | Mapping[str, Any]) -> Tensor:
+    return inputs if isinstance(inputs, Tensor) else inputs["pixel_values"]
 
 
 def _first(names: str) -> str:

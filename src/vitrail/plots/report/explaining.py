@@ -23,7 +23,6 @@ from vitrail.api.requests import MethodSpec
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
-from vitrail.evaluate.bench.opened import Opened, affine
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.inputs import read_inputs
@@ -102,21 +101,19 @@ def measure_of(loaded: Loaded) -> Measure:
         raise InputError(f"{loaded.name} is a language model; curves need a model with classes.")
     if loaded.task == "sequence":
         return partial(_text_curves, loaded)
-    device = next(loaded.model.parameters()).device
-    return partial(_picture_curves, Opened(loaded, device, *affine(loaded)))
+    return partial(_picture_curves, loaded)
 
 
-def _picture_curves(opened: Opened, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
-    inputs = read_inputs(sample.inputs).shown.detach()
-    image = ((inputs - opened.shift.to(inputs)) / opened.scale.to(inputs)).clamp(0, 1)
+def _picture_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
+    image = loaded.pictures(read_inputs(sample.inputs).shown.detach())
     size = (image.shape[2], image.shape[3])
     noise = torch.rand(RANDOM, 1, *(found[0].grid or size), generator=torch.Generator().manual_seed(0))
     noise = F.interpolate(noise, size=size, mode="bilinear", align_corners=False)[:, 0]
     maps = torch.cat([*(a.heatmap(size).detach().to(image) for a in found), noise.to(image)])
     images, labels = image.expand(len(maps), -1, -1, -1), [index] * len(maps)
-    inner = perturbation_curve(opened.logits, images, maps, labels, levels=LEVELS[1:-1], fill=FILL).probability
+    inner = perturbation_curve(loaded.logits, images, maps, labels, levels=LEVELS[1:-1], fill=FILL).probability
     # Nothing or all removed: the same for every map.
-    ends = perturbation_curve(opened.logits, image, maps[:1], [index], levels=(0, 1), fill=FILL).probability
+    ends = perturbation_curve(loaded.logits, image, maps[:1], [index], levels=(0, 1), fill=FILL).probability
     first, last = (np.broadcast_to(end, (1, len(maps))) for end in ends)
     return _split(np.concatenate([first, inner, last]).T, len(found))
 
