@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 import vitrail
 from vitrail import targets, zoo
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, VitrailError
+from vitrail.evaluate.answers import ask
+from vitrail.evaluate.data.examples import ContextExample
+from vitrail.models.prompts import generate_ids, read_prompt
 from vitrail.tools.generations import Generation
-from vitrail.tools.prompts import read_prompt
 
 WORDS = "the red key opens door . blue box holds a gold coin ? which it user assistant answer : <script> & one two"
 TEMPLATE = (
@@ -495,3 +497,52 @@ def test_a_letter_of_several_tokens_does_not_cut_a_passage():
     ]
     assert "".join(read.pieces) == read.text
     assert len(read.ids) == len(read.text.encode())
+
+
+def test_the_bench_and_generate_end_an_answer_at_the_same_tokens(language_model):
+    """A chat model has an end of its turns beside the end of a text, which its tokenizer does not name."""
+    plain, tokenizer = language_model
+    torch.manual_seed(3)
+    model = type(plain)(plain.config).eval()
+    context = ContextExample("a", ("the red key opens a door .", "the box is red ."), "which key ?")
+    chat = [{"role": "user", "content": f"{' '.join(context.sentences)}\n\n{context.question}"}]
+    prompt = read_prompt(tokenizer, chat, None)
+    freely = generate_ids(model, prompt.ids, 8)
+    turn = next(i for i, one in enumerate(freely) if i and one not in freely[:i])
+    model.generation_config.eos_token_id = [1, freely[turn]]
+    assert tokenizer.eos_token_id == 1
+    found = vitrail.generate(model, tokenizer, chat, unit="answer", method="gae", max_new_tokens=8)
+    asked = ask(model, tokenizer, context, max_new_tokens=8)
+    assert asked.ids[: asked.start].tolist() == list(prompt.ids)
+    assert asked.ids[asked.start : asked.stop].tolist() == freely[:turn]
+    assert found.text == tokenizer.decode(freely[:turn], clean_up_tokenization_spaces=False)
+    assert [(one.start, one.stop) for one in found.units] == [(asked.start, asked.stop)]
+
+
+def test_what_is_given_as_the_end_of_an_answer_is_no_part_of_it(language_model):
+    model, tokenizer = language_model
+    ids = tokenizer("the red key")["input_ids"]
+    (first,) = generate_ids(model, ids, 1)
+    assert generate_ids(model, ids, 4, {"eos_token_id": first}) == []
+    with pytest.raises(InputError, match="the answer is empty"):
+        vitrail.generate(model, tokenizer, "the red key", max_new_tokens=4, generation={"eos_token_id": first})
+
+
+def test_an_answer_of_no_token_and_a_prompt_that_is_too_long_are_refused_in_the_same_words(language_model):
+    plain, tokenizer = language_model
+    model = copy.deepcopy(plain)
+    context = ContextExample("a", ("the red key opens a door .",), "which key ?")
+    chat = [{"role": "user", "content": "the red key opens a door .\n\nwhich key ?"}]
+    (first,) = generate_ids(model, read_prompt(tokenizer, chat, None).ids, 1)
+    model.generation_config.eos_token_id = [1, first]
+    doors = [
+        lambda most: vitrail.generate(model, tokenizer, chat, max_new_tokens=most),
+        lambda most: ask(model, tokenizer, context, max_new_tokens=most),
+    ]
+    for most, words in ((8, "the answer is empty"), (100, "and 100 may be generated")):
+        said = []
+        for door in doors:
+            with pytest.raises(InputError, match=words) as caught:
+                door(most)
+            said.append(str(caught.value))
+        assert said[0] == said[1]

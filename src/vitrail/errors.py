@@ -19,7 +19,9 @@ VitrailError
 import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
 from pathlib import Path
+from typing import TypeGuard
 
 
 def one_line(error: BaseException | str) -> str:
@@ -107,6 +109,11 @@ def shortened(given: object, length: int = 80) -> str:
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 """Bytes that file systems take in a name and in a whole path."""
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return True for a whole number of Python or NumPy; a truth value is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def as_path(given: object, what: str) -> Path:

@@ -22,7 +22,7 @@ from vitrail.capture.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.texts import lds, recall_at
-from vitrail.models.inputs import position_limit
+from vitrail.models.prompts import Message, check_answer, generate_ids, read_prompt
 from vitrail.models.texts import Span
 
 
@@ -55,57 +55,36 @@ class Question:
 
 def ask(model: Any, tokenizer: Any, context: ContextExample, *, max_new_tokens: int = 24) -> Question:  # noqa: ANN401
     """The model's own greedy answer, or the digits of it that are the value where that is known."""
-    chat = getattr(tokenizer, "chat_template", None) is not None
-    prompt, places = _prompt(tokenizer, context, chat=chat)
-    read = tokenizer(prompt, add_special_tokens=not chat, return_offsets_mapping=True)
-    sources = tuple(_columns(read["offset_mapping"], a, b) for a, b in places)
-    ids = torch.tensor(read["input_ids"], device=next(model.parameters()).device)
-    limit = position_limit(model)
-    if limit is not None and len(ids) + max_new_tokens > limit:
-        raise InputError(f"the prompt has {len(ids)} tokens and {max_new_tokens} may follow; the model reads {limit}.")
-    answer = _answered(model, tokenizer, ids, max_new_tokens)
+    text = " ".join(context.sentences)
+    prompt: str | list[Message] = f"{text}\n\n{context.question}\n"
+    if getattr(tokenizer, "chat_template", None) is not None:
+        prompt = [{"role": "user", "content": f"{text}\n\n{context.question}"}]
+    read = read_prompt(tokenizer, prompt, None)
+    places = _places(context, text, read.text)
+    sources = tuple(_columns(read.letters, a, b) for a, b in places)
+    answer = generate_ids(model, read.ids, max_new_tokens)
+    check_answer(tokenizer, prompt, answer)
     span = _within(tokenizer, answer, context.value)
     first, last = span or (0, len(answer))
+    start = len(read.ids)
     return Question(
-        torch.cat([ids, torch.tensor(answer[:last], device=ids.device)]),
-        len(ids) + first,
-        len(ids) + last,
+        torch.tensor([*read.ids, *answer[:last]], device=next(model.parameters()).device),
+        start + first,
+        start + last,
         sources,
         context.gold,
-        _value(context, prompt, places, read["offset_mapping"]),
+        _value(context, read.text, places, read.letters),
         None if not context.value else span is not None,
     )
 
 
-def _prompt(tokenizer: Any, context: ContextExample, *, chat: bool) -> tuple[str, list[Span]]:  # noqa: ANN401
-    """What the model is given, and the letters of each sentence in it."""
-    text = " ".join(context.sentences)
-    if chat:
-        message = [{"role": "user", "content": f"{text}\n\n{context.question}"}]
-        prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    else:
-        prompt = f"{text}\n\n{context.question}\n"
+def _places(context: ContextExample, text: str, prompt: str) -> list[Span]:
+    """The letters of each sentence in the prompt."""
     begin = prompt.find(text)
     if begin < 0:
         raise InputError("the chat template changes the text of the context, so its sentences cannot be found again.")
     ends = [begin + end for end in accumulate(len(sentence) + 1 for sentence in context.sentences)]
-    return prompt, [(end - 1 - len(one), end - 1) for end, one in zip(ends, context.sentences, strict=True)]
-
-
-def _answered(model: Any, tokenizer: Any, ids: Int[Tensor, " t"], count: int) -> list[int]:  # noqa: ANN401
-    """The tokens that the model continues with, without those that end a text."""
-    end = tokenizer.eos_token_id
-    with torch.no_grad():
-        every = model.generate(
-            ids[None], attention_mask=torch.ones_like(ids)[None], max_new_tokens=count, do_sample=False,
-            pad_token_id=tokenizer.pad_token_id if end is None else end,
-        )[0]  # fmt: skip
-    answer = every[len(ids) :].tolist()
-    while answer and answer[-1] == end:
-        answer.pop()
-    if not answer:
-        raise InputError("the model's answer is empty, so there is nothing to explain.")
-    return answer
+    return [(end - 1 - len(one), end - 1) for end, one in zip(ends, context.sentences, strict=True)]
 
 
 def _value(

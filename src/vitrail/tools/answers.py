@@ -6,8 +6,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,12 +15,12 @@ from torch import Tensor
 from vitrail.api import explain_each
 from vitrail.attribution import Attribution
 from vitrail.capture.continuations import Sequences, sequences_of, spans
-from vitrail.errors import InputError, OptionError, suggest
+from vitrail.errors import InputError, OptionError, is_whole, suggest
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs, read_inputs
+from vitrail.models.prompts import decoded
 from vitrail.models.texts import Span, pieces_of, sentences, words
 from vitrail.targets import continuation
-from vitrail.tools.prompts import decoded
 
 Cut = Callable[[Sequence[str]], list[Span]]
 UNITS: dict[str, Cut] = {
@@ -148,11 +147,6 @@ def answer(  # noqa: PLR0913  (the public signature)
         dict(found[0].provenance),
         own=None if own is None else without_sink(own, real, ends, sink)[0],
     )
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, of Python or NumPy; a truth value is none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_hops(hops: object, reasoning: object) -> None:

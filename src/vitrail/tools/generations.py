@@ -11,15 +11,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import InputError, OptionError, OutputError, as_path, one_line
+from vitrail.errors import InputError, OptionError, OutputError, as_path, is_whole
 from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, parse_spec
 from vitrail.models.inputs import position_limit
+from vitrail.models.prompts import (
+    TEMPLATE,
+    Message,
+    Passage,
+    check_answer,
+    check_letters,
+    decoded,
+    generate_ids,
+    read_prompt,
+)
 from vitrail.models.texts import Span, sentences
 from vitrail.plots.page import answer_figure, answer_html
 from vitrail.storage import encode
-from vitrail.tools.answers import Answer, is_whole
+from vitrail.tools.answers import Answer
 from vitrail.tools.answers import answer as answer_of
-from vitrail.tools.prompts import TEMPLATE, Message, Passage, Prompt, check_letters, decoded, read_prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -236,16 +245,11 @@ def generate(  # noqa: PLR0913  (the public signature)
     _check_values(answer, options, max_new_tokens, generation, reasoning)
     read = read_prompt(tokenizer, prompt, documents)
     if answer is None:
-        ids = _generated(model, read, max_new_tokens, generation or {})
+        ids = generate_ids(model, read.ids, max_new_tokens, generation)
     else:
         check_letters("answer", answer)
         ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
-    if not ids:
-        chat = isinstance(prompt, str) and getattr(tokenizer, "chat_template", None) is not None
-        hint = " The tokenizer has a chat template: give the prompt as [{'role': 'user', 'content': ...}]."
-        raise InputError(
-            "the answer is empty: the model ended at once, or the text given has no token." + (hint if chat else "")
-        )
+    check_answer(tokenizer, prompt, ids)
     limit = position_limit(model)
     if limit is not None and len(read.ids) + len(ids) > limit:
         raise InputError(
@@ -360,44 +364,3 @@ def _check_model(model: Any, tokenizer: Any) -> None:  # noqa: ANN401
             f"the tokenizer has {len(tokenizer)} tokens, but the model has embeddings for {rows}. Is it the model's "
             "own?"
         )
-
-
-def _check_generation(given: Mapping[str, Any], seed: object) -> None:
-    """Raise if the arguments of `model.generate` do not lead to one answer that can be had again."""
-    if given["do_sample"] and seed is None:
-        raise InputError(
-            "sampling gives another answer each time: add a seed, generation={'do_sample': True, 'seed': 0}."
-        )
-    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**63):
-        raise InputError(f"the seed of generation is a whole number of at least 0, but {seed!r} was given.")
-    if given.get("num_return_sequences", 1) != 1:
-        raise InputError("one answer is explained: leave num_return_sequences out.")
-
-
-def _generated(model: Any, read: Prompt, count: int, settings: Mapping[str, Any]) -> list[int]:  # noqa: ANN401
-    """The ids that the model continues the prompt with, without what ends the text."""
-    given = {"do_sample": False, **settings}
-    seed = given.pop("seed", None)
-    _check_generation(given, seed)
-    limit = position_limit(model)
-    if limit is not None and len(read.ids) + count > limit:
-        raise InputError(
-            f"the prompt has {len(read.ids)} tokens and {count} may be generated, but {type(model).__name__} has "
-            f"{limit} positions. Shorten the prompt, or lower max_new_tokens."
-        )
-    if model.training:
-        raise InputError("the model is in training mode, so dropout would change its answer. Call model.eval() first.")
-    ids = torch.tensor([read.ids], device=next(model.parameters()).device)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
-        if seed is not None:
-            torch.manual_seed(seed)
-        try:
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"{type(model).__name__}.generate refused its arguments: {one_line(error)}") from error
-    found = getattr(out, "sequences", out)[0, len(read.ids) :].tolist()
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    ends = {ends} if isinstance(ends, int) else set(ends or ())
-    while found and found[-1] in ends:
-        found.pop()
-    return found

@@ -11,13 +11,13 @@ from vitrail import zoo
 from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
+from vitrail.models.prompts import read_prompt
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import PAGE_SCRIPT, answer_body, attribution_block, document, render
 from vitrail.plots.tokens import pieces
 from vitrail.storage import write_bytes
 from vitrail.tools.generations import Generation, generate
-from vitrail.tools.prompts import read_prompt
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,9 +24,9 @@ from vitrail.errors import InputError, OptionError
 from vitrail.models.inputs import position_limit
 from vitrail.models.loading import Loaded, Sample
 from vitrail.models.loading.huggingface import answer_text, answer_words
+from vitrail.models.prompts import decoded
 from vitrail.models.texts import Span
 from vitrail.tools.generations import Generation
-from vitrail.tools.prompts import decoded
 
 METHOD = "gae"
 """It walks over the tokens of picture and text alike."""

@@ -1,12 +1,18 @@
-"""A prompt as tokens: messages, documents and what the chat template adds, each with the columns it takes."""
+"""A prompt as tokens, and what a model writes after it.
+
+A prompt is made of messages, documents and what the chat template adds, each with the columns it takes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from vitrail.errors import InputError, one_line
-from vitrail.models.texts import is_blank, sentences
+import torch
+
+from vitrail.errors import InputError, is_whole, one_line
+from vitrail.models.inputs import position_limit
+from vitrail.models.texts import Span, is_blank, sentences
 
 Message = Mapping[str, Any]
 TEMPLATE = "template"
@@ -31,12 +37,17 @@ class Passage:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt as the model reads it."""
+    """The prompt as the model reads it.
+
+    Args:
+        letters: of each token, where its first letter stands in the text and the one after its last.
+    """
 
     text: str
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
     passages: tuple[Passage, ...]
+    letters: tuple[Span, ...]
 
 
 def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequence[str] | None) -> Prompt:  # noqa: ANN401
@@ -45,14 +56,14 @@ def read_prompt(tokenizer: Any, prompt: str | Sequence[Message], documents: Sequ
     text, places = _plain(prompt, documents) if isinstance(prompt, str) else _chat(tokenizer, prompt, documents)
     check_letters("prompt", text)
     encoded = tokenizer(text, add_special_tokens=isinstance(prompt, str), return_offsets_mapping=True)
-    offsets, ids = encoded["offset_mapping"], encoded["input_ids"]
+    letters, ids = encoded["offset_mapping"], encoded["input_ids"]
     if not ids:
         raise InputError("the tokenizer makes no token of the prompt. Give a text that has words.")
-    inside = [end > begin for begin, end in offsets]  # tokens that stand for letters, or for bytes of one
+    inside = [end > begin for begin, end in letters]  # tokens that stand for letters, or for bytes of one
     # White space that tokenizers leave out is counted to the token after it.
-    offsets = list(pairwise(accumulate((end for _, end in offsets), max, initial=0)))
+    offsets = list(pairwise(accumulate((end for _, end in letters), max, initial=0)))
     pieces = tuple(text[begin:end] for begin, end in offsets)
-    return Prompt(text, tuple(ids), pieces, tuple(_passages(text, places, offsets, inside)))
+    return Prompt(text, tuple(ids), pieces, tuple(_passages(text, places, offsets, inside)), tuple(letters))
 
 
 def check_letters(name: str, text: str) -> None:
@@ -79,6 +90,77 @@ def _check(prompt: object, documents: object) -> None:
         raise InputError(
             f"a prompt is a text, or a list of messages {{'role': ..., 'content': text}}, but {prompt!r:.80} was given."
         )
+
+
+def generate_ids(
+    model: Any,  # noqa: ANN401
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    settings: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return the tokens that a model continues a prompt with, without those that end the text.
+
+    Args:
+        settings: further arguments of `model.generate`, and a `seed` where it samples. Without any, it is greedy.
+    """
+    given = {"do_sample": False, **(settings or {})}
+    seed = given.pop("seed", None)
+    _check_generation(given, seed)
+    limit = position_limit(model)
+    if limit is not None and len(prompt) + max_new_tokens > limit:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and {max_new_tokens} may be generated, but {type(model).__name__} "
+            f"has {limit} positions. Shorten the prompt, or lower max_new_tokens."
+        )
+    if model.training:
+        raise InputError("the model is in training mode, so dropout would change its answer. Call model.eval() first.")
+    ends = _end_ids(model, given)
+    if ends and getattr(model.generation_config, "pad_token_id", None) is None:
+        given.setdefault("pad_token_id", ends[0])  # as transformers does, which writes a log line about it
+    ids = torch.tensor([prompt], device=next(model.parameters()).device)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            out = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **given
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"{type(model).__name__}.generate refused its arguments: {one_line(error)}") from error
+    found = getattr(out, "sequences", out)[0, len(prompt) :].tolist()
+    while found and found[-1] in ends:
+        found.pop()
+    return found
+
+
+def _check_generation(given: Mapping[str, Any], seed: object) -> None:
+    """Raise if the arguments of `model.generate` do not lead to one answer that can be had again."""
+    if given["do_sample"] and seed is None:
+        raise InputError(
+            "sampling gives another answer each time: add a seed, generation={'do_sample': True, 'seed': 0}."
+        )
+    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**63):
+        raise InputError(f"the seed of generation is a whole number of at least 0, but {seed!r} was given.")
+    if given.get("num_return_sequences", 1) != 1:
+        raise InputError("one answer is explained: leave num_return_sequences out.")
+
+
+def _end_ids(model: Any, given: Mapping[str, Any]) -> list[int]:  # noqa: ANN401
+    """Return the tokens that end a text: those that were given, else those of the model's generation config."""
+    ends = given.get("eos_token_id", getattr(model.generation_config, "eos_token_id", None))
+    if ends is None:
+        return []
+    return [ends] if isinstance(ends, int) else list(ends)
+
+
+def check_answer(tokenizer: Any, prompt: str | Sequence[Message], ids: Sequence[int]) -> None:  # noqa: ANN401
+    """Raise if an answer has no token."""
+    if ids:
+        return
+    hint = ""
+    if isinstance(prompt, str) and getattr(tokenizer, "chat_template", None) is not None:
+        hint = " The tokenizer has a chat template: give the prompt as [{'role': 'user', 'content': ...}]."
+    raise InputError(f"the answer is empty: the model ended at once, or the text given has no token.{hint}")
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:  # noqa: ANN401
