@@ -10,7 +10,7 @@ from tiny_models import tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture import long_texts, measure
+from vitrail.capture.structure import cache, variants
 from vitrail.errors import VitrailError
 
 LENGTHS = (9, 16, 8, 21, 12, 11)
@@ -107,13 +107,13 @@ def test_every_length_is_explained_as_by_a_model_that_has_seen_no_other(make, fr
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["hf_bert", "hf_gpt2"])
 def test_a_structure_is_measured_once_for_texts_of_all_lengths(name, method, monkeypatch):
-    model, measured, own = tiny(name), [], measure._checked
+    model, measured, own = tiny(name), [], variants.measure_structure
 
     def count(*args, **kwargs):
         measured.append(args)
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(measure, "_checked", count)
+    monkeypatch.setattr(variants, "measure_structure", count)
     for length in (FIRST, 14, 9, 12, 11):
         ids = torch.randint(5, 20, (1, length), generator=torch.Generator().manual_seed(length))
         vitrail.explain(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, method)
@@ -126,7 +126,7 @@ def test_a_structure_is_measured_once_for_texts_of_all_lengths(name, method, mon
 @pytest.mark.parametrize("method", ["gae", "rollout", "attn_lrp"])
 def test_a_long_text_that_was_seen_takes_one_pass_of_the_model(method, frozen, monkeypatch):
     model, passes = copy.deepcopy(tiny("hf_llama")).requires_grad_(not frozen), []
-    own, inputs = type(model).forward, text(long_texts.LONGEST + 20, batch=1)
+    own, inputs = type(model).forward, text(cache.LONGEST + 20, batch=1)
     monkeypatch.setattr(type(model), "forward", lambda *args, **kwargs: passes.append(1) or own(*args, **kwargs))
     vitrail.explain(model, inputs, method, 1)
     passes.clear()

@@ -246,13 +246,13 @@ def test_the_head_of_a_model_without_the_keyword_reads_the_same_rows(monkeypatch
 
 
 def test_a_long_text_is_measured_by_a_part_of_it(monkeypatch):
-    from vitrail.capture import long_texts
+    from vitrail.capture.structure import texts
 
     case = golden2("llm_llama")
     inputs = {"input_ids": case.item("seq0")["input_ids"].repeat(1, 2)}
     expected = vitrail.explain(case.model, inputs, "gae", targets.continuation(-3))
-    monkeypatch.setattr(long_texts, "LONGEST", 10)
-    monkeypatch.setattr(long_texts, "PART", 6)
+    monkeypatch.setattr(texts, "LONGEST", 10)
+    monkeypatch.setattr(texts, "PART", 6)
     found = vitrail.explain(case.model, inputs, "gae", targets.continuation(-3))
     assert_close(found.scores, expected.scores)
     assert any("measured on 6 of the" in said for said in found.provenance["assumed"])
@@ -263,7 +263,7 @@ def test_a_long_text_is_measured_by_a_part_of_it(monkeypatch):
     "name", ["BertForSequenceClassification", "DistilBertForSequenceClassification", "LlamaForCausalLM"]
 )
 def test_modules_are_found_on_the_ends_of_a_text_as_on_all_of_it(name, monkeypatch):
-    from vitrail.capture import long_texts
+    from vitrail.capture.structure import texts
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "pad_token_id": 0}
@@ -276,8 +276,8 @@ def test_modules_are_found_on_the_ends_of_a_text_as_on_all_of_it(name, monkeypat
     )
     short = vitrail.structure(model, inputs)
     found = vitrail.explain(model, inputs, "tokentm", 1 if "Sequence" in name else targets.next_token(5)).scores
-    assert long_texts.ENDS in lengths
-    monkeypatch.setattr(long_texts, "BRIEF", 1000)
+    assert texts.ENDS in lengths
+    monkeypatch.setattr(texts, "BRIEF", 1000)
     again = getattr(transformers, name)(config).double().eval()
     again.load_state_dict(model.state_dict())
     assert str(vitrail.structure(again, inputs)) == str(short)

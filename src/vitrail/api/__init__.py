@@ -33,7 +33,7 @@ from vitrail.api.streams import explain_at_inputs, explain_streams, reads_change
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
-from vitrail.capture.measure import has_streams, structure_of
+from vitrail.capture.measure import has_streams
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
@@ -41,6 +41,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.samples import check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
+from vitrail.capture.structure.variants import structure_of
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (
     CutGraphError,

@@ -24,12 +24,13 @@ from vitrail.capture.executions import (
     reached,
     tensors_in,
 )
-from vitrail.capture.long_texts import LONGEST, as_it_was, ends_of_text, part_of_text
 from vitrail.capture.outputs import LOGITS, named, read_output, run_model
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import call_shape
 from vitrail.capture.shadow import autograd, once, remembered
+from vitrail.capture.structure.cache import form_of
+from vitrail.capture.structure.texts import as_it_was, ends_of_text, part_of_text
 from vitrail.errors import AnatomyError, SeamError
 from vitrail.models.anatomy import (
     ENCODINGS,
@@ -46,8 +47,6 @@ from vitrail.models.taking import generates
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 SELF, CROSS, POOL = "self", "cross", "pool"
 """Kinds of attention: tokens among themselves, tokens that read others, learned queries that read tokens."""
-SHORTEST = 8
-"""Tokens from which on texts of different lengths are taken to run the same modules."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,9 @@ class Discovery:
 def discover(model: nn.Module, inputs: Inputs) -> Discovery:
     """What was found of a shadow for inputs of this form; found once, then remembered."""
     part = part_of_text(inputs)  # all tokens of a long text at once would take more memory than the explanation
-    if part is not None and not remembered.get(model, "switches", _form(part), lambda: _switches(model, part)):
+    if part is not None and not remembered.get(
+        model, "switches", form_of(part).keys[0], lambda: _switches(model, part)
+    ):
         found = discover(model, part)
         if found.causal:
             return found
@@ -118,7 +119,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
                 model, lambda: _on_ends(model, inputs) or discovered(model, executions(model, inputs))
             )
 
-    return remembered.get(model, "blocks", _form(inputs), measure)
+    return remembered.get(model, "blocks", form_of(inputs).keys[0], measure)
 
 
 def _switches(model: nn.Module, part: Inputs) -> bool:
@@ -150,21 +151,6 @@ def _on_ends(model: nn.Module, inputs: Inputs) -> Discovery | None:
     calls = tuple(replace(call, queries=all_tokens, keys=all_tokens) for call in found.calls)
     blocks = tuple(replace(site, shape=(all_tokens, *site.shape[1:])) for site in found.blocks)
     return replace(found, calls=calls, blocks=blocks)
-
-
-def _form(inputs: Inputs) -> tuple[Any, ...]:
-    """Names and shapes of the arguments: all that the modules that run are taken to depend on."""
-    named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    shapes = tuple(
-        (name, _size(x, inputs), x.dtype) if isinstance(x, Tensor) else (name, repr(x)) for name, x in named.items()
-    )
-    return shapes, inputs.kind, inputs.batch > 1
-
-
-def _size(x: Tensor, inputs: Inputs) -> tuple[int, ...]:
-    """The shape of one sample. Texts differ in length; the same modules run for all but the shortest and longest."""
-    along = inputs.ids is not None and inputs.ids.shape == x.shape and SHORTEST <= x.shape[-1] <= LONGEST
-    return () if along else tuple(x.shape[1:])
 
 
 def discovered(model: nn.Module, seen: Executions) -> Discovery:

@@ -19,7 +19,7 @@ from vitrail.capture.graphs import active
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.journal import Journal
 from vitrail.capture.layers import check_read
-from vitrail.capture.measure import Structure, forms_of, known_additions, measure_all, structure_of
+from vitrail.capture.measure import Structure
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
@@ -29,8 +29,8 @@ from vitrail.capture.refusals import AT_THE_INPUTS
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
 from vitrail.capture.signature import GraphEnds
+from vitrail.capture.structure.variants import journaled, known_additions, measure_all, structure_of, variant_of
 from vitrail.capture.torch_private import uncompiled
-from vitrail.capture.variants import journaled, variant_of
 from vitrail.errors import (
     AnatomyError,
     CutGraphError,
@@ -107,7 +107,7 @@ def plan_pass(
     check_fits(model, inputs)
     structure = structure_of(model, inputs, body)
     if structure.conditional:  # how many blocks the answer depends on is a matter of the content
-        structure = measure_all(model, inputs, body)
+        structure = measure_all(model, inputs, body, structure.form)
     if structure.used not in (0, len(body.blocks)):  # the answer does not depend on the blocks after these
         body = replace(body, blocks=body.blocks[: structure.used])
         structure = structure_of(model, inputs, body)
@@ -239,8 +239,8 @@ def _run_captured(
     capture, options, rows = Capture(plan), plan.options, plan.rows
     stack.callback(capture.release)
     capture.ids, capture.batch = inputs.ids, inputs.batch
-    if "output_weight" in plan.wanted.states:
-        capture.additions = known_additions(model, inputs, plan.body)
+    if "output_weight" in plan.wanted.states and plan.structure is not None:
+        capture.additions = known_additions(model, plan.structure.form)
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)
@@ -250,7 +250,7 @@ def _run_captured(
     capture.hidden |= options.last_block or options.per_block or once(model, "frozen", partial(_is_frozen, model))
     fresh = bool(memory_of(model).call.get("measured"))  # a later pass without a graph finds what this one did
     if noted and capture.checked and (capture.hidden or fresh):
-        capture.journal = Journal(inputs.ids, forms_of(inputs, plan.body)[0])
+        capture.journal = Journal(inputs.ids, None if plan.structure is None else plan.structure.form.length)
         for block in plan.body.blocks[-1:]:
             close = block.module.register_forward_hook(partial(_close, capture.journal))
             stack.callback(close.remove)

@@ -11,7 +11,7 @@ Three questions are asked of every model and every form of input, once:
 The answers come from coded gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,29 +26,23 @@ from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
 from vitrail.capture.cut_pass import cut_pass
 from vitrail.capture.detached import KeepDetached, leaf_of
-from vitrail.capture.discovery import POOL, SELF, SHORTEST, Discovery, discover
+from vitrail.capture.discovery import POOL, SELF, Discovery, discover
 from vitrail.capture.executions import node_of, reached, start_graph
 from vitrail.capture.hooks import replaced_stream, with_stream_of
 from vitrail.capture.layers import batch_first
-from vitrail.capture.long_texts import LONGEST, as_it_was, for_length, part_of_text, untouched_borders
 from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
 from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.recompute import check_borders
-from vitrail.capture.references import settings_of
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of, once, remembered
+from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of, remembered
+from vitrail.capture.structure.cache import NO_FORM, SAMPLES, InputForm, content_of, form_of
 from vitrail.capture.token_order import MeasuredBlock
 from vitrail.capture.torch_private import saving_hooks, writes_to
 from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, result_state, runs_after
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs
-
-CONTENTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Arguments that change from input to input and set no order of tokens."""
-SAMPLES = 2
-"""How many samples are looked at: enough to see that samples are kept separate."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Structure:
     together: str | None = "the blocks are not known"  # why they cannot be differentiated one by one; None if they can
     no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
     conditional: bool = False  # whether the answer may depend on more blocks for another input
-    length: int | None = None  # of the text it holds for; None where the input is no text
+    form: InputForm = NO_FORM  # of the inputs it holds for
     writes: bool = False  # whether the model writes into what enters a block, or into what the last one gives
 
 
@@ -94,123 +88,9 @@ class _Seen:
         vars(self).update(vars(_Seen([])))
 
 
-def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
-    """What was measured of a shadow for inputs of this form; measured once, then remembered."""
-    part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
-    if part is not None:
-        form = forms_of(inputs, body)[-1]
-        found = remembered.get(model, "long texts", form, lambda: _structure_of_part(model, part, inputs, body))
-        if found is not None:
-            return found
-    length, *forms = forms_of(inputs, body)
-    for form in forms:  # whether a text of another length is treated in the same way is seen in its pass (`variants`)
-        known = remembered.get(model, "structure", form, lambda: _checked(model, inputs, body))
-        found = known if known.length == length else with_length(known, length)
-        if found is not None:
-            return found
-    return _checked(model, inputs, body)
-
-
-def _structure_of_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body) -> Structure | None:
-    """Return what was measured of a long text on a part of it; None where the whole may be treated in another way."""
-    with as_it_was(model):
-        found = structure_of(model, part, body)
-    if not isinstance(found.origin, Origin):
-        return found
-    whole = for_length(found.origin, part.shown.shape[1], inputs.shown.shape[1])
-    if whole is None or not _as_its_part(model, part, inputs, body, whole):
-        return None
-    said = f"the structure was measured on {part.shown.shape[1]} of the {inputs.shown.shape[1]} tokens"
-    return replace(found, origin=whole, length=forms_of(inputs, body)[0], assumed=(*found.assumed, said))
-
-
-def with_length(known: Structure, length: int | None) -> Structure | None:
-    """Return a structure for texts of another length; None where tokens are not those of the text in order."""
-    if known.length == length:
-        return known
-    if (
-        known.length is None
-        or length is None
-        or not isinstance(known.origin, Origin)
-        or known.refusal is not None
-        or known.conditional
-    ):
-        return None
-    origin = for_length(known.origin, known.length, length)
-    return None if origin is None else replace(known, origin=origin, length=length)
-
-
-def measure_all(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
-    """Measure the structure on all samples of these inputs, unless that was done in this call."""
-    kept = measured_in_call(model)
-    name = content_of(inputs), inputs.batch
-    if name not in kept:
-        kept[name] = _checked(model, inputs, body, most=inputs.batch)
-    return kept[name]
-
-
-def measured_in_call(model: nn.Module) -> dict[tuple[int, int], Structure]:
-    """Return what the call that runs has measured, by the content of the inputs and their number."""
-    return memory_of(model).call.setdefault("measured", {})
-
-
-def content_of(inputs: Inputs) -> int:
-    """Return a hash of all numbers of the inputs."""
-    named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    return hash(tuple((name, x.shape, _setting(x)) for name, x in named.items() if isinstance(x, Tensor)))
-
-
-def known_additions(model: nn.Module, inputs: Inputs, body: Body) -> dict[int, set[str]]:
-    """By block, which sub-layers were found to be added as they are for inputs of this form; filled by passes.
-
-    Where any setting of the model has changed, nothing is known: what is added may hang on it.
-    """
-    settings = once(model, "settings", lambda: tuple(settings_of(model)))
-    return remembered.get(model, "additions", (forms_of(inputs, body)[1], settings), dict[int, set[str]])
-
-
-def _as_its_part(model: nn.Module, part: Inputs, inputs: Inputs, body: Body, origin: Origin) -> bool:
-    """Whether the tokens of a long text go the way that those of its part go, in a model of no known family."""
-    if not body.blocks[0].discovered:
-        return True
-    with autograd(gradients=False):
-        in_order = isinstance(_counted(origin, model, inputs, body), Origin)
-        with as_it_was(model):
-            of_part = untouched_borders(model, part, body) if in_order else None
-        return in_order and of_part == untouched_borders(model, inputs, body)
-
-
-def forms_of(inputs: Inputs, body: Body) -> tuple[Any, ...]:
-    """Return the length of a text, the form of texts of any length, and the form of these inputs.
-
-    A form is all that a model's structure may depend on: names and shapes, settings, the kind of padding, the anatomy.
-    Where the input is no text, or no block is known, the length is None, and there is one form.
-    """
-    ids, texts = inputs.ids, True
-    whole, short = [], []
-    for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()):
-        if not isinstance(x, Tensor):
-            whole.append((name, repr(x)))
-            short.append(whole[-1])
-            continue
-        plain = name in CONTENTS or x is inputs.shown
-        whole.append((name, tuple(x.shape[1:]), x.dtype, None if plain else _setting(x)))
-        short.append((name, x.dtype) if plain else whole[-1])
-        texts = texts and (not plain or (ids is not None and x.shape == ids.shape))
-    padded = inputs.attention_mask is not None and not bool(inputs.attention_mask.bool().all())
-    rest = inputs.kind, padded, body.anatomy, len(body.blocks), min(inputs.batch, SAMPLES)
-    form = tuple(whole), *rest
-    if ids is None or not texts or not body.blocks or ids.ndim != 2 or not SHORTEST <= ids.shape[1] <= LONGEST:
-        return None, form
-    return ids.shape[1], (tuple(short), *rest), form
-
-
-def _setting(x: Tensor) -> int:
-    """What stands for the values of an argument that may be an order of tokens."""
-    return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-
-
-def _checked(model: nn.Module, inputs: Inputs, body: Body, *, most: int = SAMPLES) -> Structure:
+def measure_structure(
+    model: nn.Module, inputs: Inputs, body: Body, form: InputForm, *, most: int = SAMPLES
+) -> Structure:
     """What is measured of a model whose attention and weights can be read, on this many samples at most."""
     refusals.check_model(model)
     some = inputs if inputs.batch <= most else inputs.take(torch.arange(most))
@@ -221,9 +101,14 @@ def _checked(model: nn.Module, inputs: Inputs, body: Body, *, most: int = SAMPLE
             raise
         some, found = inputs, _measured(model, inputs, body)  # the model takes no fewer samples
     why = refusals.why_not_differentiable(model)
-    found = replace(found, no_gradient=why or found.no_gradient, length=forms_of(some, body)[0])
-    measured_in_call(model)[content_of(some), some.batch] = found
+    found = replace(found, no_gradient=why or found.no_gradient, form=form)
+    measured_in_call(model)[content_of(some)] = found
     return found
+
+
+def measured_in_call(model: nn.Module) -> dict[Hashable, Structure]:
+    """Return what the call that runs has measured, by the content of the inputs."""
+    return memory_of(model).call.setdefault("measured", {})
 
 
 def _measured(model: nn.Module, some: Inputs, body: Body, *, kept: bool = False) -> Structure:
@@ -253,7 +138,7 @@ def _measured(model: nn.Module, some: Inputs, body: Body, *, kept: bool = False)
         seen.release()
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
-        check = _unmoved if judged.origin.measured or some.signal else _counted
+        check = _unmoved if judged.origin.measured or some.signal else counted_origin
         with in_precision(model, dtype), own():
             return replace(judged, origin=check(judged.origin, model, some, body))
 
@@ -267,7 +152,7 @@ def _entering(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Inputs, _Se
     return inputs, seen
 
 
-def _counted(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
+def counted_origin(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
     """The origin that was only counted, if another word at a place changes the token of that number and no other."""
 
     def tokens(ids: Tensor) -> Tensor | None:
@@ -603,12 +488,7 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
     """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
     if given is not None:  # the anatomy that the user named says that there is one stream
         return False
-    text = inputs.ids is not None and SHORTEST <= inputs.ids.shape[-1] <= LONGEST
-    named = (*enumerate(inputs.args), *inputs.kwargs.items())
-    form = tuple(
-        (name, None if text and (name in CONTENTS or x is inputs.ids) else getattr(x, "shape", None))
-        for name, x in named
-    )
+    form = form_of(inputs).keys[0]
     return remembered.get(model, "has streams", form, lambda: _measured_or_known(model, inputs))
 
 

@@ -5,16 +5,17 @@ map of one sample would then leave out, or hold, parts of others. This is measur
 model, so every method asks it here.
 """
 
+import math
 from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.discovery import SHORTEST
 from vitrail.capture.input_gradients import at_inputs
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.refusals import COUPLED
 from vitrail.capture.shadow import dtypes_of, remembered
+from vitrail.capture.structure.cache import form_of
 from vitrail.errors import MethodError, SeamError
 from vitrail.models.inputs import Inputs
 
@@ -36,16 +37,8 @@ def check_copies(model: nn.Module, inputs: Inputs) -> None:
 
 def _coupled(model: nn.Module, inputs: Inputs) -> bool:
     """Return True if the answers to these samples depend on each other; measured once for each form of input."""
-    form = []
-    for name, x in (*enumerate(inputs.args), *inputs.kwargs.items()):
-        if not isinstance(x, Tensor):
-            form.append((name, repr(x)))
-        elif inputs.ids is not None and x.shape == inputs.ids.shape and x.shape[-1] >= SHORTEST:
-            form.append((name, x.dtype))  # texts of all lengths are treated alike
-        else:
-            form.append((name, x.shape[1:], x.dtype))
-    key = tuple(form), min(inputs.batch, MOST)
-    return remembered.get(model, "coupled samples", key, lambda: _measured(model, inputs))
+    form = form_of(inputs, samples=MOST, longest=math.inf)
+    return remembered.get(model, "coupled samples", form.keys[0], lambda: _measured(model, inputs))
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:

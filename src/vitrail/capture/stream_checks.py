@@ -6,7 +6,7 @@ Streams that were measured once are remembered, by all that decides them.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from vitrail.capture.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
+from vitrail.capture.structure.cache import Variants, form_of, named_arguments
 from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
@@ -273,15 +274,29 @@ class StreamsOfPass:
 
 
 @dataclass(eq=False)
-class _Variants:
-    """What was measured for one form of input: tables for each route of tokens, or why there are none."""
+class _Known:
+    """What is known of inputs of one form: tables for each route of tokens, or why there are none."""
 
-    routes: list[tuple[Route, StreamsOfPass]] = field(default_factory=list)  # of passes whose results are cut
-    plain: list[tuple[Route, StreamsOfPass, LastResults]] = field(default_factory=list)  # of passes as they are
+    cut: Variants[StreamsOfPass] = field(default_factory=Variants[StreamsOfPass])  # of passes whose results are cut
+    plain: Variants[tuple[StreamsOfPass, LastResults]] = field(  # of passes as they are
+        default_factory=Variants[tuple[StreamsOfPass, LastResults]]
+    )
     refusal: SeamError | None = None
 
 
-MOST_ROUTES = 16
+def _known_of(model: nn.Module, inputs: Inputs) -> _Known:
+    """Return what is known of inputs of this form; keep the shadow from recomputing, if it had to be."""
+    texts = set(inputs.kwargs) <= {*WORDS, *MASKS.values()} and not inputs.args
+    deciding = [
+        name
+        for name, x in named_arguments(inputs)
+        if isinstance(x, Tensor) and ("mask" in str(name) or not (x.is_floating_point() or (texts and name in WORDS)))
+    ]
+    form = form_of(inputs, inputs.shared, samples=None, deciding=deciding).keys[-1]
+    known = remembered.get(model, "streams", form, _Known)
+    if any(found.saves for _, found in known.cut.routes):
+        keep_saved(model)
+    return known
 
 
 @contextmanager
@@ -291,27 +306,23 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
     Args:
         sums: keep what is added to the residual streams, too.
     """
-    kept = remembered.get(model, "streams", _form(inputs), _Variants)
+    kept = _known_of(model, inputs)
     if kept.refusal is not None:
         raise type(kept.refusal)(str(kept.refusal))
-    if any(found.saves for _, found in kept.routes):
-        keep_saved(model)
     new: list[Route] = []
 
     def measure(seen: Seen, streams: Streams | None = None) -> StreamsOfPass:
         new.clear()
         ends = _cut_ends(seen, inputs)
-        known = None if seen.by_chance else next((x for route, x in kept.routes if route.holds(ends)), None)
-        found = None if known is None else _again(known, seen, inputs)
+        found = None if seen.by_chance else kept.cut.find(ends, partial(_again, seen=seen, inputs=inputs))
         if found is None:
             new.append(read_route(ends))
             found = _measured(seen, inputs, kept, streams)
         return found
 
     with _cut_pass_of_call(model, inputs, measure, sums=sums) as found:
-        if new and not new[0].hidden and not found.streams.seen.by_chance:
-            kept.routes.insert(0, (new[0], _released(found, saves=keeps_saved(model))))
-            del kept.routes[MOST_ROUTES:]
+        if new and not found.streams.seen.by_chance:
+            kept.cut.keep(new[0], _released(found, saves=keeps_saved(model)))
         yield found
 
 
@@ -337,36 +348,26 @@ def known_streams(run: PlainPass, model: nn.Module) -> tuple[StreamsOfPass, Last
 
     It is known if the same was done to tokens in a pass that was measured.
     """
-    kept = remembered.get(model, "streams", _form(run.inputs), _Variants)
-    if not kept.plain:
+    known = _known_of(model, run.inputs).plain.find(_plain_ends(run), lambda one: one)
+    if known is None:
         return None
-    ends = _plain_ends(run)
-    for place, (route, found, where) in enumerate(kept.plain):
-        if route.holds(ends):
-            kept.plain.insert(0, kept.plain.pop(place))
-            return replace(found, shown=[_with_words(one, run.inputs) for one in found.shown]), where
-    return None
+    found, where = known
+    return replace(found, shown=[_with_words(one, run.inputs) for one in found.shown]), where
 
 
 def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults) -> None:
     """Remember the streams of a pass that was measured, for passes in which the same is done to tokens."""
     if found.streams.seen.by_chance:
         return
-    kept, ends = remembered.get(model, "streams", _form(run.inputs), _Variants), _plain_ends(run)
-    if any(route.holds(ends) for route, _, _ in kept.plain):  # another scalar was asked for
+    known, ends = _known_of(model, run.inputs).plain, _plain_ends(run)
+    if not ends.complete or known.find(ends, lambda one: one) is not None:  # another scalar was asked for
         return
-    route = read_route(ends)
-    if ends.complete and not route.hidden:
-        kept.plain.insert(0, (route, _released(found, saves=keeps_saved(model)), where))
-        del kept.plain[MOST_ROUTES:]
+    known.keep(read_route(ends), (_released(found, saves=keeps_saved(model)), where))
 
 
 def has_known_streams(model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if streams of inputs of this form are known; keep the shadow from recomputing, if it had to be."""
-    kept = remembered.get(model, "streams", _form(inputs), _Variants)
-    if any(found.saves for _, found in kept.routes):
-        keep_saved(model)
-    return bool(kept.plain)
+    """Return True if streams of inputs of this form are known."""
+    return bool(_known_of(model, inputs).plain.routes)
 
 
 def _plain_ends(run: PlainPass) -> GraphEnds:
@@ -396,7 +397,7 @@ def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], input
     )
 
 
-def _measured(seen: Seen, inputs: Inputs, kept: _Variants, streams: Streams | None) -> StreamsOfPass:
+def _measured(seen: Seen, inputs: Inputs, kept: _Known, streams: Streams | None) -> StreamsOfPass:
     """The streams of a pass, if they have not been found already; a refusal is remembered."""
     try:
         check_detached(seen)
@@ -462,21 +463,3 @@ def _with_words(shown: ShownStream, inputs: Inputs) -> ShownStream:
     assert isinstance(ids, Tensor)
     masked = isinstance(mask, Tensor) and mask.shape == ids.shape
     return replace(shown, words=ids.detach().cpu(), mask=mask.bool().cpu() if masked else None)  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def _form(inputs: Inputs) -> tuple[Any, ...]:
-    """All of the inputs that decides the streams of a model."""
-    named = {**dict(enumerate(inputs.args)), **inputs.kwargs}
-    texts = set(inputs.kwargs) <= {*WORDS, *MASKS.values()} and not inputs.args
-
-    def value(name: int | str, x: Tensor) -> int | None:
-        decides_nothing = x.is_floating_point() and "mask" not in str(name)
-        if decides_nothing or (texts and name in WORDS):
-            return None
-        return hash(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-
-    shapes = tuple(
-        (name, tuple(x.shape), x.dtype, value(name, x)) if isinstance(x, Tensor) else (name, repr(x))
-        for name, x in named.items()
-    )
-    return shapes, inputs.kind, inputs.batch, inputs.shared

@@ -18,12 +18,13 @@ from vitrail.capture.outputs import run_model
 from vitrail.capture.references import SETTING
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import hooks
+from vitrail.capture.structure.cache import LONGEST
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module
 
-LONGEST, PART = 512, 256
-"""Tokens up to which a causal text is measured whole, and how many of a longer one are measured."""
+PART = 256
+"""How many tokens of a text are measured that is longer than `LONGEST`."""
 BRIEF, ENDS = 64, 32
 """Tokens up to which modules are sought on a whole text, and on how many of a longer one."""
 
