@@ -2,20 +2,16 @@
 
 import logging
 import time
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
 from itertools import groupby
-from math import inf
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitrail.api.bounds import DROPPED, OF_TOKENS, explain_sizes, hold_to_reach
+from vitrail.api.attributions import attach_metadata, attribution_of
 from vitrail.api.requests import (
     MethodSpec,
     Request,
@@ -30,11 +26,10 @@ from vitrail.api.requests import (
 )
 from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes, timed
-from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
+from vitrail.attribution import Attribution, Comparison
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import has_streams
-from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
@@ -61,7 +56,7 @@ from vitrail.methods import (
     READABLE,
 )
 from vitrail.models.anatomy import Anatomy, Body
-from vitrail.models.inputs import Inputs, led_by_text, patch_sums, read_inputs
+from vitrail.models.inputs import Inputs, led_by_text, read_inputs
 from vitrail.models.taking import FromFeatures, Prepared, check_target, generates, prepared
 from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
@@ -89,106 +84,6 @@ def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | Non
     check_level_at_inputs(found)
     logger.warning("%s is read at the inputs: %s", request.entry.name, error)
     return found
-
-
-def attribution_of(
-    request: Request,
-    results: list[tuple[Scalar, Result]],
-    run: Pass,
-    *,
-    backends: Collection[str] = (),
-    dtype: torch.dtype | None = None,
-    begun: float | None = None,
-) -> Attribution:
-    """The results of all parts of the target, added, cut to the content and labelled.
-
-    Args:
-        backends: what computed the sums over attention maps.
-        dtype: what the numbers are given in, if not in that of the pass.
-        begun: when the work on this result began.
-    """
-    inputs, target, grid = run.inputs, results[0][0].target, run.origin.grid
-    dropped = False
-    if any(result.reached is not None for _, result in results):
-        results, dropped = hold_to_reach(results, run)
-    total = _total(results, run, dtype)
-    sums = None if total.pixels is None or grid is None else patch_sums(total.pixels, grid, run.origin.patch)
-    scores = total.scores if sums is None else sums
-    assert scores is not None
-    sizes = scores.abs().amax(dim=1).tolist()
-    zero = None if all(0 < size < inf for size in sizes) else explain_sizes(request, results, run, sizes)
-    given = request.options.items()
-    return Attribution(
-        scores=scores,
-        method=request.entry.name,
-        target=target,
-        kind=inputs.kind,
-        signed=request.signed,
-        preset=request.preset,
-        options={name: ARRAY.format(" x ".join(map(str, x.shape))) if hasattr(x, "shape") else x for name, x in given},
-        grid=grid,
-        size=inputs.size,
-        tokens=inputs.tokens if run.origin.labels is None else (run.origin.labels,) * inputs.batch,
-        valid=run.patches(run.valid) if inputs.kind == "text" and not bool(run.valid.all()) else None,
-        readout=run.readout_position() if inputs.kind == "text" and len(results) == 1 else None,
-        provenance={
-            **_made_by(request, results, run, total.residual, dropped=dropped),
-            **({} if zero is None else {"zero": zero}),
-            "backend": ", ".join(sorted(backends, reverse=True)) or "none",
-            **({} if begun is None else {"seconds": time.perf_counter() - begun}),
-        },
-        own=total.own,
-        pixels=total.pixels,
-        layers=total.layers,
-        heads=total.heads,
-    )
-
-
-def _made_by(
-    request: Request, results: list[tuple[Scalar, Result]], run: Pass, residual: Tensor | None, *, dropped: bool
-) -> dict[str, Any]:
-    """What a result says of how it was made: what was assumed, which parts were added, how far they agree."""
-    target, first = results[0][0].target, results[0][1]
-    differences = [result.disagreement for _, result in results if result.disagreement is not None]
-    said = {
-        "signal": None if run.origin.labels is None else signal_kind(run.inputs.shown.ndim, run.origin.labels),
-        "residual": None if residual is None else residual.tolist(),
-        "default": request.reason,
-        "assumed": [
-            *run.assumed,
-            *dict.fromkeys(one for _, result in results for one in result.assumed),
-            *[DROPPED.format(request.entry.name)] * dropped,
-        ]
-        or None,
-        "recomputed_blocks": max(run.recomputed, first.recomputed) or None,
-        "virtual_tokens": run.virtual or None,  # what they got is not among the scores
-        "parts": list(first.parts) or None,
-        "disagreement": torch.stack(differences).mean(dim=0).tolist() if differences else None,
-    }
-    logits, one_class = run.output.wide.detach(), target.first is not None and target.second is None
-    if one_class and not run.output.span and logits.ndim == 2 and logits.shape[1] > 1:
-        classes = torch.as_tensor(target.first, device=logits.device).reshape(-1, 1).expand(len(logits), 1)
-        said["probability"] = logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()
-    return {name: x for name, x in said.items() if x is not None}
-
-
-ARRAY = "array of {}"
-"""An array among the options, as a result keeps it."""
-
-
-def _total(results: list[tuple[Scalar, Result]], run: Pass, dtype: torch.dtype | None) -> Result:
-    """The results of all parts of a target, added; of tokens, those of the input in their order, padding zero."""
-    made: dict[str, Tensor] = {}
-    for name in (*OF_TOKENS, "pixels", "residual"):
-        found = [getattr(result, name) for _, result in results]
-        if found[0] is None:
-            continue
-        total: Tensor = reduce(torch.add, [x.abs() for x in found] if results[0][0].target.absolute else found)
-        total = total if dtype is None else total.to(dtype)
-        if name in OF_TOKENS:
-            total = run.patches(total * run.valid.view(total.shape[0], *[1] * (total.ndim - 2), -1))
-        made[name] = total
-    return replace(Result(), **made)
 
 
 def explain(  # noqa: PLR0913  (each is a choice of its own)
@@ -352,31 +247,9 @@ def _answer(
         origin = provenance(own, samples=read.batch, identity=identity)
         seconds = time.perf_counter() - started
     if len(made) == 1:  # all of the call is its own
-        return [shown_over(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
+        return [attach_metadata(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
     shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made.values()))
-    return [shown_over(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
-
-
-def shown_over(
-    attribution: Attribution,
-    given: Prepared,
-    read: Inputs,
-    origin: Mapping[str, Any] = MappingProxyType({}),
-    **more: float,
-) -> Attribution:
-    """The attribution with where it comes from, the names of its classes, and what its maps are drawn over."""
-    classes = given.class_names
-    names = None if classes is None else class_titles(attribution.target, classes, attribution.scores.shape[0])
-    seen = None
-    if attribution.kind == "image":
-        borrowed = None if given.pictures else weakref.ref(read.shown)
-        seen = SeenPictures(given.pictures, borrowed, preprocess=given.preprocess)
-    elif "signal" in attribution.provenance:
-        seen = SeenPictures(borrowed=weakref.ref(read.shown), signal=True)
-    known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}
-    if given.multi_label:  # the softmax of independent classes says nothing
-        known.pop("probability", None)
-    return replace(attribution, provenance=known, seen=seen)
+    return [attach_metadata(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
 
 
 def _on_one_stream(

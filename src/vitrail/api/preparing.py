@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.api import attribution_of, explain, shown_over
+from vitrail.api import explain
+from vitrail.api.attributions import attach_metadata, attribution_of
 from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward
@@ -116,7 +117,7 @@ class PreparedExplainer:
                 read = read_inputs(given.inputs)
                 found = self._replayed(given.inputs, read, chosen)
             if found is not None:
-                return shown_over(found, given, read)
+                return attach_metadata(found, given, read)
             logger.info("a prepared explanation is made in the ordinary way: these inputs lead Python elsewhere.")
         return explain(self.model, inputs, self.method, chosen, **self.options)  # pyright: ignore[reportArgumentType]
 

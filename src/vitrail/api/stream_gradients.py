@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.attributions import TokenLabels, build_attribution
 from vitrail.api.bounds import with_zeros
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
@@ -198,16 +199,8 @@ def _one(
     rows: slice | Tensor,
 ) -> Attribution:
     """The attribution of one input."""
-    common: dict[str, Any] = {
-        "method": request.entry.name,
-        "target": made.part.target,
-        "signed": request.entry.is_signed(request.options),
-        "preset": request.preset,
-        "options": {**request.options, "level": level_of(given)},
-    }
-    if made.steps is not None:
-        common["options"]["steps"] = made.steps
-    known: dict[str, Any] = {"backend": "none", "level": "inputs"}
+    options: dict[str, Any] = {"level": level_of(given)} | ({} if made.steps is None else {"steps": made.steps})
+    known: dict[str, Any] = {"level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}
     lacks = [] if made.lacks is None else [f"{made.lacks} {MORE}"]
@@ -227,12 +220,17 @@ def _one(
         # pixels are given where the caller asks for them, and where they stand in for a level that cannot be read.
         by_patch = request.entry.name in BY_PATCH and request.level is None and request.at_inputs is None
         pixels = None if by_patch and not squares else values
-        return Attribution(summed, kind="image", grid=grid, size=size, pixels=pixels, provenance=known, **common)
+        labels = TokenLabels("image", grid, size)
+        return build_attribution(
+            request, made.part.target, summed, labels, known, options=options, maps={"pixels": pixels}
+        )
     scores = values if values.ndim == 2 else values.reshape(values.shape[0], -1)
     if picture is not None and picture.grid is not None and (patches := picture.tokens.shape[1]) <= scores.shape[1]:
-        return Attribution(scores[:, :patches], kind="image", grid=picture.grid, provenance=known, **common)
-    tokens, valid = _labels(request.inputs, given, scores, rows)
-    return Attribution(scores, kind="text", tokens=tokens, valid=valid, provenance=known, **common)
+        scores, labels = scores[:, :patches], TokenLabels("image", picture.grid)
+    else:
+        tokens, valid = _labels(request.inputs, given, scores, rows)
+        labels = TokenLabels("text", tokens=tokens, valid=valid)
+    return build_attribution(request, made.part.target, scores, labels, known, options=options)
 
 
 def _grid(pixels: Tensor, picture: ShownStream | None) -> tuple[tuple[int, int], bool]:

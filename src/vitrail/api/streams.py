@@ -3,11 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution
 from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, with_zeros
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
@@ -306,8 +306,8 @@ def _attribution(
 ) -> Attribution:
     """The attribution of the stream the user gave, with those of all streams."""
     part = found[0][0]
-    scores, own = _added(found, "scores"), _added(found, "own")
-    assert scores is not None
+    total = add_scalars(found, ("scores", "own"))
+    scores, own = total["scores"], total.get("own")
     start = starts[0].readout if len(starts) == 1 else None
     # What was not measured, or is a choice where the method's paper has one stream alone.
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
@@ -322,14 +322,6 @@ def _attribution(
     whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
     main = "encoder" if "encoder" in each else (whole or list(each))[0]
     return replace(each[main], streams=each if len(each) > 1 else {})
-
-
-def _added(found: Found, name: str) -> Tensor | None:
-    """Add the scores, or their own parts, of all scalars of a target; None where the method tells none."""
-    parts = [getattr(result, name) for _, result in found]
-    if parts[0] is None:
-        return None
-    return reduce(torch.add, [x.abs() for x in parts] if found[0][0].target.absolute else parts)
 
 
 def _unlabelled(streams: Streams, shown: ShownStream) -> str | None:
@@ -396,26 +388,22 @@ def _one(
     if stream.kind == "image" and isinstance(pixels, Tensor) and pixels.ndim in (4, 5):
         size = (pixels.shape[-2], pixels.shape[-1])
     own_scores = None if own is None else read(own)
-    return Attribution(
-        scores=read(scores),
-        method=request.entry.name,
-        target=part.target,
+    labels = TokenLabels(
         kind=stream.kind,
-        signed=request.entry.is_signed(request.options),
-        preset=request.preset,
-        options=dict(request.options),
         grid=stream.grid,
         size=size,
         tokens=_words(stream, run.inputs),
         valid=real.to(scores.device) if stream.kind == "text" and not bool(real.all()) else None,
-        own=own_scores if own_scores is not None and bool((own_scores != 0).any()) else None,
         readout=_position(stream, start) if stream.kind == "text" else None,
-        provenance={
-            "backend": ", ".join(sorted(run.ran, reverse=True)) or "none",
-            **({} if request.reason is None else {"default": request.reason}),
-            **({"assumed": assumed} if assumed else {}),
-            **({} if stream.labels is None else {"signal": signal_kind(run.inputs.shown.ndim, stream.labels)}),
-        },
+    )
+    provenance = {
+        "default": request.reason,
+        "assumed": assumed,
+        "signal": None if stream.labels is None else signal_kind(run.inputs.shown.ndim, stream.labels),
+    }
+    own_scores = own_scores if own_scores is not None and bool((own_scores != 0).any()) else None
+    return build_attribution(
+        request, part.target, read(scores), labels, provenance, backends=run.ran, maps={"own": own_scores}
     )
 
 

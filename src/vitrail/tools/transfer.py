@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.api import attribution_of
+from vitrail.api.attributions import attribution_of
 from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import find_body, forward

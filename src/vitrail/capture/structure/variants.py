@@ -17,7 +17,7 @@ from vitrail.capture.origin import Origin
 from vitrail.capture.references import settings_of
 from vitrail.capture.shadow import autograd, once, remembered
 from vitrail.capture.signature import GraphEnds, Route, read_route
-from vitrail.capture.structure.cache import SAMPLES, InputForm, Variants, content_of, form_of, named_arguments
+from vitrail.capture.structure.cache import SAMPLES, InputForm, Variants, content_of, form_of
 from vitrail.capture.structure.texts import as_it_was, for_length, part_of_text, untouched_borders
 from vitrail.errors import VitrailError
 from vitrail.models.anatomy import Body
@@ -36,7 +36,7 @@ def form_in_blocks(inputs: Inputs, body: Body) -> InputForm:
     """Return all of some inputs, of the kind of their padding and of the blocks that a structure may depend on."""
     mask = inputs.attention_mask
     padded = mask is not None and not bool(mask.bool().all())
-    named = named_arguments(inputs)
+    named = (*enumerate(inputs.args), *inputs.kwargs.items())
     deciding = [name for name, x in named if name not in CONTENTS and x is not inputs.shown]
     found = form_of(inputs, padded, body.anatomy, len(body.blocks), deciding=deciding)
     return found if body.blocks else InputForm(found.keys[-1:])

@@ -1,0 +1,187 @@
+"""Build an `Attribution` of what a method found: scores with the tokens they belong to, and where they come from."""
+
+import time
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.api.bounds import DROPPED, OF_TOKENS, explain_sizes, hold_to_reach
+from vitrail.api.requests import Request
+from vitrail.attribution import Attribution, SeenPictures, class_titles
+from vitrail.capture.origin import signal_kind
+from vitrail.capture.outputs import Scalar
+from vitrail.capture.passes import Pass
+from vitrail.models.inputs import Inputs, patch_sums
+from vitrail.models.taking import Prepared
+from vitrail.relevance import Result
+from vitrail.targets import Target
+
+ARRAY = "array of {}"
+"""An array among the options, as a result keeps it."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLabels:
+    """What scores belong to: patches of a picture, or tokens of a text. The fields are those of `Attribution`."""
+
+    kind: str
+    grid: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
+    tokens: tuple[tuple[str, ...], ...] | None = None
+    valid: Tensor | None = None
+    readout: Tensor | None = None
+
+
+def build_attribution(
+    request: Request,
+    target: Target,
+    scores: Tensor,
+    labels: TokenLabels,
+    provenance: Mapping[str, Any],
+    *,
+    backends: Collection[str] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
+    maps: Mapping[str, Tensor | None] = MappingProxyType({}),
+) -> Attribution:
+    """Return the attribution of what a method found.
+
+    Args:
+        provenance: how the scores were made; what is None or an empty list is left out.
+        backends: what computed sums over attention maps.
+        options: further options that the result names.
+        maps: what it holds beside the scores: `own`, `pixels`, `layers`, `heads`.
+    """
+    named = {**request.options, **options}
+    for name, value in named.items():
+        if hasattr(value, "shape"):
+            named[name] = ARRAY.format(" x ".join(map(str, value.shape)))
+    known = {name: x for name, x in provenance.items() if x is not None and x != []}
+    return Attribution(
+        scores=scores,
+        method=request.entry.name,
+        target=target,
+        signed=request.signed,
+        preset=request.preset,
+        options=named,
+        provenance={**known, "backend": ", ".join(sorted(backends, reverse=True)) or "none"},
+        own=maps.get("own"),
+        pixels=maps.get("pixels"),
+        layers=maps.get("layers"),
+        heads=maps.get("heads"),
+        **vars(labels),
+    )
+
+
+def add_scalars(found: list[tuple[Scalar, Result]], names: Iterable[str]) -> dict[str, Tensor]:
+    """Add what a method found for every scalar of a target, by its names; of what it did not find, nothing."""
+    total: dict[str, Tensor] = {}
+    for name in names:
+        parts = [getattr(result, name) for _, result in found]
+        if parts[0] is not None:
+            total[name] = reduce(torch.add, [x.abs() for x in parts] if found[0][0].target.absolute else parts)
+    return total
+
+
+def attribution_of(
+    request: Request,
+    results: list[tuple[Scalar, Result]],
+    run: Pass,
+    *,
+    backends: Collection[str] = (),
+    dtype: torch.dtype | None = None,
+    begun: float | None = None,
+) -> Attribution:
+    """Add the results of all scalars of the target, cut them to the content, and label them.
+
+    Args:
+        backends: what computed the sums over attention maps.
+        dtype: what the numbers are given in, if not in that of the pass.
+        begun: when the work on this result began.
+    """
+    inputs, target, grid = run.inputs, results[0][0].target, run.origin.grid
+    dropped = False
+    if any(result.reached is not None for _, result in results):
+        results, dropped = hold_to_reach(results, run)
+    total = add_scalars(results, (*OF_TOKENS, "pixels", "residual"))
+    for name, x in total.items():
+        total[name] = x if dtype is None else x.to(dtype)
+        if name in OF_TOKENS:  # those of the input in their order, padding zero
+            real = run.valid.view(x.shape[0], *[1] * (x.ndim - 2), -1)
+            total[name] = run.patches(total[name] * real)
+    pixels, scores = total.get("pixels"), total.get("scores")
+    if pixels is not None and grid is not None:
+        scores = patch_sums(pixels, grid, run.origin.patch)
+    assert scores is not None
+    sizes = scores.abs().amax(dim=1).tolist()
+    zero = None if all(0 < size < inf for size in sizes) else explain_sizes(request, results, run, sizes)
+    text = inputs.kind == "text"
+    labels = TokenLabels(
+        kind=inputs.kind,
+        grid=grid,
+        size=inputs.size,
+        tokens=inputs.tokens if run.origin.labels is None else (run.origin.labels,) * inputs.batch,
+        valid=run.patches(run.valid) if text and not bool(run.valid.all()) else None,
+        readout=run.readout_position() if text and len(results) == 1 else None,
+    )
+    provenance = {
+        **_provenance(request, results, run, total.get("residual"), dropped=dropped),
+        "zero": zero,
+        "seconds": None if begun is None else time.perf_counter() - begun,
+    }
+    return build_attribution(request, target, scores, labels, provenance, backends=backends, maps=total)
+
+
+def _provenance(
+    request: Request, results: list[tuple[Scalar, Result]], run: Pass, residual: Tensor | None, *, dropped: bool
+) -> dict[str, Any]:
+    """Return how a result was made: what was assumed, which parts were added, how far they agree."""
+    target, first = results[0][0].target, results[0][1]
+    differences = [result.disagreement for _, result in results if result.disagreement is not None]
+    said = {
+        "signal": None if run.origin.labels is None else signal_kind(run.inputs.shown.ndim, run.origin.labels),
+        "residual": None if residual is None else residual.tolist(),
+        "default": request.reason,
+        "assumed": [
+            *run.assumed,
+            *dict.fromkeys(one for _, result in results for one in result.assumed),
+            *[DROPPED.format(request.entry.name)] * dropped,
+        ],
+        "recomputed_blocks": max(run.recomputed, first.recomputed) or None,
+        "virtual_tokens": run.virtual or None,  # what they got is not among the scores
+        "parts": list(first.parts),
+        "disagreement": torch.stack(differences).mean(dim=0).tolist() if differences else None,
+    }
+    logits, one_class = run.output.wide.detach(), target.first is not None and target.second is None
+    if one_class and not run.output.span and logits.ndim == 2 and logits.shape[1] > 1:
+        classes = torch.as_tensor(target.first, device=logits.device).reshape(-1, 1).expand(len(logits), 1)
+        said["probability"] = logits.softmax(dim=1).gather(1, classes)[:, 0].tolist()
+    return said
+
+
+def attach_metadata(
+    attribution: Attribution,
+    given: Prepared,
+    read: Inputs,
+    origin: Mapping[str, Any] = MappingProxyType({}),
+    **more: float,
+) -> Attribution:
+    """Return the attribution with where it comes from, the names of its classes, and what its maps are drawn over."""
+    classes = given.class_names
+    names = None if classes is None else class_titles(attribution.target, classes, attribution.scores.shape[0])
+    seen = None
+    if attribution.kind == "image":
+        borrowed = None if given.pictures else weakref.ref(read.shown)
+        seen = SeenPictures(given.pictures, borrowed, preprocess=given.preprocess)
+    elif "signal" in attribution.provenance:
+        seen = SeenPictures(borrowed=weakref.ref(read.shown), signal=True)
+    known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}
+    if given.multi_label:  # the softmax of independent classes says nothing
+        known.pop("probability", None)
+    return replace(attribution, provenance=known, seen=seen)
