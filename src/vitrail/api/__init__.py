@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.api.attributions import attach_metadata, attribution_of
+from vitrail.api.attributions import attach_metadata, attribution_of, timed
 from vitrail.api.requests import (
     MethodSpec,
     Request,
@@ -25,7 +25,7 @@ from vitrail.api.requests import (
     with_reason,
 )
 from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
-from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes, timed
+from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes
 from vitrail.attribution import Attribution, Comparison
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward

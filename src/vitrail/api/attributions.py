@@ -165,6 +165,11 @@ def _provenance(
     return said
 
 
+def timed(one: Attribution, seconds: float) -> Attribution:
+    """Return the result with the seconds that were spent on it."""
+    return replace(one, provenance={**one.provenance, "seconds": seconds})
+
+
 def attach_metadata(
     attribution: Attribution,
     given: Prepared,

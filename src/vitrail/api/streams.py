@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution
+from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution, timed
 from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, with_zeros
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
@@ -187,11 +187,6 @@ def explain_at_inputs(
         one = explain_inputs(model, request, shown)
         found[i] = timed(one, time.perf_counter() - begun)
     return fingerprint(model), found
-
-
-def timed(one: Attribution, seconds: float) -> Attribution:
-    """The result with the seconds that were spent on it."""
-    return replace(one, provenance={**one.provenance, "seconds": seconds})
 
 
 Found = list[tuple[Scalar, Result]]

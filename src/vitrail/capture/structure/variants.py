@@ -4,7 +4,7 @@ A pass whose signature is not known has its structure measured on the inputs of 
 the first ones are treated as all of them are.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -32,22 +32,18 @@ SeenEnds = Callable[[Inputs], GraphEnds]
 """Runs the model as it is on some inputs, and returns where the graph of that run is read."""
 
 
-def form_in_blocks(inputs: Inputs, body: Body) -> InputForm:
-    """Return all of some inputs, of the kind of their padding and of the blocks that a structure may depend on."""
-    mask = inputs.attention_mask
-    padded = mask is not None and not bool(mask.bool().all())
-    named = (*enumerate(inputs.args), *inputs.kwargs.items())
-    deciding = [name for name, x in named if name not in CONTENTS and x is not inputs.shown]
-    found = form_of(inputs, padded, body.anatomy, len(body.blocks), deciding=deciding)
-    return found if body.blocks else InputForm(found.keys[-1:])
-
-
 def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     """Return what was measured of a shadow for inputs of this form; measured once, then remembered.
 
     Whether a text of another length is treated in the same way is seen in its pass (`variant_of`).
     """
-    form = form_in_blocks(inputs, body)
+    mask = inputs.attention_mask
+    padded = mask is not None and not bool(mask.bool().all())
+    named = (*enumerate(inputs.args), *inputs.kwargs.items())
+    deciding = [name for name, x in named if name not in CONTENTS and x is not inputs.shown]
+    form = form_of(inputs, padded, body.anatomy, len(body.blocks), deciding=deciding)
+    if not body.blocks:
+        form = InputForm(form.keys[-1:])
     part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
     if part is not None:
         found = remembered.get(
@@ -136,17 +132,12 @@ def variant_of(
     """
     form = structure.form
     for key in form.keys:
-        found = _variants(model, key).find(ends, partial(in_form, form=form))
+        found = remembered.get(model, "variants", key, Variants[Structure]).find(ends, partial(in_form, form=form))
         if found is not None:
             if journal is not None:
-                _variants(model, form.keys[0]).keep_journal(journal.key, found)
+                remembered.get(model, "variants", form.keys[0], Variants[Structure]).keep_journal(journal.key, found)
             return found
     return _new_variant(model, inputs, body, structure, read_route(ends), ends_with, journal)
-
-
-def _variants(model: nn.Module, key: Hashable) -> Variants[Structure]:
-    """Return what is known of passes over inputs of one form."""
-    return remembered.get(model, "variants", key, Variants[Structure])
 
 
 def _new_variant(
@@ -166,11 +157,11 @@ def _new_variant(
     if route.hidden:
         return found
     form = structure.form
-    _variants(model, form.keys[-1]).keep(route, found)
+    remembered.get(model, "variants", form.keys[-1], Variants[Structure]).keep(route, found)
     if form.length is not None:
-        _variants(model, form.keys[0]).keep(route, found, most=MOST_LENGTHS)
+        remembered.get(model, "variants", form.keys[0], Variants[Structure]).keep(route, found, most=MOST_LENGTHS)
     if journal is not None:
-        _variants(model, form.keys[0]).keep_journal(journal.key, found)
+        remembered.get(model, "variants", form.keys[0], Variants[Structure]).keep_journal(journal.key, found)
     return found
 
 
@@ -179,7 +170,7 @@ def journaled(
 ) -> Structure:
     """Return the structure of a pass whose graph does not show what it did: that of another pass with its journal."""
     form = structure.form
-    known = _variants(model, form.keys[0])
+    known = remembered.get(model, "variants", form.keys[0], Variants[Structure])
     one = known.journals.get(journal.key)
     found = None if one is None else in_form(one, form)
     if found is not None:
