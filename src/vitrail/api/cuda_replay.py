@@ -58,6 +58,7 @@ class ExplanationGraph:
     """The explanation of inputs of one signature, as a CUDA graph where one can be captured.
 
     Attributes:
+        target: that of the example.
         reason: why inputs are explained in the ordinary way; None if the graph is replayed.
 
     Args:
@@ -83,7 +84,7 @@ class ExplanationGraph:
     ) -> None:
         reference = explain(model, example, method, target, **settings, **options)
         self.model, self.method, self.options, self.settings = model, reference.method, options, settings
-        chosen = class_target(target)
+        self.target, self._given, chosen = target, given, class_target(target)
         self.predicted = not given and chosen is not None and chosen.first is None
         read = read_inputs(example)
         self.batch, self._shapes, self._plain = read.batch, shapes_of(example), settings_in(example)
@@ -104,14 +105,21 @@ class ExplanationGraph:
             where = logger.isEnabledFor(logging.DEBUG)
             logger.info("%s is explained in the ordinary way: %s", type(taken(model)).__name__, error, exc_info=where)
 
-    def check(self, inputs: Batch) -> None:
-        """Raise an error unless inputs have this signature, masks aside, and are no more than the example."""
+    def check(self, inputs: Batch, target: object) -> None:
+        """Raise an error unless inputs have this signature, masks aside, and the target is given where it should."""
+        if self._given and target is None:
+            raise TargetError(f"target={target!r}, but this prepared explanation needs one.")
+        if not self._given and target is not None:
+            own = "predicted" if self.target is None else self.target
+            raise TargetError(f"target={target!r}, but this prepared explanation has the target {own!r} already.")
         shapes = shapes_of(inputs)
         count = next((x[0] for name, x in shapes.items() if name in self._per_sample and x), 0)
         same = shapes == self._shapes_for(count) and settings_in(inputs) == self._plain
         if not same or not 0 < count <= self.batch:
             wanted = self._shapes_for(f"1 to {self.batch}")
             raise InputError(f"inputs of shape {shapes}, but this explanation was prepared for {wanted}.")
+        if self.has_moved():
+            raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
 
     def _shapes_for(self, count: int | str) -> dict[str, tuple[int | str, ...]]:
         """Return the shapes of this signature for so many samples."""
@@ -145,7 +153,7 @@ class ExplanationGraph:
         except GraphError:
             return None
         # While the device computes, the host looks whether the model is what it was.
-        whole = read if read.batch == self.batch else read_inputs(self._padded(inputs))
+        whole = read if read.batch == self.batch else read_inputs(self._padded(inputs, read.batch))
         agreed, same = torch.stack([agrees, self._same_weights(weights[1])]).tolist() if self._unchanged() else [0, 0]
         if not agreed:
             return None
@@ -206,7 +214,8 @@ class ExplanationGraph:
                 if result.reached is None:
                     result = replace(result, reached=run.reached(part))
             weights = sampled_weights(own)
-        part, result = replace(part, scalar=part.scalar.detach()), detached(result)
+        tensors = {name: x.detach() for name, x in vars(result).items() if isinstance(x, Tensor)}
+        part, result = replace(part, scalar=part.scalar.detach()), replace(result, **tensors)
         return request, part, result, without_graph(run), used, weights
 
     def _class_score(self, logits: Tensor) -> Tensor:
@@ -255,19 +264,19 @@ class ExplanationGraph:
 
     def _fill(self, inputs: Batch, target: object, count: int) -> None:
         """Copy inputs and classes into the fixed memory."""
-        for name, x in tensors_of(self._padded(inputs)).items():
+        for name, x in tensors_of(self._padded(inputs, count)).items():
             tensors_of(self._static)[name].copy_(x)
         if not self.predicted:
             first = self._one_class_each(target, count)
             self._classes.copy_(torch.tensor([*first, *first[-1:] * (self.batch - count)]))
 
-    def _padded(self, inputs: Batch) -> Batch:
+    def _padded(self, inputs: Batch, count: int) -> Batch:
         """Fill inputs up to a batch by repeating the last sample."""
 
-        def filled(x: Tensor) -> Tensor:
-            return x if len(x) == self.batch else torch.cat([x, x[-1:].expand(self.batch - len(x), *x.shape[1:])])
-
-        return map_tensors(inputs, filled, self._per_sample)
+        missing = self.batch - count
+        if not missing:
+            return inputs
+        return map_tensors(inputs, lambda x: torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]), self._per_sample)
 
     def _one_class_each(self, target: object, count: int) -> tuple[int, ...]:
         """Return one class for each sample, of those that the model has."""
@@ -286,7 +295,9 @@ class ExplanationGraph:
         def explained(inputs: Batch, target: Any) -> Attribution:  # noqa: ANN401
             return explain(self.model, inputs, self.method, target, **self.settings, **self.options)
 
-        for inputs in (example, other_inputs(example)):
+        # The samples in reverse order, or a single one from its end to its start.
+        other = map_tensors(example, lambda x: x.flip(0) if len(x) > 1 else x.flip(x.ndim - 1))
+        for inputs in (example, other):
             replayed = self.replay(Prepared(inputs), target)
             if replayed is None:
                 raise GraphError("Python decides otherwise when the same inputs are explained again")
@@ -345,11 +356,6 @@ def addresses_of(module: nn.Module) -> list[int]:
     return [x.data_ptr() for table in tables for x in table.values() if x is not None]
 
 
-def detached(result: Result) -> Result:
-    """Detach the tensors of a result, so that they keep nothing else alive."""
-    return replace(result, **{name: x.detach() for name, x in vars(result).items() if isinstance(x, Tensor)})
-
-
 def without_graph(run: Pass) -> Pass:
     """Return a pass that is read and no more differentiated: what its backward pass needed is freed."""
     seen, output = copy.copy(run), run.output
@@ -405,8 +411,3 @@ def without_full_mask(inputs: Batch) -> Batch:
     mask = inputs.get(MASK)
     full = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask == 1).all())
     return {name: x for name, x in inputs.items() if name != MASK or not full}
-
-
-def other_inputs(inputs: Batch) -> Batch:
-    """Return other inputs of the same signature: the samples in reverse order, or one from its end to its start."""
-    return map_tensors(inputs, lambda x: x.flip(0) if len(x) > 1 else x.flip(x.ndim - 1))

@@ -29,7 +29,7 @@ from vitrail.api.cuda_replay import (
 )
 from vitrail.api.requests import MethodSpec, read_request
 from vitrail.attribution import Attribution, Comparison
-from vitrail.errors import InputError, OptionError, TargetError, VitrailError
+from vitrail.errors import OptionError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
@@ -48,7 +48,7 @@ MOST_SIGNATURES = 4096
 SWITCH = "VITRAIL_RECORD"
 """The environment variable that switches capturing off, by `0`."""
 TARGETS = ("predicted", "given")
-"""Targets of a prepared explainer: the predicted classes, or those that each call is given."""
+"""What `prepare` explains: the predicted classes, or those that each call is given."""
 
 
 class Explainer:
@@ -100,7 +100,7 @@ class Explainer:
         self._captures = os.environ.get(SWITCH) != "0"
         self._seen: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, ExplanationGraph] = {}
-        self._prepared: tuple[ExplanationGraph, Any] | None = None
+        self._prepared: ExplanationGraph | None = None
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Any, target: AnyTarget = None) -> Attribution:  # noqa: ANN401  (see `models.taking`)
@@ -120,9 +120,9 @@ class Explainer:
         if self._prepared is None:
             graph = self._graph_for(given.inputs, self.method, self.options, target)
         else:
-            graph, own = self._prepared
-            check_prepared(graph, own, given.inputs, target)
-            target = target if isinstance(own, str) else own
+            graph = self._prepared
+            graph.check(given.inputs, target)
+            target = target if graph.target is None else graph.target
         found = None if graph is None else graph.replay(given, target)
         if found is None:
             found = explain(self.model, given, self.method, target, **self.settings, **self.options)
@@ -158,19 +158,23 @@ class Explainer:
         given, preset = prepared(self.model, inputs), self.options["preset"]
         specs = [methods] if isinstance(methods, str) else list(methods)
         made: dict[int, Attribution] = {}
+        failed: dict[int, VitrailError] = {}
         for place in self._alone(given.inputs, specs):
             name, options = spec if isinstance(spec := specs[place], tuple) else (spec, {})
-            with suppress(VitrailError):  # raised again below, and kept
+            with suppress(VitrailError):  # found again below
                 graph = self._graph_for(given.inputs, name, {"preset": preset, **options}, target)
-                found = None if graph is None else graph.replay(given, target)
-                made |= {} if found is None else {place: found}
+                if graph is not None and (replayed := graph.replay(given, target)) is not None:
+                    made[place] = replayed
         rest = [place for place in range(len(specs)) if place not in made]
-        if made and not rest:
-            return Comparison([made[place] for place in sorted(made)])
-        left = [specs[place] for place in rest]
-        others = compare(self.model, given, left, target, preset, on_error="keep", **self.settings)
-        failed = {rest[place]: error for place, error in others.failed.items()}
-        made |= dict(zip((place for place in rest if place not in failed), others, strict=True))
+        if rest or not specs:
+            left = [specs[place] for place in rest]
+            others = compare(self.model, given, left, target, preset, on_error="keep", **self.settings)
+            found = iter(others)
+            for number, place in enumerate(rest):
+                if number in others.failed:
+                    failed[place] = others.failed[number]
+                else:
+                    made[place] = next(found)
         return Comparison([made[place] for place in sorted(made)], failed)
 
     def _graph_for(
@@ -255,26 +259,11 @@ def prepare(
     """
     if isinstance(target, str) and target not in TARGETS:
         raise OptionError(f"target={target!r} is not a choice. Known: predicted, given, or the index of a class.")
-    explainer = Explainer(model, method, anatomy=anatomy, **options)
-    first, kind = (None, target) if isinstance(target, str) else (target, None)
-    inputs = prepared(model, example).inputs
-    graph = ExplanationGraph(model, method, explainer.options, explainer.settings, inputs, first, given=kind == "given")
-    explainer._prepared, explainer.reason = (graph, target), graph.reason
+    explainer, inputs = Explainer(model, method, anatomy=anatomy, **options), prepared(model, example).inputs
+    own, given = (None, target == "given") if isinstance(target, str) else (target, False)
+    graph = ExplanationGraph(model, method, explainer.options, explainer.settings, inputs, own, given=given)
+    explainer._prepared, explainer.reason = graph, graph.reason
     return explainer
-
-
-def check_prepared(graph: ExplanationGraph, own: Any, inputs: Batch, target: AnyTarget) -> None:  # noqa: ANN401
-    """Refuse inputs and targets that an explainer was not prepared for.
-
-    Args:
-        own: the target that it was prepared for, or `predicted` or `given`.
-    """
-    needed = "needs one" if isinstance(own, str) and own == "given" else f"has the target {own!r} already"
-    if (needed == "needs one") != (target is not None):
-        raise TargetError(f"target={target!r}, but this prepared explanation {needed}.")
-    graph.check(inputs)
-    if graph.has_moved():
-        raise InputError("the model's weights are not where they were when this was prepared: prepare it again.")
 
 
 def has_room(inputs: Batch) -> bool:
