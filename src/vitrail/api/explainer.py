@@ -78,7 +78,7 @@ class Explainer:
         >>> explainer = vitrail.Explainer("photo", "gae")
         >>> batches = torch.randn(2, 4, 3, 160, 160)
         >>> [tuple(explainer(batch).scores.shape) for batch in batches]
-        [(4, 400), (4, 400)]
+        [(4, 256), (4, 256)]
     """
 
     def __init__(
@@ -255,7 +255,7 @@ def prepare(
         >>> import torch, vitrail
         >>> explainer = vitrail.prepare("photo", torch.randn(8, 3, 160, 160), "gae")
         >>> explainer(torch.randn(5, 3, 160, 160)).scores.shape
-        torch.Size([5, 400])
+        torch.Size([5, 256])
     """
     if isinstance(target, str) and target not in TARGETS:
         raise OptionError(f"target={target!r} is not a choice. Known: predicted, given, or the index of a class.")
