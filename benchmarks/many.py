@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.api.explainer import CALLS_BEFORE_CAPTURE, Explainer
-from vitrail.api.many import Batch, explain_rows
+from vitrail.api.many import Batch
 
 
 def timed(model: nn.Module, batches: list[Batch], method: str, folder: str, **how: object) -> float:
@@ -58,12 +58,12 @@ def steady_rate(model: nn.Module, batches: list[Batch], method: str, **how: obje
 
 def alone(model: nn.Module, x: Tensor, method: str, count: int) -> float:
     """Pictures a second of the explanation alone."""
-    explainer, names = Explainer(model, method), [str(i) for i in range(len(x))]
+    explainer, device = Explainer(model, method), next(model.parameters()).device
     for _ in range(CALLS_BEFORE_CAPTURE + 1):
-        explain_rows(explainer, pictures(x), None, 0, names)
+        explainer(pictures(x.to(device)))
     started = time.perf_counter()
     for _ in range(count):
-        explain_rows(explainer, pictures(x), None, 0, names)
+        explainer(pictures(x.to(device)))
     return count * len(x) / (time.perf_counter() - started)
 
 
