@@ -186,7 +186,7 @@ def tasks(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[],
 
 def _prepared(model: nn.Module, inputs: dict[str, Tensor], method: str) -> Callable[[], object]:
     """A prepared explanation, recorded when its turn comes; where it cannot be recorded, the reason is printed."""
-    made: list[vitrail.PreparedExplainer] = []
+    made: list[vitrail.Explainer] = []
 
     def run() -> object:
         if not made:

@@ -22,7 +22,8 @@ from flash import _ready, _vit
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.api.many import Batch, BatchExplainer
+from vitrail.api.explainer import CALLS_BEFORE_CAPTURE, Explainer
+from vitrail.api.many import Batch
 
 
 def timed(model: nn.Module, batches: list[Batch], method: str, folder: str, **how: object) -> float:
@@ -57,11 +58,12 @@ def steady_rate(model: nn.Module, batches: list[Batch], method: str, **how: obje
 
 def alone(model: nn.Module, x: Tensor, method: str, count: int) -> float:
     """Pictures a second of the explanation alone."""
-    explain = BatchExplainer(model, method, None, {})
-    explain(pictures(x))
+    explainer, device = Explainer(model, method), next(model.parameters()).device
+    for _ in range(CALLS_BEFORE_CAPTURE + 1):
+        explainer(pictures(x.to(device)))
     started = time.perf_counter()
     for _ in range(count):
-        explain(pictures(x))
+        explainer(pictures(x.to(device)))
     return count * len(x) / (time.perf_counter() - started)
 
 

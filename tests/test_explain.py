@@ -28,7 +28,8 @@ def explain(method="gae", name=BERT, inputs=None, **options):
 def test_the_public_names_are_what_is_exported():
     assert set(vitrail.__all__) <= set(dir(vitrail))
     assert all(hasattr(vitrail, name) for name in vitrail.__all__)
-    assert {"explain", "compare", "record", "METHODS", "targets", "Attribution", "Anatomy"} <= set(vitrail.__all__)
+    named = {"explain", "compare", "Explainer", "record", "METHODS", "targets", "Attribution", "Anatomy"}
+    assert named <= set(vitrail.__all__)
 
 
 @pytest.mark.parametrize(

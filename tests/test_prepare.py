@@ -1,8 +1,4 @@
-"""Prepared explanations: recorded once, replayed on other inputs of the same shape.
-
-Without a CUDA device the recording computes again under the answers that Python logged, which is what a graph does. A
-mode refuses every operation by which the host would wait for the device.
-"""
+"""Prepared explanations: captured once, replayed on other inputs of the same shape; see `recorders`."""
 
 import copy
 import threading
@@ -11,105 +7,28 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import wrapped_models
+from recorders import rerun, strict, taped
 from tiny_models import MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 import vitrail
-from vitrail.api import preparing, repeated
-from vitrail.capture.graphs import GraphError, HostAnswers, Replay, _unnoticed
+from vitrail.api import cuda_replay
+from vitrail.api import explainer as explaining
+from vitrail.api.explainer import CALLS_BEFORE_CAPTURE
+from vitrail.capture.graphs import GraphError, HostAnswers, _unnoticed
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.targets import difference
 
 NAMES = ("hf_vit", "timm_vit_avg", "hf_bert")
 METHODS = ("gae", "tokentm", "attn_lrp", "consensus")
-WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "lift_fresh", "masked_select"}
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuse what a CUDA graph cannot record: values taken by the host, and tensors made of Python numbers."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in WAITS:
-            raise AssertionError(f"{func} makes the host wait")
-        return func(*args, **(kwargs or {}))
-
-
-def rerun(compute, device):
-    """A recording that computes again under the logged answers, as a graph would; for devices without graphs."""
-    compute()  # structures are measured in the first run alone
-    answers = HostAnswers(device)
-    with answers:
-        compute()
-
-    def run():
-        with answers.again():
-            found = compute()
-        return found, answers.agree()
-
-    return Replay(run, (answers,))
-
-
-def strict(compute, device):
-    """Record as `rerun` does, and refuse waiting in every replay."""
-    recorded = rerun(compute, device)
-
-    def run():
-        with NoWaiting():
-            return recorded.run()
-
-    return Replay(run, recorded.kept)
-
-
-class Tape(TorchDispatchMode):
-    """The operations of a computation and the memory they read and wrote, as a CUDA graph holds them."""
-
-    def __init__(self):
-        super().__init__()
-        self.steps = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        same = [x.alias_info is not None for x in func._schema.returns]  # a view, or what was written into
-        if not all(same) or any(x.alias_info is not None and x.alias_info.is_write for x in func._schema.arguments):
-            bare = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs or {}, out))
-            self.steps.append((func, *bare, same))
-        return out
-
-    @torch.no_grad()
-    def play(self):
-        for func, args, kwargs, out, same in self.steps:
-            again = func(*args, **kwargs)
-            old, new = ((x if isinstance(x, (tuple, list)) else (x,)) for x in (out, again))
-            aliases = same * (len(old) if isinstance(out, list) else 1)
-            for a, b, alias in zip(old, new, aliases, strict=True):
-                if isinstance(a, torch.Tensor) and not alias:
-                    a.copy_(b)
-
-
-def taped(compute, device):
-    """Record as a CUDA graph does: a replay runs no Python of the computation, and reads the memory of then."""
-    compute()
-    answers, tape = HostAnswers(device), Tape()
-    with answers:
-        compute()
-    with tape, answers.again():
-        found = compute()
-        agrees = answers.agree()
-
-    def run():
-        tape.play()
-        return found, agrees
-
-    return Replay(run, (tape, answers))
 
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setitem(preparing.RECORDERS, "cpu", strict)
+    monkeypatch.delenv(explaining.SWITCH, raising=False)
+    monkeypatch.setitem(cuda_replay.RECORDERS, "cpu", strict)
 
 
 def inputs_of(name, seed, batch=None):
@@ -139,7 +58,7 @@ def test_a_replay_on_new_inputs_gives_what_explain_gives(name, method, recorded,
     assert prepared.reason is None
     new, fewer = inputs_of(name, 3), inputs_of(name, 4, batch=1)
     expected = [vitrail.explain(model, x, method) for x in (new, fewer)]
-    monkeypatch.setattr(preparing, "explain", lambda *args, **kwargs: pytest.fail("the ordinary way was taken"))
+    monkeypatch.setattr(explaining, "explain", lambda *args, **kwargs: pytest.fail("the ordinary way was taken"))
     for inputs, ordinary in zip((new, fewer), expected, strict=True):
         found = prepared(inputs)
         assert_close(found.scores, ordinary.scores, rtol=1e-6, atol=1e-9)
@@ -375,11 +294,11 @@ def test_the_copy_that_a_recording_reads_is_used_by_no_other_call():
 
 def test_inputs_that_come_again_are_explained_by_a_recording(recorded, monkeypatch):
     model, name = tiny("hf_vit"), "hf_vit"
-    explainer = repeated.RepeatedExplainer(model, record=True)
+    explainer = vitrail.Explainer(model)
     specs = [("gae", {}), ("attn_lrp", {}), ("rollout", {}), ("grad_cam", {"layer": "none"})]
-    for step in range(repeated.PAYS + 2):
+    for step in range(CALLS_BEFORE_CAPTURE + 2):
         inputs, target = inputs_of(name, step), (step % 3, 1)
-        found = explainer.compare(inputs, specs, vitrail.targets.logit(target), "recommended")
+        found = explainer.compare(inputs, specs, vitrail.targets.logit(target))
         expected = vitrail.compare(model, inputs, specs, target, on_error="keep")
         assert {place: str(one) for place, one in found.failed.items()} == {
             place: str(one) for place, one in expected.failed.items()
@@ -388,42 +307,43 @@ def test_inputs_that_come_again_are_explained_by_a_recording(recorded, monkeypat
             assert (a.method, a.target.first) == (b.method, b.target.first)
             assert_close(a.scores, b.scores)
         replayed = {one.method for one in found if one.provenance.get("prepared")}
-        assert replayed == ({"attn_lrp"} if step >= repeated.PAYS else set())
+        assert replayed == ({"attn_lrp"} if step >= CALLS_BEFORE_CAPTURE else set())
 
 
 def test_without_a_recorder_and_without_a_class_nothing_is_recorded(recorded, monkeypatch):
-    monkeypatch.setattr(preparing, "prepare", lambda *args, **options: pytest.fail("a recording was made"))
+    monkeypatch.setattr(explaining, "ExplanationGraph", lambda *args, **options: pytest.fail("a recording was made"))
     inputs = MODELS["hf_vit"].inputs()
-    explainer = repeated.RepeatedExplainer(tiny("hf_vit"), record=True)
-    for _ in range(repeated.PAYS + 2):
+    explainer = vitrail.Explainer(tiny("hf_vit"), "gae")
+    for _ in range(CALLS_BEFORE_CAPTURE + 2):
         assert_close(
-            explainer(inputs, "gae", difference(0, 1), "recommended").scores,
+            explainer(inputs, difference(0, 1)).scores,
             vitrail.explain(tiny("hf_vit"), inputs, "gae", difference(0, 1)).scores,
         )
-    monkeypatch.delitem(preparing.RECORDERS, "cpu")
-    for _ in range(repeated.PAYS + 2):
-        assert "prepared" not in explainer(inputs, "gae", 1, "recommended").provenance
+    monkeypatch.delitem(cuda_replay.RECORDERS, "cpu")
+    for _ in range(CALLS_BEFORE_CAPTURE + 2):
+        assert "prepared" not in explainer(inputs, 1).provenance
 
 
 @pytest.fixture
 def graph(monkeypatch):
-    monkeypatch.setitem(preparing.RECORDERS, "cpu", taped)
+    monkeypatch.delenv(explaining.SWITCH, raising=False)
+    monkeypatch.setitem(cuda_replay.RECORDERS, "cpu", taped)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["gae", "attn_lrp", "consensus", "partial_lrp"])
 def test_a_replay_without_any_python_sees_inputs_classes_and_weights_of_now(name, method, graph):
     model = copy.deepcopy(tiny(name))
-    explainer = repeated.RepeatedExplainer(model, record=True)
-    for step in range(repeated.PAYS + 3):
+    explainer = vitrail.Explainer(model, method)
+    for step in range(CALLS_BEFORE_CAPTURE + 3):
         inputs, target = inputs_of(name, step), (step % 2, 0)
-        if step == repeated.PAYS + 1:
+        if step == CALLS_BEFORE_CAPTURE + 1:
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.mul_(1.1)
-        found = explainer(inputs, method, target, "recommended")
+        found = explainer(inputs, target)
         wanted = vitrail.explain(model, inputs, method, target)
-        assert found.provenance.get("prepared", False) is (step >= repeated.PAYS)
+        assert found.provenance.get("prepared", False) is (step >= CALLS_BEFORE_CAPTURE)
         assert found.target.first == wanted.target.first
         assert_close(found.scores, wanted.scores)
         assert found.provenance["model_hash"] == wanted.provenance["model_hash"]
@@ -431,29 +351,29 @@ def test_a_replay_without_any_python_sees_inputs_classes_and_weights_of_now(name
 
 def test_a_recording_whose_weights_have_moved_is_made_again(recorded):
     model, inputs = copy.deepcopy(tiny("hf_vit")), MODELS["hf_vit"].inputs()
-    explainer = repeated.RepeatedExplainer(model, record=True)
-    for _ in range(repeated.PAYS + 1):
-        explainer(inputs, "gae", 1, "recommended")
+    explainer = vitrail.Explainer(model, "gae")
+    for _ in range(CALLS_BEFORE_CAPTURE + 1):
+        explainer(inputs, 1)
     model.classifier.weight = nn.Parameter(model.classifier.weight.detach() * 2)
-    found = explainer(inputs, "gae", 1, "recommended")
+    found = explainer(inputs, 1)
     assert found.provenance["prepared"]
     assert_close(found.scores, vitrail.explain(model, inputs, "gae", 1).scores)
 
 
 def test_masks_that_change_are_read_or_explained_in_the_ordinary_way(graph):
     model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
-    explainer = repeated.RepeatedExplainer(model, record=True)
+    explainer = vitrail.Explainer(model, "gae")
     ones = torch.ones_like(inputs["attention_mask"])
     shorter, shortest = (ones.clone() for _ in range(2))
     shorter[:, -1:], shortest[:, -3:] = 0, 0
-    masks = [shorter] * (repeated.PAYS + 1) + [shortest, ones, shorter.double(), shortest.bool()]
+    masks = [shorter] * (CALLS_BEFORE_CAPTURE + 1) + [shortest, ones, shorter.double(), shortest.bool()]
     replayed = []
     for mask in masks:
         given = {**inputs, "attention_mask": mask}
-        found = explainer(given, "gae", 1, "recommended")
+        found = explainer(given, 1)
         assert_close(found.scores, vitrail.explain(model, given, "gae", 1).scores)
         replayed.append(bool(found.provenance.get("prepared")))
-    assert replayed[repeated.PAYS]
+    assert replayed[CALLS_BEFORE_CAPTURE]
     assert replayed[-2:] == [False, False]
 
 
@@ -469,18 +389,18 @@ def test_under_autocast_nothing_is_recorded_or_replayed(graph):
 
 
 def test_options_and_inputs_that_repr_does_not_tell_are_not_recorded(graph):
-    explainer = repeated.RepeatedExplainer(tiny("hf_vit"), record=True)
+    explainer = vitrail.Explainer(tiny("hf_vit"))
     inputs = MODELS["hf_vit"].inputs()
     long = torch.zeros(3, 2000)
     other = long.index_fill(1, torch.tensor([1000]), 1.0)
     assert repr(long) == repr(other)
     for unknown in (long, [long], {"a": other}, object(), long.numpy(), lambda x: x):
-        assert explainer._form(inputs, "gae", 1, "recommended", {"baseline": unknown}) is None
+        assert explainer._signature(inputs, "gae", {"baseline": unknown}, 1) is None
         with pytest.raises(GraphError, match="would not see"):
-            preparing._check_plain({"pixel_values": torch.zeros(1), "extra": (unknown,)})
+            cuda_replay.check_plain({"pixel_values": torch.zeros(1), "extra": (unknown,)})
     known = [{}, {"a": 1}, {"a": True}, {"a": 1.0}, {"a": (1, "b")}, {"a": None}]
-    assert len({explainer._form(inputs, "gae", 1, "recommended", one) for one in known}) == len(known)
-    forms = [explainer._form(change(inputs), "gae", 1, "recommended", {}) for change in (as_is, converted, doubled)]
+    assert len({explainer._signature(inputs, "gae", one, 1) for one in known}) == len(known)
+    forms = [explainer._signature(change(inputs), "gae", {}, 1) for change in (as_is, converted, doubled)]
     assert len(set(forms)) == 3
 
 
@@ -489,20 +409,20 @@ def as_is(inputs):
 
 
 def converted(inputs, dtype=torch.float16):
-    return preparing._changed(inputs, lambda x: x.to(dtype))
+    return cuda_replay.map_tensors(inputs, lambda x: x.to(dtype))
 
 
 def doubled(inputs):
-    return preparing._changed(inputs, lambda x: torch.cat([x, x]))
+    return cuda_replay.map_tensors(inputs, lambda x: torch.cat([x, x]))
 
 
 @pytest.mark.parametrize(("setting", "recorded_last"), [(None, True), ("1", True), ("0", False)])
 def test_the_environment_switches_recording_off(setting, recorded_last, recorded, monkeypatch):
-    monkeypatch.delenv(repeated.SETTING, raising=False)
+    monkeypatch.delenv(explaining.SWITCH, raising=False)
     if setting is not None:
-        monkeypatch.setenv(repeated.SETTING, setting)
-    explainer, inputs = repeated.RepeatedExplainer(tiny("hf_vit")), MODELS["hf_vit"].inputs()
-    found = [explainer(inputs, "gae", 1, "recommended") for _ in range(repeated.PAYS + 1)]
+        monkeypatch.setenv(explaining.SWITCH, setting)
+    explainer, inputs = vitrail.Explainer(tiny("hf_vit"), "gae"), MODELS["hf_vit"].inputs()
+    found = [explainer(inputs, 1) for _ in range(CALLS_BEFORE_CAPTURE + 1)]
     assert found[-1].provenance.get("prepared", False) is recorded_last
 
 
@@ -511,7 +431,7 @@ def test_the_environment_switches_recording_off(setting, recorded_last, recorded
 def test_other_threads_go_on_while_a_graph_is_recorded():
     model = copy.deepcopy(tiny("hf_vit")).float().cuda()
     inputs = converted(MODELS["hf_vit"].inputs(), torch.float32)
-    inputs = preparing._changed(inputs, lambda x: x.cuda())
+    inputs = cuda_replay.map_tensors(inputs, lambda x: x.cuda())
     expected, over, sums = vitrail.explain(model, inputs, "gae", 1), threading.Event(), []
 
     def work():

@@ -3,6 +3,7 @@
 Every public name is imported when it is first used, so `import vitrail` alone does not import torch.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from vitrail import plots, targets
     from vitrail.api import compare, explain
+    from vitrail.api.explainer import Explainer, prepare
     from vitrail.api.many import explain_many
-    from vitrail.api.preparing import PreparedExplainer, prepare
     from vitrail.attribution import Attribution, Comparison
     from vitrail.capture.forward import record
     from vitrail.capture.recording import Layer, Recording
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
     from vitrail.tools.guide import detail, guide
     from vitrail.tools.rewrite import rewrite
     from vitrail.tools.transfer import transfer
+
+    PreparedExplainer = Explainer
 else:
     _HOMES = {
         "METHODS": "vitrail.methods",
         "Anatomy": "vitrail.models.anatomy",
         "Attribution": "vitrail.attribution",
         "Comparison": "vitrail.attribution",
+        "Explainer": "vitrail.api.explainer",
         "Layer": "vitrail.capture.recording",
         "Recording": "vitrail.capture.recording",
         "TextTower": "vitrail.models.anatomy",
@@ -52,16 +56,19 @@ else:
         "explain_many": "vitrail.api.many",
         "generate": "vitrail.tools.generations",
         "guide": "vitrail.tools.guide",
-        "PreparedExplainer": "vitrail.api.preparing",
-        "prepare": "vitrail.api.preparing",
+        "prepare": "vitrail.api.explainer",
         "record": "vitrail.capture.forward",
         "rewrite": "vitrail.tools.rewrite",
         "structure": "vitrail.tools.doctor",
         "transfer": "vitrail.tools.transfer",
     }
+    _RENAMED = {"PreparedExplainer": "Explainer"}
     _MODULES = ("bench", "data", "many", "metrics", "plots", "report", "targets", "zoo")
 
     def __getattr__(name: str) -> Any:  # noqa: ANN401
+        if name in _RENAMED:
+            warnings.warn(f"vitrail.{name} is now called vitrail.{_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+            return __getattr__(_RENAMED[name])
         if name in _MODULES:
             found = import_module(f"vitrail.{name}")
         elif name in _HOMES:
@@ -80,8 +87,8 @@ __all__ = [
     "Anatomy",
     "Attribution",
     "Comparison",
+    "Explainer",
     "Layer",
-    "PreparedExplainer",
     "Recording",
     "TextTower",
     "VitrailError",

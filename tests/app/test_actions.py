@@ -420,9 +420,9 @@ def test_a_language_model_answers_every_question_of_the_page(explorer, session, 
 
 def test_a_method_that_fails_is_missing_with_its_reason(do, tiny, monkeypatch):
     def broken(*args, **kwargs):
-        raise vitrail.errors.RuleError("no rule for it.")
+        return Comparison([], {0: vitrail.errors.RuleError("no rule for it.")})
 
-    monkeypatch.setattr("vitrail.api.repeated.explain", broken)
+    monkeypatch.setattr("vitrail.api.explainer.compare", broken)
     events = do("explain", input=BALL, model=tiny, methods=("attn_lrp", "gae"))
     assert {"missing": "attn_lrp", "why": "no rule for it."} in events
     assert [one["map"]["method"] for one in events if "map" in one] == ["gae"]

@@ -8,7 +8,7 @@ import torch
 from saved_models import save_vit
 
 from vitrail import compare
-from vitrail.api import repeated
+from vitrail.api import explainer
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import worker
@@ -94,7 +94,7 @@ def test_a_second_run_computes_nothing_and_changes_nothing(plan_of, tmp_path, mo
     path = tmp_path / "r.db"
     first = bench.run(plan_of(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(repeated, "compare", None)
+    monkeypatch.setattr(explainer, "compare", None)
     again = bench.run(plan_of(), path)
     assert (first.fresh, again.fresh, again.done) == (6, 0, 6)
     assert path.read_bytes() == before
@@ -207,13 +207,13 @@ def test_data_and_methods_are_known_by_their_options_also_by_lists():
 
 def test_one_recording_serves_all_methods_and_protocols(plan_of, tmp_path, monkeypatch):
     calls = []
-    real = repeated.compare
+    real = explainer.compare
 
     def counted(model, inputs, methods, *rest, **more):
         calls.append(len(methods))
         return real(model, inputs, methods, *rest, **more)
 
-    monkeypatch.setattr(repeated, "compare", counted)
+    monkeypatch.setattr(explainer, "compare", counted)
     protocols = bench.protocols_of(("chefer", "gradtoken", "vtranm"))
     bench.run(plan_of(protocols=protocols, batch=6), tmp_path / "r.db")
     assert calls == [2]

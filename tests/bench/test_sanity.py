@@ -6,7 +6,7 @@ import torch
 from typer.testing import CliRunner
 
 from vitrail import compare
-from vitrail.api import repeated
+from vitrail.api import explainer
 from vitrail.apps.cli.app import app
 from vitrail.attribution import Comparison
 from vitrail.errors import InputError
@@ -105,7 +105,7 @@ def test_a_method_that_comes_later_joins_in_and_nothing_is_computed_twice(place,
     assert len(bench.tables(path)[0].rows) == 2
     bench.run(plan, path)
     assert bench.render(bench.tables(path)) == bench.render(bench.tables(checked[0]))
-    monkeypatch.setattr(repeated, "compare", None)
+    monkeypatch.setattr(explainer, "compare", None)
     assert bench.run(plan, path).fresh == 0
 
 
@@ -130,7 +130,7 @@ def test_the_cascade_can_be_drawn(checked):
 
 
 def test_a_model_that_cannot_be_explained_at_random_is_skipped_with_the_part(place, plan_of, tmp_path, monkeypatch):
-    real, calls = repeated.compare, []
+    real, calls = explainer.compare, []
 
     def failing(model, *rest, **more):
         calls.append(model)
@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_explained_at_random_is_skipped_with_the_part(pla
             return Comparison([], {0: InputError("no gradient")})
         return real(model, *rest, **more)
 
-    monkeypatch.setattr(repeated, "compare", failing)
+    monkeypatch.setattr(explainer, "compare", failing)
     plan = plan_of(
         protocols=bench.protocols_of(("sanity",)), metrics=("randomisation",), trials=(bench.Trial("gae"),), batch=6
     )

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from vitrail.api import explain
-from vitrail.api.preparing import PreparedExplainer, prepare
+from vitrail.api.explainer import Explainer
 from vitrail.attribution import Attribution, versions
 from vitrail.capture.provenance import fingerprint
 from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
@@ -167,11 +166,11 @@ class Task:
 
 def _explain_here(task: Task, store: "PartStore", bar: tqdm, workers: int | None) -> tuple[int, int]:
     """All inputs in this process: how many there are, and how many of them were explained now."""
-    explainer, inputs, explained = BatchExplainer(task.model, task.method, task.target, task.options), 0, 0
+    explainer, inputs, explained = Explainer(task.model, task.method, **task.options), 0, 0
     with _Writer(store) as writer:
         for start, names, given in _ahead(_batches(task.loader, store)):
             if given is not None:
-                writer.take(rows_of(explainer(given), start, names))
+                writer.take(explain_rows(explainer, given, task.target, start, names))
                 explained += len(names)
             inputs += len(names)
             bar.update(len(names))
@@ -253,24 +252,12 @@ def _identity(task: Task) -> dict[str, Any]:
     }
 
 
-class BatchExplainer:
-    """Explains batches; on CUDA by a recording, for batches of the shape of the first."""
-
-    def __init__(self, model: object, method: str, target: AnyTarget, options: Mapping[str, Any]) -> None:
-        self.model, self.method, self.target, self.options = model, method, target, options
-        self.device = next((p.device for p in taken(model).parameters()), torch.device("cpu"))
-        self.prepared: PreparedExplainer | None = None
-
-    def __call__(self, inputs: Inputs) -> Attribution:
-        """Explain one batch, wherever it was loaded to."""
-        there = _moved(inputs, self.device)
-        plain = self.target is None or isinstance(self.target, int)
-        if self.device.type == "cuda" and plain and self.prepared is None:
-            wanted = "predicted" if self.target is None else self.target
-            self.prepared = prepare(self.model, there, self.method, wanted, **self.options)
-        if self.prepared is not None and self.prepared.takes(there):
-            return self.prepared(there)
-        return explain(self.model, there, self.method, self.target, **self.options)
+def explain_rows(
+    explainer: Explainer, inputs: Inputs, target: AnyTarget, start: int, names: Sequence[str]
+) -> list[Row]:
+    """Explain one batch on the device of the model; return one row for each sample."""
+    device = next((p.device for p in taken(explainer.model).parameters()), torch.device("cpu"))
+    return rows_of(explainer(_moved(inputs, device), target), start, names)
 
 
 def _moved(inputs: Inputs, device: torch.device) -> Inputs:

@@ -67,6 +67,8 @@ class Prepared:
 
 def prepared(model: object, inputs: object) -> Prepared:
     """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
+    if isinstance(inputs, Prepared):
+        return inputs
     holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
     config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
     named = getattr(holder, "class_names", None), getattr(config, "id2label", None)

@@ -27,7 +27,7 @@ from vitrail.apps.web.sessions import EXAMPLES, Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
-from vitrail.errors import InputError, OptionError, TargetError, VitrailError
+from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample
 from vitrail.models.loading.images import BROKEN, to_rgb, upright
@@ -295,13 +295,13 @@ def _slow(explorer: Explorer, case: Case, key: tuple[Any, ...], job: Job) -> Fou
         return found
     twin, (_, target, method, preset) = case.opened.twin, key
     with running(twin, job, f"computing {method}", twin.passes.get((method, preset))) as watch:
-        try:
-            made = twin.explainer(case.sample.inputs, method, targets.logit(target), preset)
-        except VitrailError as error:
-            return explorer.results.put(key, str(error))
+        spec = method, {"preset": preset}
+        made = twin.explainer.compare(case.sample.inputs, [spec], targets.logit(target))
+    if made.failed:
+        return explorer.results.put(key, str(made.failed[0]))
     if watch.passes:  # a recording that is replayed makes none
         twin.passes[method, preset] = watch.passes
-    return explorer.results.put(key, made)
+    return explorer.results.put(key, made[0])
 
 
 def _record(explorer: Explorer, case: Case, target: int, preset: str, job: Job) -> None:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from torch import nn
 
-from vitrail.api.repeated import RepeatedExplainer
+from vitrail.api.explainer import Explainer
 from vitrail.apps.web.workers import Job
 from vitrail.errors import ModelError
 from vitrail.models.loading import EMBEDDED, Loaded, load, silent
@@ -53,9 +53,9 @@ class OpenModel:
         return "image" if self.asks else self.loaded.kind
 
     @cached_property
-    def explainer(self) -> RepeatedExplainer:
-        """What explains its inputs where a method makes passes of its own."""
-        return RepeatedExplainer(self.loaded.model)
+    def explainer(self) -> Explainer:
+        """Return the explainer of its inputs, for methods that make passes of their own."""
+        return Explainer(self.loaded.model)
 
     @cached_property
     def twin(self) -> "OpenModel":

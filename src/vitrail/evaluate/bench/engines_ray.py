@@ -23,7 +23,8 @@ from ray import exceptions
 from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
-from vitrail.api.many import Batch, BatchExplainer, PartStore, Task, rows_of
+from vitrail.api.explainer import Explainer
+from vitrail.api.many import Batch, PartStore, Task, explain_rows
 from vitrail.attribution import versions
 from vitrail.errors import EngineError, MissingExtraError, VitrailError
 from vitrail.evaluate.bench.plan import Finished, Unit
@@ -305,8 +306,8 @@ RETRIES = 3
 """How often a range is given to another worker after its own has died."""
 
 
-_open: dict[str, tuple[PartStore, BatchExplainer, list[Batch], list[int]]] = {}
-"""Of a worker: the folder, the model, the batches and the stop of each batch, for every task it was given."""
+_open: dict[str, tuple[Task, PartStore, Explainer, list[Batch], list[int]]] = {}
+"""Of a worker, for every task it was given: the task, its folder, the explainer, the batches and where each stops."""
 
 
 def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
@@ -317,15 +318,16 @@ def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
     """
     if key not in _open:
         task, store = ray.get(shared[0])
-        explain, batches = BatchExplainer(task.model, task.method, task.target, task.options), list(task.loader)
-        _open[key] = store, explain, batches, list(accumulate(len(batch.names) for batch in batches))
-    store, explain, batches, stops = _open[key]
+        explainer, batches = Explainer(task.model, task.method, **task.options), list(task.loader)
+        _open[key] = task, store, explainer, batches, list(accumulate(len(batch.names) for batch in batches))
+    task, store, explainer, batches, stops = _open[key]
     first = part * store.part_size
     last = min(first + store.part_size, stops[-1])
     rows = []
     for number in range(bisect_right(stops, first), bisect_left(stops, last) + 1):
         batch = batches[number]
-        found = rows_of(explain(batch.load()), stops[number] - len(batch.names), batch.names)
+        start = stops[number] - len(batch.names)
+        found = explain_rows(explainer, batch.load(), task.target, start, batch.names)
         rows += [row for row in found if first <= row["index"] < last]
     store.write(rows)
     return len(rows)

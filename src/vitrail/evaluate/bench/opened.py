@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitrail.api.repeated import RepeatedExplainer
+from vitrail.api.explainer import Explainer
 from vitrail.errors import InputError, ModelError, OptionError, as_path, suggest
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
@@ -218,9 +218,9 @@ class Opened:
     device: torch.device
 
     @cached_property
-    def explainer(self) -> RepeatedExplainer:
-        """What explains its batches."""
-        return RepeatedExplainer(self.loaded.model)
+    def explainer(self) -> Explainer:
+        """Return the explainer of its batches."""
+        return Explainer(self.loaded.model)
 
     @property
     def kind(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from vitrail import targets
-from vitrail.api.repeated import RepeatedExplainer
+from vitrail.api.explainer import Explainer
 from vitrail.attribution import Attribution
 from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, VitrailError, one_line, suggest
 from vitrail.evaluate import metrics
@@ -128,13 +128,14 @@ def explained(
     batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
 ) -> dict[Trial, Shown | str]:
     """What each method shows, or why it cannot; all from one recording if none of them fails."""
-    explainer = batch.opened.explainer if model is None else RepeatedExplainer(model)
+    explainer = batch.opened.explainer if model is None else Explainer(model)
     model = batch.opened.loaded.model if model is None else model
     if isinstance(batch, Contexts):
         found = explained_contexts(batch, trials, preset, model)
         return {trial: _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
     target = targets.answer_span() if not classes else targets.logit(classes)
-    found = outcomes(explainer.compare(batch.inputs, [(t.name, t.options) for t in trials], target, preset))
+    specs = [(trial.name, {"preset": preset, **trial.options}) for trial in trials]
+    found = outcomes(explainer.compare(batch.inputs, specs, target))
     return {trial: _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
 
 
