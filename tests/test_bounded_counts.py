@@ -114,3 +114,18 @@ def test_other_fields_too(wrong, words):
         vitrail.Anatomy(**{"blocks": "encoder.layers", **wrong})
     assert isinstance(caught.value, VitrailError)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["prefix", "readout"])
+@pytest.mark.parametrize("value", [10**10, 10**30])
+def test_places_of_tokens_have_bounds(name, value):
+    with pytest.raises(AnatomyError, match=rf"Anatomy\({name}=\.\.\.\) is .* at most"):
+        vitrail.Anatomy(blocks="encoder.layers", **{name: value})
+
+
+@pytest.mark.parametrize("readout", [9, -10, 1000])
+def test_a_readout_is_the_position_of_a_token(readout):
+    inputs = MODELS["hf_bert"].inputs(1)
+    anatomy = vitrail.Anatomy(blocks="bert.encoder.layer", readout=readout)
+    with pytest.raises(AnatomyError, match=f"readout={readout} of your own anatomy is the position of no token"):
+        vitrail.explain(tiny("hf_bert"), inputs, "gae", 1, anatomy=anatomy)

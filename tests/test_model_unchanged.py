@@ -156,7 +156,7 @@ def test_a_forward_that_writes_into_the_model_is_refused_before_it_writes(write)
     model = Plain(write)
     before = state(model)
     for _ in range(2):  # what was refused once is refused again
-        with pytest.raises((VitrailError, ValueError), match=r"writes into|read-only"):
+        with pytest.raises(VitrailError, match="writes into"):
             vitrail.explain(model, IDS, "gae", target=1)
         check_unchanged(model, before)
 

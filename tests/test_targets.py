@@ -199,3 +199,19 @@ def test_a_function_that_mixes_samples_is_refused(mixing):
     model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
     with pytest.raises(TargetError, match="mixes samples"):
         vitrail.explain(model, inputs, "gae", mixing)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        torch.tensor([1, 0]).to_sparse(),
+        torch.tensor([1, 1], device="meta"),
+        torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged),
+        torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
+    ],
+    ids=["sparse", "meta", "jagged", "nested"],
+)
+def test_tensors_that_hold_no_plain_numbers_are_no_classes(classes):
+    for make in (targets.logit, targets.next_token):
+        with pytest.raises(TargetError, match="whole number"):
+            make(classes)

@@ -268,10 +268,10 @@ def _classes(c: Any, wrong: str | None = None) -> Classes:  # noqa: ANN401
     """Whole numbers in one form; `wrong` is what to say where they are none."""
     if c is None:
         return None
-    given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy
     try:
+        given = c.tolist() if hasattr(c, "tolist") else c  # tensors, and arrays and numbers of NumPy
         return tuple(_whole(x) for x in given) if isinstance(given, Sequence) else _whole(given)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # a sparse, nested or meta tensor has no list
         raise TargetError(
             wrong
             or f"a class index is a whole number, or one for each sample, but {c!r} was given. Class names are "

@@ -252,5 +252,5 @@ def test_fills_that_are_no_colours_are_refused():
         fills.constant(127.0)
     with pytest.raises(OptionError, match="odd kernel and a positive sigma, not 4 and 5"):
         fills.blur(kernel=4)
-    with pytest.raises(InputError, match="steps must be at least 1, not 0"):
+    with pytest.raises(InputError, match="steps is a number of levels, at least 1 and at most 10000, not 0"):
         metrics.insertion(looks_at_one_patch, *pictures(), steps=0)

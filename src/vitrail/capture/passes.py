@@ -441,6 +441,8 @@ class Pass:
         whose = anatomy.name if anatomy.name == Anatomy.name else f"the {anatomy.name}"
         named = f"readout={anatomy.readout!r} of {whose} anatomy"
         if isinstance(readout, int):
+            if not -self.valid.shape[1] <= readout < self.valid.shape[1]:
+                raise AnatomyError(f"{named} is the position of no token: there are {self.valid.shape[1]}, from 0 on.")
             return position(self.valid, readout), named
         return (READOUTS[readout](self.valid, self.valid & self.inside) if readout in READOUTS else None), named
 

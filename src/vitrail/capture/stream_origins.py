@@ -93,7 +93,10 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     targets = {target for _, target in streams.since}
     found, done = _packed(streams, inputs, samples)
     for index, sequence in enumerate(streams.sequences):
-        if index in done or (index in targets and not sequence.queries):
+        if index in done:
+            continue
+        if index in targets and not sequence.queries:
+            found = _with_others_read(streams, index, sequence, inputs, samples, found)
             continue
         text = _text(streams, index, sequence, inputs)
         if not sequence.queries:  # tokens that are read and never ask: a text, states of an encoder, or pictures
@@ -120,6 +123,42 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
     learned = [one for one in found if one.name == "queries" and streams.sequences[one.sequence].rows[1] == 1]
     kept = [one for one in found if one not in learned] or found
     return _named(streams, kept)
+
+
+def _with_others_read(
+    streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor, found: list[ShownStream]
+) -> list[ShownStream]:
+    """Add tokens that are read beside those that ask, as words or patches where the class token alone asks.
+
+    What is read of those that ask is made of them, and they are shown in its place.
+    """
+    asking = _asking(streams, sequence)
+    if bool((asking >= 0).all()):
+        return found
+    text = _text(streams, index, sequence, inputs)
+    read = [text] if text is not None else _states(streams, index, sequence)
+    read = read or _pictures(streams, index, sequence, samples)
+    for one in read:
+        behind = asking[(one.tokens - sequence.first).clamp(min=0)]
+        if bool(((behind < 0) & (one.tokens >= 0)).any()):
+            whole = replace(one, tokens=torch.where((behind >= 0) & (one.tokens >= 0), behind, one.tokens))
+            found = [*(x for x in found if not _holds(whole, x)), whole]
+    return found
+
+
+def _asking(streams: Streams, sequence: Sequence) -> Tensor:
+    """The token that asks behind each token of a sequence that is read; -1 for none."""
+    asking, last = torch.full((sequence.count,), -1), sequence.first + sequence.count
+    for event in streams.events:
+        if isinstance(event, Transition):
+            here = (event.target >= sequence.first) & (event.target < last)
+            asking[event.target[here] - sequence.first] = event.source[here]
+    return asking
+
+
+def _holds(whole: ShownStream, part: ShownStream) -> bool:
+    """Return True if all tokens of a stream are among those of another."""
+    return bool(torch.isin(part.tokens[part.tokens >= 0], whole.tokens).all())
 
 
 def _check_whole(found: list[ShownStream]) -> None:

@@ -279,8 +279,9 @@ def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, q
         made = _relation(streams, index, key, heads.numbers(key))
     new = Sequence(streams.count, (shape[0], shape[2]), key, heads, index, queries=False)
     tokens = _settled(streams, made, new)
-    if len(made.pairs) == 0:  # tokens that never ask: later calls read the same ones
-        _name(streams, _links(index, one, key, heads, needed=False), tokens)
+    never_ask = tokens.index_fill(0, made.pairs[:, 0], -1)
+    if bool((never_ask >= 0).any()):  # later calls read the same ones
+        _name(streams, _links(index, one, key, heads, needed=False), never_ask)
     return tokens.view(shape[0], shape[2])
 
 
@@ -434,4 +435,6 @@ def _name(streams: Streams, links: list[tuple[Tensor, Tensor, int]], tokens: Ten
     """Keep the tokens of tensors that feed query rows."""
     for x, fed, channels in links:
         named = torch.where(fed >= 0, tokens[fed.clamp(min=0)], -1)
+        if bool((named < 0).all()):
+            continue
         streams.places.append(_place(streams, x, named, channels, result=False))

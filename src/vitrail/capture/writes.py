@@ -112,6 +112,7 @@ class _RefuseExchange(TorchFunctionMode):
     def __init__(self, shared: SharedMemory) -> None:
         super().__init__()
         self.shared = shared
+        self.lent: Tensor | None = None  # the last tensor of which an array was handed out
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if func == _SET_DATA and id(args[0]) in self.shared.users:
@@ -119,6 +120,7 @@ class _RefuseExchange(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if func in (Tensor.numpy, Tensor.__array__) and self.shared.holds(args[0]):
             found.flags.writeable = False
+            self.lent = args[0]
         return found
 
 
@@ -132,8 +134,14 @@ def refusing(shared: SharedMemory, *, exchange: bool) -> Iterator[None]:
     Args:
         exchange: also refuse to exchange the memory of a parameter, and writes through arrays.
     """
-    with _RefuseExchange(shared) if exchange else nullcontext(), _RefuseWrites(shared):
-        yield
+    arrays = _RefuseExchange(shared)
+    try:
+        with arrays if exchange else nullcontext(), _RefuseWrites(shared):
+            yield
+    except (ValueError, TypeError) as error:
+        if arrays.lent is None or "read-only" not in str(error):
+            raise
+        raise shared.refusal(arrays.lent) from error
 
 
 def writes_unseen(root: nn.Module) -> bool:

@@ -84,10 +84,14 @@ class Anatomy:
                 shown = " ".join(repr(value).split())
                 example = ", such as blocks='encoder.layers'" if str in kinds and name != "readout" else ""
                 raise AnatomyError(f"Anatomy({name}={shown:.100}), but {name} is a {wanted}{example}.")
-        if self.prefix < 0:
-            raise AnatomyError(f"Anatomy(prefix={self.prefix}), but it is a number of tokens, at least 0.")
+        if not 0 <= self.prefix <= MOST_TOKENS:
+            raise AnatomyError(f"Anatomy(prefix=...) is a number of tokens, at least 0 and at most {MOST_TOKENS}.")
+        if isinstance(self.readout, int) and abs(self.readout) > MOST_TOKENS:
+            raise AnatomyError(f"Anatomy(readout=...) is the position of a token, at most {MOST_TOKENS}.")
 
 
+MOST_TOKENS = 10**9
+"""More tokens than any model has."""
 _PATH: tuple[type, ...] = (str, type(None))
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("blocks", "head", "root", "name"), (str,)),
@@ -202,8 +206,9 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
     blocks = find(root, anatomy.blocks) if anatomy.blocks else nn.ModuleList()
     if not isinstance(blocks, (nn.ModuleList, nn.Sequential)):
         names = ", ".join(n for n, m in model.named_modules() if isinstance(m, nn.ModuleList))
+        whose = anatomy.name if anatomy.name == Anatomy.name else f"the {anatomy.name}"
         raise AnatomyError(
-            f"the {anatomy.name} anatomy looks for a list of blocks at "
+            f"{whose} anatomy looks for a list of blocks at "
             f"{'.'.join(filter(None, [anatomy.root, anatomy.blocks]))!r}, but {type(model).__name__} has none there. "
             f"Lists of modules found: {names or 'none'}. Pass anatomy=vitrail.Anatomy(blocks=...)."
         )

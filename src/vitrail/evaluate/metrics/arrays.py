@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.errors import InputError, OptionError, suggest
+from vitrail.errors import InputError, OptionError, is_whole, suggest
 
 Numbers: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 Entry = TypeVar("Entry")
@@ -66,6 +66,17 @@ def check_same(left: Sequence[int], right: Sequence[int], what: str) -> None:
     """Refuse two shapes, or parts of shapes, that should be the same."""
     if tuple(left) != tuple(right):
         raise InputError(f"{what} must be the same, but they are {list(left)} and {list(right)}.")
+
+
+MOST_STEPS = 10_000
+"""More steps, or pixels of a margin, than any result has a use for."""
+
+
+def check_number(value: object, name: str, of: str, *, least: int = 1, most: int | None = None) -> None:
+    """Refuse what is no whole number within bounds."""
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        bounds = f"at least {least}" + ("" if most is None else f" and at most {most}")
+        raise InputError(f"{name} is a number of {of}, {bounds}, not {value!r:.80}.")
 
 
 def brief(numbers: Sequence[int], most: int = 8) -> str:

@@ -28,10 +28,12 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import (
+    MOST_STEPS,
     Numbers,
     average_precision,
     brief,
     check_axes,
+    check_number,
     check_same,
     flags_of,
     look_up,
@@ -357,8 +359,7 @@ def pointing_game(maps: Numbers, masks: Numbers, *, margin: int = 0) -> Float[np
         masks: 1 on the object, -1 where a point does not count.
         margin: how many pixels next to the object still are hits.
     """
-    if margin < 0:
-        raise InputError(f"the margin is a number of pixels, at least 0, not {margin}.")
+    check_number(margin, "the margin", "pixels", least=0, most=MOST_STEPS)
     resized, foreground, counted = maps_and_masks(maps, masks)
     resized = resized.masked_fill(~counted, -float("inf"))
     highest = resized == resized.amax(dim=(1, 2), keepdim=True)

@@ -26,9 +26,11 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import (
+    MOST_STEPS,
     Numbers,
     check_axes,
     check_no_nan,
+    check_number,
     check_same,
     flags_of,
     look_up,
@@ -121,8 +123,8 @@ def watch(
     score: Score, images: Images, others: Images, masks: Masks, labels: Labels, *, levels: int, batch: int | None
 ) -> tuple[Hits, Probability]:
     """Hits and probability of the labels at each level, with the masked pixels taken from `others`."""
-    if batch is not None and batch < 1:
-        raise InputError(f"batch is a number of images, at least 1, not {batch}.")
+    if batch is not None:
+        check_number(batch, "batch", "images")
     most = batch or max(AT_ONCE, len(images))
     hits = torch.zeros(levels, len(images), dtype=torch.bool, device=images.device)
     wide = torch.float32 if images.device.type == "mps" else torch.float64
@@ -290,13 +292,11 @@ def _stepwise(  # noqa: PLR0913  (see deletion)
     total = height * width
     if rise:
         size = math.ceil(total / 224) if step is None else step
-        if size < 1:
-            raise InputError(f"step is a number of pixels, at least 1, not {size}.")
+        check_number(size, "step", "pixels")
         counts = [*range(0, total, size), total]
         others = _baseline_of(0.0 if baseline is None else baseline, pictures)
     else:
-        if steps < 1:
-            raise InputError(f"steps must be at least 1, not {steps}.")
+        check_number(steps, "steps", "levels", most=MOST_STEPS)
         counts = [min(math.ceil(total / steps) * number, total) for number in range(1, steps + 1)]
         others = filled(pictures, fill)
     first, second = (others, pictures) if inserted else (pictures, others)

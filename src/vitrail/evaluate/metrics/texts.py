@@ -35,6 +35,7 @@ from vitrail.evaluate.metrics.arrays import (
     brief,
     check_axes,
     check_no_nan,
+    check_number,
     check_same,
     flags_of,
     look_up,
@@ -117,8 +118,7 @@ def token_ranking(truth: Numbers, scores: Numbers) -> TokenRanking:
 
 def top(scores: Float[np.ndarray, "n t"], k: int) -> Mask:
     """True for the k highest scores of each row, earlier ones first where equal; never where the score is -inf."""
-    if k < 1:
-        raise InputError(f"k is a number of tokens, at least 1, not {k}.")
+    check_number(k, "k", "tokens")
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     chosen = np.zeros(scores.shape, dtype=bool)
     np.put_along_axis(chosen, order, values=True, axis=1)
@@ -389,8 +389,7 @@ def _run(score: TextScore, sequences: Sequence[Left], labels: np.ndarray, *, bat
 
     Nothing is padded: many classifiers find the row that they read by the ids alone.
     """
-    if batch < 1:
-        raise InputError(f"batch is a number of texts, at least 1, not {batch}.")
+    check_number(batch, "batch", "texts")
     log_probs, bounds = np.zeros(len(sequences)), (int(labels.min()), int(labels.max()))
     lengths = np.array([len(sequence) for sequence in sequences])
     for length in np.unique(lengths):
