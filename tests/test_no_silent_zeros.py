@@ -92,3 +92,24 @@ def test_a_mask_equally_low_everywhere_hides_nothing():
     low = vitrail.explain(Small(read="first"), {**inputs, "attention_mask": HIDDEN.double() - 1e9}, "gae", 3)
     torch.testing.assert_close(low.scores, plain.scores, atol=1e-5, rtol=0)  # -1e9 rounds the scores it is added to
     assert bool(low.scores.all())
+
+
+class ReadsTheMaskTheOtherWayRound(Small):
+    """A model that hides what its mask calls one."""
+
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids, 1 - attention_mask)
+
+
+@pytest.mark.parametrize("method", ["auto", "gae", "rollout", "attn_lrp", "tokentm", "integrated_gradients"])
+def test_what_rests_on_padding_is_said(method):
+    mask = (torch.arange(8) < 5).long()[None]
+    given = {"input_ids": ids(1), "attention_mask": mask}
+    try:
+        found = vitrail.explain(ReadsTheMaskTheOtherWayRound(read="first"), given, method, 3)
+    except VitrailError as error:
+        assert "mask" in str(error)  # noqa: PT017  (either is right)
+    else:
+        assert any("calls padding" in said for said in found.provenance["assumed"])
+    right = vitrail.explain(Small(read="first"), given, method, 3)
+    assert not any("calls padding" in said for said in right.provenance.get("assumed", ()))

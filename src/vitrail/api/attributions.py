@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.api.bounds import DROPPED, OF_TOKENS, explain_sizes, hold_to_reach
+from vitrail.api.bounds import DROPPED, OF_TOKENS, PADDING_IS_READ, explain_sizes, hold_to_reach, reads_padding
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution, SeenPictures, class_titles
 from vitrail.capture.origin import signal_kind
@@ -110,6 +110,7 @@ def attribution_of(
     if any(result.reached is not None for _, result in results):
         results, dropped = hold_to_reach(results, run)
     total = add_scalars(results, (*OF_TOKENS, "pixels", "residual"))
+    padding = [] if inputs.attention_mask is None else [reads_padding(results, total.get("scores"), run)]
     for name, x in total.items():
         total[name] = x if dtype is None else x.to(dtype)
         if name in OF_TOKENS:  # those of the input in their order, padding zero
@@ -119,7 +120,7 @@ def attribution_of(
     if pixels is not None and grid is not None:
         scores = patch_sums(pixels, grid, run.origin.patch)
     assert scores is not None
-    sizes = scores.abs().amax(dim=1).tolist()
+    sizes, *padding = torch.stack([scores.abs().amax(dim=1), *padding]).tolist()  # a device is asked once
     zero = None if all(0 < size < inf for size in sizes) else explain_sizes(request, results, run, sizes)
     text = inputs.kind == "text"
     labels = TokenLabels(
@@ -131,7 +132,7 @@ def attribution_of(
         readout=run.readout_position() if text and len(results) == 1 else None,
     )
     provenance = {
-        **_provenance(request, results, run, total.get("residual"), dropped=dropped),
+        **_provenance(request, results, run, total.get("residual"), dropped=dropped, padding=any(map(any, padding))),
         "zero": zero,
         "seconds": None if begun is None else time.perf_counter() - begun,
     }
@@ -139,7 +140,13 @@ def attribution_of(
 
 
 def _provenance(
-    request: Request, results: list[tuple[Scalar, Result]], run: Pass, residual: Tensor | None, *, dropped: bool
+    request: Request,
+    results: list[tuple[Scalar, Result]],
+    run: Pass,
+    residual: Tensor | None,
+    *,
+    dropped: bool,
+    padding: bool,
 ) -> dict[str, Any]:
     """Return how a result was made: what was assumed, which parts were added, how far they agree."""
     target, first = results[0][0].target, results[0][1]
@@ -152,6 +159,7 @@ def _provenance(
             *run.assumed,
             *dict.fromkeys(one for _, result in results for one in result.assumed),
             *[DROPPED.format(request.entry.name)] * dropped,
+            *[PADDING_IS_READ] * padding,
         ],
         "recomputed_blocks": max(run.recomputed, first.recomputed) or None,
         "virtual_tokens": run.virtual or None,  # what they got is not among the scores

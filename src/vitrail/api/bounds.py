@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -19,6 +20,10 @@ OF_TOKENS = ("scores", "own", "layers", "heads")
 """What a result holds for each token; attributions hold it for the patches or words of the input."""
 NOTABLE = 1e-6
 """The share of the largest score from which on credit is no rounding."""
+PADDING_IS_READ = (
+    "the answer rests on tokens that the attention mask calls padding, too: what they were given is left out. Check "
+    "which value stands for a real token in the model's mask, and that the model reads the mask"
+)
 DROPPED = "{} gives scores to tokens that no attention lets reach the answer: these were set to zero"
 
 
@@ -39,6 +44,21 @@ def hold_to_reach(results: list[tuple[Scalar, Result]], run: Pass) -> tuple[list
     scores = [(result.scores, result.reached) for _, result in results]
     real = [(x * run.valid, reached) for x, reached in scores if x is not None and reached is not None]
     return held, any(credits_unreachable(x, reached) for x, reached in real)
+
+
+def reads_padding(
+    results: list[tuple[Scalar, Result]], scores: Float[Tensor, "b t"] | None, run: Pass
+) -> Bool[Tensor, " b"]:
+    """Return which answers rest on padding: it can reach the answer, or the method gives it notable scores."""
+    padding = ~run.valid
+    found = torch.zeros_like(padding[:, 0])
+    for _, result in results:
+        if result.reached is not None:
+            found |= (result.reached & padding).any(dim=1)
+    if scores is not None:
+        sizes = scores.abs()
+        found |= sizes.masked_fill(run.valid, 0.0).amax(dim=1) > NOTABLE * sizes.amax(dim=1)
+    return found
 
 
 def _held(result: Result, run: Pass) -> Result:
