@@ -26,6 +26,7 @@ from vitrail.errors import InputError, MethodError, OptionError, VitrailError, a
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
 from vitrail.evaluate.metrics.texts import blank_id, kept_ids
 from vitrail.methods import DEFAULT_METHOD
+from vitrail.models.folders import TEXTS, files_in, images_in
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
 from vitrail.plots.pictures import Picture, as_picture, sample_map, thumbnail, with_map
@@ -58,7 +59,7 @@ def items_of(source: Path, loaded: Loaded, *, squash: bool, limit: int | None) -
 
 
 def _pictures(source: Path, loaded: Loaded, *, squash: bool) -> list[Item]:
-    from vitrail.models.loading.images import images_in, open_image
+    from vitrail.models.loading.images import open_image
 
     def read(path: Path) -> tuple[Sample, str]:
         return loaded.image(open_image(path), squash=squash), ""
@@ -72,7 +73,7 @@ def _texts(source: Path, loaded: Loaded) -> list[Item]:
         return loaded.text(text.strip()), text.strip()
 
     if source.is_dir():
-        paths = sorted(p for p in source.glob("*.txt") if p.is_file() and not p.name.startswith("."))
+        paths = files_in(source, TEXTS)
         if not paths:
             raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
         return [(path.name, partial(read, path)) for path in paths]
