@@ -287,7 +287,7 @@ Examples:
 def read_document(path: Path) -> str:
     """The text of a file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some programs begin a text with a mark
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no text in UTF-8: byte {error.start} cannot be read. Save it as UTF-8.") from error
     except OSError as error:

@@ -118,7 +118,7 @@ SENTENCES = (
 
 
 def read_picture_folder(source: str | Path) -> Dataset[ImageExample]:
-    """The pictures right inside a folder, without labels."""
+    """The pictures right inside a folder, upright and without labels."""
     folder = Path(source)
     paths = images_in(folder)
     names = [_written_name(path) for path in paths]
@@ -132,7 +132,7 @@ def _written_name(path: Path) -> str:
 
 def _from_file(paths: list[Path], number: int) -> ImageExample:
     name = _written_name(paths[number])
-    return ImageExample(name, PictureFile(name, paths[number]))
+    return ImageExample(name, PictureFile(name, paths[number], upright=True))
 
 
 def read_sentences(source: str | Path) -> Dataset[TextExample]:
@@ -345,6 +345,8 @@ def _picture(example: ImageExample) -> Iterator[Any]:
     if isinstance(example.open_image, PictureFile):
         yield b"\nfile\n"
         yield example.open_image.stored()
+        if example.open_image.is_turned:
+            yield b"\nupright\n"
     else:
         pixels = np.ascontiguousarray(example.image)
         yield f"\npixels {pixels.shape} {pixels.dtype}\n".encode()
