@@ -369,6 +369,13 @@ def test_a_context_that_cannot_be_read_is_named(content, words, tmp_path):
         read_document(tmp_path / "doc.txt")
 
 
+def test_the_mark_that_some_programs_begin_a_text_with_is_not_part_of_it(tmp_path):
+    from vitrail.apps.cli.explain import read_document
+
+    (tmp_path / "doc.txt").write_bytes(b"\xef\xbb\xbfthe red key")
+    assert read_document(tmp_path / "doc.txt") == "the red key"
+
+
 def test_the_example_of_the_page_runs(language_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small, tokenizer = language_model

@@ -1,4 +1,6 @@
 import json
+import shutil
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
@@ -8,9 +10,18 @@ from PIL import Image
 from saved_models import ARCH, save_bert, save_gpt2, save_headless_bert, save_question_bert, save_timm, save_vit
 from torch.testing import assert_close
 
+from vitrail.api.many import picture_batches
+from vitrail.apps.cli.explain import _readable
+from vitrail.apps.cli.options import looks_like_file
 from vitrail.errors import InputError, ModelError, TargetError
+from vitrail.evaluate.bench.opened import read_picture_folder
+from vitrail.evaluate.data.labelled import IMAGENETTE, find_pictures
+from vitrail.evaluate.data.segmented import read_text_layout
+from vitrail.models.folders import PICTURES, images_in
 from vitrail.models.loading import find_class, find_token, load
-from vitrail.models.loading.images import View, open_image
+from vitrail.models.loading.images import FORMATS, View, open_image
+from vitrail.plots.report.explaining import items_of
+from vitrail.tools.audit import read_folders
 
 NAMES = ["tench, Tinca tinca", "crane", "tabby, tabby cat", "crane"]
 
@@ -231,3 +242,71 @@ def test_the_embedded_models_are_loaded_by_name(name, kind):
     assert loaded.kind == kind
     assert len(loaded.class_names) == loaded.classes
     assert examine(loaded.model, loaded.example().inputs).passed
+
+
+MIXED = ("b.JPEG", "c.png", "d.webp", "e.bmp", "f.gif", "g.tif", "a.jpg", "._a.jpg", ".hidden.png")
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder of ImageNet with pictures, and with what is none: a text, hidden files, a folder and a broken link."""
+    folder = tmp_path / "synsets" / "n01440764"
+    folder.mkdir(parents=True)
+    for name in MIXED:
+        Image.new("RGB", (8, 6), "red").save(folder / name)
+    (folder / "h.txt").write_text("no picture")
+    (folder / "x.png").mkdir()
+    (folder / "y.png").symlink_to("y.png")
+    return folder
+
+
+def of_text_layout(folder, root):
+    (root / "images").mkdir()
+    (root / "images" / "val").symlink_to(folder)
+    for name in ("val", ".ipynb_checkpoints"):
+        (root / "labels" / name).mkdir(parents=True)
+    return [read_text_layout(root, None, "coco")[i].open_image.source.name for i in range(7)]
+
+
+def zipped(folder, root):
+    return Path(shutil.make_archive(str(root / "packed"), "zip", folder))
+
+
+DOORS = {
+    "explain": lambda folder, root: [path.name for path in images_in(folder)],
+    "parquet": lambda folder, root: [path.name for path in _readable(folder)[0]],
+    "explain_many": lambda folder, root: [name for one in picture_batches(folder, np.array) for name in one.names],
+    "report": lambda folder, root: [name for name, _ in items_of(folder, load("photo"), squash=False, limit=None)],
+    "bench": lambda folder, root: read_picture_folder(folder).keys,
+    "audit": lambda folder, root: [path.name for path, _ in read_folders(folder.parent, IMAGENETTE).pictures],
+    "synsets": lambda folder, root: [path.name for path in find_pictures(folder.parent).files],
+    "text layout": of_text_layout,
+    "archive": lambda folder, root: [
+        PurePath(file.name).name for file in find_pictures(zipped(folder.parent, root)).files
+    ],
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_folder_has_the_same_pictures_through_every_door(door, mixed, tmp_path):
+    assert list(DOORS[door](mixed, tmp_path)) == sorted(name for name in MIXED if name[0] != ".")
+
+
+@pytest.mark.parametrize("door", ["explain", "explain_many", "bench", "parquet"])
+def test_a_folder_that_is_missing_empty_or_none_is_refused_in_the_same_words(door, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.png").touch()
+    for name, words in (
+        ("absent", f"there is no folder of pictures at {tmp_path / 'absent'}."),
+        ("empty", f"there are no images in {tmp_path / 'empty'}."),
+        ("file.png", f"{tmp_path / 'file.png'} is no folder."),
+    ):
+        with pytest.raises(InputError) as caught:
+            DOORS[door](tmp_path / name, tmp_path)
+        assert str(caught.value) == words
+
+
+def test_the_endings_are_those_that_pillow_knows_of_the_formats_that_are_opened():
+    Image.init()
+    assert {ending for ending, form in Image.registered_extensions().items() if form in FORMATS} == PICTURES
+    assert all(looks_like_file(f"absent{ending}") for ending in PICTURES)

@@ -1,15 +1,20 @@
 """A plan on a real Ray cluster gives the tables of a single process, also when a worker is killed."""
 
+import copy
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import tiny
 
+import vitrail
+from vitrail.api.many import Batch
 from vitrail.errors import EngineError, InputError, OptionError
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench.opened import RunSettings
@@ -183,6 +188,42 @@ def test_workers_on_cuda_share_gpus():
     assert crew.size == 6
     assert crew.worker == Worker(RunSettings(device="cuda"))
     assert engines_ray._ActorPool(Worker(RunSettings()), bench.Cluster()).size == 2
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
+def test_a_worker_with_a_gpu_opens_the_model_once_for_all_parts_and_ends_with_the_run(monkeypatch, tmp_path):
+    """Ray's default for tasks with a GPU is a process for each call. The GPUs of this cluster are on paper."""
+    monkeypatch.setattr(engines_ray, "_is_on_cuda", lambda model: True)
+    model, x = copy.deepcopy(tiny("timm_vit")), torch.rand(4, 3, 64, 64).double()
+
+    class Opened(type(model)):
+        """Writes down which process opens it."""
+
+        def __setstate__(self, state):
+            super().__setstate__(state)
+            with (self.folder / "opened").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    model.__class__, model.folder = Opened, tmp_path
+    batches = [Batch([str(i)], x[i : i + 1].clone) for i in range(4)]
+    found = vitrail.explain_many(
+        model, batches, "gae", output=tmp_path / "maps", part_size=1, progress=False, engine="ray", workers=1
+    )
+    assert found.explained == 4
+    (process,) = map(int, (tmp_path / "opened").read_text().split())
+    limit = time.monotonic() + 60
+    while is_running(process) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not is_running(process)
+    assert ray.is_initialized()
 
 
 def test_a_plan_for_gpus_on_a_cluster_without_is_refused():

@@ -1,20 +1,35 @@
 import json
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from saved_models import save_vit
+from saved_models import save_bert, save_vit
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+from type_checks import unchecked
 
+import vitrail
 from vitrail import compare
 from vitrail.api import explainer
+from vitrail.apps.web import removing
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import worker
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.data import resize_mask
+from vitrail.evaluate.metrics import texts
 from vitrail.models.loading import load
+from vitrail.plots import report
 
 
 def values(path, label, metric):
@@ -88,6 +103,76 @@ def test_text_rows_are_those_of_direct_calls(place, text_plan_of, tmp_path):
             mode="attcat",
         )
         np.testing.assert_allclose(rows[example.key]["p_k"], curve.p_k[0], rtol=1e-4)
+
+
+def saved_classifier(folder, kind):
+    """BERT with special tokens, or GPT-2 without; its tokenizer has one mark for all ends, or an unknown word too."""
+    if kind == "bert":
+        model, tokenizer = BertForSequenceClassification.from_pretrained(save_bert(folder)), None
+    else:
+        marks = ["<end>"] if kind == "gpt2" else ["<end>", "<unk>"]
+        words = WordLevel({word: i for i, word in enumerate([*marks, *SPOKEN])}, unk_token=marks[-1])
+        inner = Tokenizer(words)
+        inner.pre_tokenizer = Split(" ", "removed")
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=inner, unk_token=marks[-1], bos_token="<end>", eos_token="<end>", pad_token="<end>"
+        )
+        if kind == "no_unk":
+            tokenizer.unk_token = None
+        tokenizer.save_pretrained(folder)
+        size = {"vocab_size": len(marks) + len(SPOKEN), "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
+        ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        model = GPT2ForSequenceClassification(GPT2Config(**size, **ends))
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.4, generator=torch.Generator().manual_seed(weight.numel()))
+    model.save_pretrained(folder)
+    return folder
+
+
+SPOKEN = ["the", "quick", "brown", "fox", "sleeps", "."]
+TEXT = "the quick zzz fox sleeps ."
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("bert", [2, 3]), ("gpt2", [0]), ("gpt2_unk", []), ("no_unk", [])],  # GPT-2's one mark is no ordinary word
+)
+def test_the_page_the_report_and_the_bench_remove_the_same_words(kind, kept, tmp_path, text_plan_of, monkeypatch):
+    """The page once kept words that the tokenizer does not know: the curves of one sentence differed."""
+    text = TEXT if kind != "no_unk" else TEXT.replace("zzz", "brown")
+    folder = saved_classifier(tmp_path / "model", kind)
+    (tmp_path / "one.txt").write_text(text)
+    left, plain = [], texts.perturbed_ids
+    monkeypatch.setattr(texts, "perturbed_ids", lambda *a, **k: left.append(plain(*a, **k)) or left[-1])
+
+    plan = text_plan_of(
+        models=(bench.ModelSpec(str(folder)),),
+        data=(bench.DataSpec("sentences", str(tmp_path / "one.txt")),),
+        trials=(bench.Trial("gae"),),
+        protocols=bench.protocols_of(("vitrail",)),
+        metrics=("text_deletion",),
+    )
+    bench.run(plan, tmp_path / "r.db")
+    (measured,) = values(tmp_path / "r.db", "gae", "text_deletion").values()
+
+    loaded = load(str(folder))
+    (entry,) = report.of_inputs(loaded, tmp_path / "one.txt", "gae", curves=True).entries
+
+    opened = SimpleNamespace(loaded=loaded)
+    opened.twin = opened
+    case = SimpleNamespace(opened=opened, sample=loaded.text(text))
+    gae = vitrail.explain(loaded.model, case.sample.inputs, "gae")
+    with unchecked():
+        (on_page,) = removing._text(case, int(gae.target.first[0]), gae, gae.scores.double(), "")
+        removed_at, _ = removing._removed_tokens(case, gae, gae.scores.double())
+
+    np.testing.assert_allclose(on_page, measured["p_k"], rtol=1e-4)
+    np.testing.assert_allclose(on_page, entry.rows[0].maps[0].curve, rtol=1e-4)
+    assert np.ptp(on_page) > 0.01
+    ids = case.sample.inputs["input_ids"][0].numpy()
+    assert ids[removed_at == 255].tolist() == kept
+    assert [levels[-1].tolist() for levels in left if len(levels) == 11] == [kept or [0]] * len(left)
 
 
 def test_a_second_run_computes_nothing_and_changes_nothing(plan_of, tmp_path, monkeypatch):

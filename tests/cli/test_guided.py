@@ -86,7 +86,7 @@ def test_the_embedded_model_is_guided_by_the_package(terminal, run, tmp_path):
         (("detail", "cat.png", *VIT, "--top", "2", "-t", "boxer", "-o", "x.png"), "leave out --target"),
         (("detail", "cat.png", *VIT, "--top", "9", "-o", "x.png"), "2 to 4 classes"),
         (("detail", "a film", "-m", "question_bert"), "--question"),
-        (("audit", "absent", *VIT), "there is no folder absent"),
+        (("audit", "absent", *VIT), "there is no folder with a folder of pictures for each class at absent"),
         (("audit", "vit", *VIT), "no folder of pictures"),
         (("audit", "vit", "-m", "bert"), "reads text"),
         (("audit", "vit", *VIT, "-o", "x.png"), "no .html file"),

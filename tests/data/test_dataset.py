@@ -1,15 +1,18 @@
 """Order, parts and keys, on a set whose examples are their own numbers."""
 
 import pickle
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from PIL import Image
 
 from vitrail.errors import InputError, OptionError
-from vitrail.evaluate.bench.opened import read_demo_pictures, read_picture_folder
+from vitrail.evaluate.bench.opened import example_hash, read_demo_pictures, read_picture_folder
 from vitrail.evaluate.data import Dataset, TextExample
 from vitrail.evaluate.data.examples import require_unique
+from vitrail.evaluate.data.pictures import PictureFile
+from vitrail.models.loading.images import open_image
 
 BROKEN = 3
 
@@ -108,3 +111,22 @@ def test_what_is_said_of_a_damaged_picture_is_the_same_each_time(tmp_path):
             _ = read_picture_folder(tmp_path)[0].image
         said.append(str(caught.value))
     assert said[0] == said[1]
+
+
+def test_pictures_of_ones_own_folder_are_turned_as_explain_turns_them(tmp_path):
+    """Published sets are not: their masks belong to the pixels as stored. A turned picture is another example."""
+    picture = Image.effect_noise((12, 8), 90).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "plain.png")
+    picture.save(tmp_path / "turned.png", exif=exif)
+    (tmp_path / "damaged.png").write_bytes(b"no picture")
+    damaged, plain, turned = read_picture_folder(tmp_path)
+    for example in (plain, turned):
+        shown = open_image(tmp_path / example.key)
+        assert example.image.size == shown.size
+        assert example.image.tobytes() == shown.tobytes()
+    assert (plain.image.size, turned.image.size) == ((12, 8), (8, 12))
+    for example, differs in ((damaged, False), (plain, False), (turned, True)):
+        stored = replace(example, open_image=PictureFile(example.key, tmp_path / example.key))
+        assert (example_hash(stored) != example_hash(example)) == differs

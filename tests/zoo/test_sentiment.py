@@ -81,6 +81,7 @@ def test_the_tokenizer_without_transformers_cuts_as_the_one_with_it(padding):
         assert [one.tokens for one in ours.encodings] == [one.tokens for one in theirs.encodings]
     ours, theirs = (cut("a film", "a book", return_tensors="pt", padding=False) for cut in (light, light.full))
     assert ours["token_type_ids"].tolist() == theirs["token_type_ids"].tolist()
-    for name in ("all_special_ids", "pad_token_id", "unk_token_id", "mask_token_id", "pad_token", "padding_side"):
+    roles = [f"{role}_token_id" for role in ("pad", "unk", "mask", "bos", "eos", "cls", "sep")]
+    for name in ("all_special_ids", *roles, "pad_token", "padding_side"):
         assert getattr(light, name) == getattr(light.full, name), name
     assert light.decode([2000]) == light.full.decode([2000])  # the rest is that tokenizer's own

@@ -26,6 +26,7 @@ from vitrail.attribution import Attribution, versions
 from vitrail.capture.provenance import fingerprint
 from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
 from vitrail.methods import DEFAULT_METHOD
+from vitrail.models.folders import images_in
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import taken
 from vitrail.targets import AnyTarget
@@ -92,9 +93,9 @@ def picture_batches(
         preparation: what `preprocess` does, in words: a run that was prepared otherwise is not resumed. Nor is one
             whose files changed since.
     """
-    from vitrail.models.loading.images import images_in, open_image  # Pillow is an extra
+    from vitrail.models.loading.images import open_image  # Pillow is an extra
 
-    paths = images_in(as_path(folder, "a folder of images")) if isinstance(folder, (str, Path)) else list(folder)
+    paths = images_in(as_path(folder, "a folder of pictures")) if isinstance(folder, (str, Path)) else list(folder)
 
     def load(some: Sequence[Path]) -> Inputs:
         return _together([preprocess(open_image(path)) for path in some])

@@ -21,9 +21,9 @@ from vitrail import targets
 from vitrail.api import explain
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, OptionError, TargetError, as_path, one_line
-from vitrail.evaluate.data.files import pictures_in, require_folder
 from vitrail.evaluate.data.labelled import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy
+from vitrail.models.folders import OF_CLASSES, PICTURES, files_in, folders_in, require_folder
 from vitrail.models.loading import find_class
 from vitrail.plots.page import document, render
 from vitrail.plots.pictures import Picture, as_picture, signed_thumbnail, thumbnail
@@ -142,8 +142,8 @@ def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None 
         names: of the classes, by index; each may list several, separated by commas.
         limit: at most so many pictures of a class, at even distances.
     """
-    root = require_folder(as_path(folder, "a folder"), "folder with a folder of pictures for each class")
-    inside = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    root = require_folder(as_path(folder, "a folder"), OF_CLASSES)
+    inside = folders_in(root)
     found: list[tuple[Path, int]] = []
     left_out: dict[str, str] = {}
     for place in inside:
@@ -152,7 +152,7 @@ def read_folders(folder: str | Path, names: Sequence[str], *, limit: int | None 
         except TargetError as error:
             left_out[place.name] = str(error)
             continue
-        paths = pictures_in(place)
+        paths = files_in(place, PICTURES)
         count = len(paths) if limit is None else min(limit, len(paths))
         found += [(paths[i * len(paths) // count], label) for i in range(count)]
     if not found:

@@ -24,6 +24,7 @@ from vitrail.apps.cli.options import (
 from vitrail.apps.cli.screen import counted, note, plain, reported
 from vitrail.errors import InputError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
+from vitrail.models.folders import images_in
 from vitrail.models.texts import is_blank
 
 if TYPE_CHECKING:
@@ -170,8 +171,6 @@ def _explain_parts(request: Asked, loaded: "Loaded") -> None:
 
 def _check_places(folder: Path, place: Path, files: list[str | None]) -> None:
     """Raise if a picture would be replaced by its map."""
-    from vitrail.models.loading.images import images_in
-
     if place.exists() and place.samefile(folder):
         raise OutputError(f"{place} is the folder of the images themselves: name another folder for the pictures.")
     with suppress(InputError):  # a folder without images is reported later
@@ -183,7 +182,6 @@ def _explain_folder(folder: Path, place: Path, request: Asked, loaded: "Loaded",
     """One picture for each image; those that fail are named at the end."""
     from vitrail.apps.cli.session import explain_sample, sample_of
     from vitrail.apps.cli.show import write
-    from vitrail.models.loading.images import images_in
 
     images = images_in(folder)
     place.mkdir(exist_ok=True)
@@ -260,7 +258,7 @@ def _readable(folder: Path) -> tuple[list[Path], list[Path]]:
     """The images of a folder by their first bytes, and the files that are named like images and are none."""
     from PIL import Image
 
-    from vitrail.models.loading.images import BROKEN, images_in, readable_formats
+    from vitrail.models.loading.images import BROKEN, readable_formats
 
     images, sound = images_in(folder), []
     for path in images:
@@ -289,7 +287,7 @@ Examples:
 def read_document(path: Path) -> str:
     """The text of a file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some programs begin a text with a mark
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is no text in UTF-8: byte {error.start} cannot be read. Save it as UTF-8.") from error
     except OSError as error:

@@ -20,6 +20,7 @@ from vitrail.apps.cli.options import (
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, OutputError, TargetError, suggest
 from vitrail.methods import parse_spec
+from vitrail.models.folders import OF_CLASSES, folders_in, require_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -287,9 +288,8 @@ def audit(  # noqa: PLR0913  (one parameter for each option of the command line)
 ) -> None:
     """Find the labels a model doubts."""
     check_page(output, "an audit")
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}.")
-    check_not_replaced([output], [*(inside for inside in folder.iterdir() if inside.is_dir()), model])
+    require_folder(folder, OF_CLASSES)
+    check_not_replaced([output], [*folders_in(folder), model])
     name, more = parse_spec(method)
     check_presets([(name, more)], preset)
 

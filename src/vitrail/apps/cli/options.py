@@ -18,6 +18,7 @@ import typer
 import vitrail
 from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
+from vitrail.models.folders import PICTURES, TEXTS
 from vitrail.models.texts import check_text, is_blank
 
 ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
@@ -25,7 +26,7 @@ ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
 STDOUT = Path("-")
 """Stands for stdout, which takes JSON."""
 PRESETS = tuple(dict.fromkeys(["recommended", *(preset for entry in METHODS.values() for preset in entry.presets)]))
-FILES = {".txt", ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav"}
+FILES = {".wav", *TEXTS, *PICTURES}
 LONGEST_NAME = 255
 EMBEDDED = ("photo", "sentiment", "lookup")
 

@@ -12,6 +12,7 @@ from vitrail.apps.cli import options
 from vitrail.apps.cli.options import Source, aim_option, check_file, check_not_replaced, check_source, result_option
 from vitrail.apps.cli.screen import busy, counted, note, reported, show_line, show_table
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
+from vitrail.models.folders import images_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,7 +101,7 @@ def rewrite(  # noqa: PLR0913  (one parameter for each option of the command lin
         check_not_replaced([output, sheet, difference], [given, model])
 
     from vitrail.apps.cli.session import open_model
-    from vitrail.models.loading.images import images_in, open_image
+    from vitrail.models.loading.images import open_image
     from vitrail.tools.pixels import shown_model_of
     from vitrail.tools.rewrite import STEPS, Way, rewrite
     from vitrail.tools.robustness import AUDIT_STEPS

@@ -19,7 +19,7 @@ from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
 from vitrail.evaluate.metrics.perturbation import UNITS
-from vitrail.evaluate.metrics.texts import HOWS, MODES
+from vitrail.evaluate.metrics.texts import HOWS, MODES, blank_id, kept_ids
 
 RANDOM = 8
 """Random orders that every map is compared with."""
@@ -157,23 +157,17 @@ def _levels(gone: Bool[np.ndarray, "l n"]) -> UInt8[np.ndarray, " n"]:
 
 
 def _ids(case: Case) -> tuple[np.ndarray, Bool[np.ndarray, " t"]]:
-    """The token ids, and which of them are no special tokens."""
+    """The token ids, and which of them may be removed."""
     ids = torch.as_tensor(case.sample.inputs["input_ids"])[0].cpu().numpy()  # pyright: ignore[reportCallIssue, reportArgumentType]
-    return ids, ~np.isin(ids, list(set(case.opened.loaded.tokenizer.all_special_ids)))
-
-
-def _blank(case: Case) -> int:
-    tokenizer = case.opened.loaded.tokenizer
-    known = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, 0)
-    return next(blank for blank in known if blank is not None)
+    return ids, ~np.isin(ids, list(kept_ids(case.opened.loaded.tokenizer)))
 
 
 def _text(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
-    ids, _ = _ids(case)
-    special, scorer = set(case.opened.loaded.tokenizer.all_special_ids), _scorer(case.opened.twin.loaded.model)
+    (ids, _), scorer, tokenizer = _ids(case), _scorer(case.opened.twin.loaded.model), case.opened.loaded.tokenizer
+    special, pad = kept_ids(tokenizer), blank_id(tokenizer)
     texts, scores, labels = [ids] * len(orders), [order.numpy() for order in orders], [target] * len(orders)
     # Without special tokens nothing is left at the end but one blank.
-    found = metrics.text_curve(scorer, texts, scores, labels, special=special, pad=_blank(case), how="cut", batch=BATCH)
+    found = metrics.text_curve(scorer, texts, scores, labels, special=special, pad=pad, how="cut", batch=BATCH)
     return found.p_k
 
 
@@ -215,6 +209,7 @@ def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, "1 c"]:
     ids, ordinary = _ids(case)
     if cells and cells[-1] >= len(ids):
         raise InputError(f"token {cells[-1]} does not exist: the text has {len(ids)} tokens, from 0 on.")
-    left = HOWS["cut"](ids, np.isin(np.arange(len(ids)), cells) & ordinary, ordinary, _blank(case))
+    blank = blank_id(case.opened.loaded.tokenizer)
+    left = HOWS["cut"](ids, np.isin(np.arange(len(ids)), cells) & ordinary, ordinary, blank)
     together = torch.from_numpy(left)[None]
     return _scorer(case.opened.loaded.model)(together, torch.ones_like(together))

@@ -307,16 +307,17 @@ RETRIES = 3
 
 
 _open: dict[str, tuple[Task, PartStore, Explainer, list[Batch], list[int]]] = {}
-"""Of a worker, for every task it was given: the task, its folder, the explainer, the batches and where each stops."""
+"""Of a worker, for the task it was given last: the task, its folder, the explainer, the batches and where each stops."""
 
 
-def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
-    """Explain the inputs of one part file and write it; how many there are.
+def explain_part(key: str, shared: Sequence[Any], part: int) -> tuple[int, str]:
+    """Explain the inputs of one part file and write it; return how many there are, and who did it.
 
     Args:
         shared: holds a reference to the task and its folder, which are fetched once.
     """
     if key not in _open:
+        _open.clear()  # the model of an earlier run
         task, store = ray.get(shared[0])
         explainer, batches = Explainer(task.model, task.method, **task.options), list(task.loader)
         _open[key] = task, store, explainer, batches, list(accumulate(len(batch.names) for batch in batches))
@@ -330,25 +331,55 @@ def explain_part(key: str, shared: Sequence[Any], part: int) -> int:
         found = explain_rows(explainer, batch.load(), task.target, start, batch.names)
         rows += [row for row in found if first <= row["index"] < last]
     store.write(rows)
-    return len(rows)
+    return len(rows), ray.get_runtime_context().get_worker_id()
 
 
 def explain_parts(task: Task, store: PartStore, parts: Sequence[int], *, workers: int | None) -> Iterator[int]:
     """Explain parts by the workers of a cluster; yields how many inputs each part held, as they are done."""
     if not parts:
         return
-    cuda = any(p.is_cuda for p in taken(task.model).parameters())
+    on_cuda = _is_on_cuda(task.model)
+    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(on_cuda)}
+    seen: set[str] = set()
     with connected(Cluster(workers=workers)):
-        run = ray.remote(num_cpus=1, num_gpus=int(cuda), max_retries=RETRIES)(explain_part)
+        # Ray's default for tasks with a GPU is one call for each process: the model would be opened for every part.
+        run = ray.remote(**needs, max_calls=0, max_retries=RETRIES)(explain_part)
         key, shared, left = uuid4().hex, [ray.put((task, store))], iter(parts)
-        size = 2 * (workers or int(ray.cluster_resources().get("GPU" if cuda else "CPU", 1)))
+        room = int(ray.cluster_resources().get("GPU" if on_cuda else "CPU", 1))
+        size = workers if workers is not None and workers < room else 2 * room
         pending = [run.remote(key, shared, part) for part in islice(left, size)]
-        while pending:
-            (done, *_), pending = ray.wait(pending)
-            try:
-                yield ray.get(done)
-            except exceptions.RayTaskError as error:
-                raise error.cause from error
-            except exceptions.RayError as error:
-                raise EngineError(f"a worker of Ray was lost {RETRIES + 1} times: {reason_of(error)}") from error
-            pending += [run.remote(key, shared, part) for part in islice(left, 1)]
+        try:
+            while pending:
+                (done, *_), pending = ray.wait(pending)
+                count, worker = _count_of(done)
+                seen.add(worker)
+                yield count
+                pending += [run.remote(key, shared, part) for part in islice(left, 1)]
+        finally:
+            if on_cuda:
+                _end_workers(len(seen), needs)
+
+
+def _is_on_cuda(model: object) -> bool:
+    return any(p.is_cuda for p in taken(model).parameters())
+
+
+def _count_of(done: Any) -> tuple[int, str]:  # noqa: ANN401
+    """Return what a finished task returned, or raise why it failed."""
+    try:
+        return ray.get(done)
+    except exceptions.RayTaskError as error:
+        raise error.cause from error
+    except exceptions.RayError as error:
+        raise EngineError(f"a worker of Ray was lost {RETRIES + 1} times: {reason_of(error)}") from error
+
+
+def _end_workers(count: int, needs: Mapping[str, Any]) -> None:
+    """End idle workers: on a cluster that goes on, they would keep the model in the memory of their GPU."""
+    end = ray.remote(**needs, max_calls=1)(_nothing)
+    for _ in range(count):
+        end.remote()
+
+
+def _nothing() -> None:
+    """Do nothing: after this task its process ends."""

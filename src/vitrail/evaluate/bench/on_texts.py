@@ -18,7 +18,7 @@ from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Meas
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
 from vitrail.evaluate.data.examples import TextExample
-from vitrail.evaluate.metrics.texts import top
+from vitrail.evaluate.metrics.texts import blank_id, kept_ids, top
 
 
 def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Protocol], Values]:
@@ -26,18 +26,16 @@ def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Pro
 
     def measure(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
         levels, tokenizer = mode or protocol.text_mode, batch.opened.loaded.tokenizer
-        # Special tokens are never removed; a word the tokenizer does not know is none of them.
-        special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
         pairs = any(getattr(example, "second", None) is not None for example in batch.examples)
         found = metrics.text_curve(
             batch.score,
             [row.tolist() for row in real_rows(batch, batch.inputs["input_ids"])],
             real_rows(batch, shown.scores),
             torch.tensor(shown.classes),
-            special=() if pairs and levels == "attcat" else special,
+            special=() if pairs and levels == "attcat" else kept_ids(tokenizer),
             how=how,
             mode=levels,
-            pad=int(tokenizer.pad_token_id),
+            pad=blank_id(tokenizer),
             batch=batch.settings.forward_batch,
         )
         return [{"p": p, "p_k": list(k)} for p, k in zip(found.p.tolist(), found.p_k.tolist(), strict=True)]
@@ -134,7 +132,7 @@ def _removal_panel(name: str) -> CurvePanel:
 _TEXT = ("text",)
 DELETION = Measure(
     "text_deletion", "how far the probability falls while the highest-scored tokens are deleted",
-    text_curve("delete"), _TEXT, lambda p: [_drop("AOPC", "text_deletion", higher=True, absolute=p.absolute)],
+    text_curve("cut"), _TEXT, lambda p: [_drop("AOPC", "text_deletion", higher=True, absolute=p.absolute)],
     panels=(_removal_panel("tokens deleted"),),
 )  # fmt: skip
 PADDING = Measure(
@@ -144,7 +142,7 @@ PADDING = Measure(
 )  # fmt: skip
 COMPREHENSIVENESS = Measure(
     "comprehensiveness", "ERASER: how far the probability falls without the highest-scored tokens",
-    text_curve("delete", "eraser"), _TEXT, lambda _: [_drop("comprehensiveness", "comprehensiveness", higher=True)],
+    text_curve("cut", "eraser"), _TEXT, lambda _: [_drop("comprehensiveness", "comprehensiveness", higher=True)],
 )  # fmt: skip
 SUFFICIENCY = Measure(
     "sufficiency", "ERASER: how far the probability falls with the highest-scored tokens only",

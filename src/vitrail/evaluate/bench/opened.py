@@ -31,9 +31,10 @@ from vitrail.evaluate import data
 from vitrail.evaluate.bench.plan import DataSpec, ModelSpec
 from vitrail.evaluate.data.contexts import CONTEXTS, GENERATED
 from vitrail.evaluate.data.examples import Dataset, DatasetEntry, Example, ImageExample, TextExample
-from vitrail.evaluate.data.files import pictures_in, read_lines, require_file, require_folder
+from vitrail.evaluate.data.files import read_lines, require_file
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.evaluate.stitch import SHIPPED, open_shipped
+from vitrail.models.folders import images_in
 from vitrail.models.loading import Loaded, find_device, load
 
 if TYPE_CHECKING:
@@ -117,9 +118,9 @@ SENTENCES = (
 
 
 def read_picture_folder(source: str | Path) -> Dataset[ImageExample]:
-    """The pictures right inside a folder, without labels."""
-    folder = require_folder(Path(source), "folder of pictures")
-    paths = pictures_in(folder)
+    """The pictures right inside a folder, upright and without labels."""
+    folder = Path(source)
+    paths = images_in(folder)
     names = [_written_name(path) for path in paths]
     return Dataset("pictures", str(folder), range(len(paths)), names.__getitem__, partial(_from_file, paths))
 
@@ -131,7 +132,7 @@ def _written_name(path: Path) -> str:
 
 def _from_file(paths: list[Path], number: int) -> ImageExample:
     name = _written_name(paths[number])
-    return ImageExample(name, PictureFile(name, paths[number]))
+    return ImageExample(name, PictureFile(name, paths[number], upright=True))
 
 
 def read_sentences(source: str | Path) -> Dataset[TextExample]:
@@ -344,6 +345,8 @@ def _picture(example: ImageExample) -> Iterator[Any]:
     if isinstance(example.open_image, PictureFile):
         yield b"\nfile\n"
         yield example.open_image.stored()
+        if example.open_image.is_turned:
+            yield b"\nupright\n"
     else:
         pixels = np.ascontiguousarray(example.image)
         yield f"\npixels {pixels.shape} {pixels.dtype}\n".encode()

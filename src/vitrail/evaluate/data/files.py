@@ -29,22 +29,12 @@ from vitrail.errors import InputError, MissingExtraError, as_path, one_line
 if TYPE_CHECKING:
     from pyarrow import Table
 
-PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
-
 
 def require_file(path: Path, what: str) -> Path:
     """The path, if it is a file."""
     path = as_path(path, what)
     if not path.is_file():
         raise InputError(f"{path} is no file, but {what} is." if path.exists() else f"there is no {what} at {path}.")
-    return path
-
-
-def require_folder(path: Path, what: str) -> Path:
-    """The path, if it is a folder."""
-    path = as_path(path, what)
-    if not path.is_dir():
-        raise InputError(f"there is no {what} at {path}." if not path.exists() else f"{path} is no folder.")
     return path
 
 
@@ -82,11 +72,6 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank, stripped."""
     return [line.strip() for line in read_text(path).splitlines() if line.strip()]
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    """The picture files of a folder, by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
 
 
 def require_inside(names: Iterable[str], source: Path) -> None:

@@ -20,23 +20,21 @@ from jaxtyping import Int, UInt8
 from vitrail.errors import InputError, MissingExtraError, OptionError, suggest
 from vitrail.evaluate.data.examples import Box, Dataset, ImageExample, Mask, require_unique
 from vitrail.evaluate.data.files import (
-    PICTURES,
     Member,
     as_text,
     first_of,
     one_line,
     open_rows,
-    pictures_in,
     read_all,
     read_json,
     read_pickled_table,
     require_file,
-    require_folder,
     require_inside,
     tar_files,
     zip_members,
 )
 from vitrail.evaluate.data.pictures import PictureFile, from_array, translate
+from vitrail.models.folders import PICTURES, files_in, folders_in, has_ending, require_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,15 +75,15 @@ def find_pictures(path: Path) -> SynsetPictures:
     if path.suffix == ".zip":
         files = [member for member in zip_members(path) if _is_picture(PurePosixPath(member.name))]
         return SynsetPictures(path, [_key_of(PurePosixPath(member.name)) for member in files], files)
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and SYNSET.fullmatch(folder.name))
-    paths = [file for folder in folders for file in pictures_in(folder)]
+    folders = [folder for folder in folders_in(path) if SYNSET.fullmatch(folder.name)]
+    paths = [file for folder in folders for file in files_in(folder, PICTURES)]
     if not paths:
         raise InputError(f"{path} has no folders of pictures that are named like n01440764.")
     return SynsetPictures(path, [_key_of(file) for file in paths], paths)
 
 
 def _is_picture(path: PurePosixPath) -> bool:
-    return path.suffix.lower() in PICTURES and SYNSET.fullmatch(path.parent.name) is not None
+    return has_ending(path.name, PICTURES) and SYNSET.fullmatch(path.parent.name) is not None
 
 
 def _key_of(path: Path | PurePosixPath) -> str:

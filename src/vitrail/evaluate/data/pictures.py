@@ -25,27 +25,45 @@ ONE_CHANNEL = {"1", "L", "P"}
 
 
 Source = Path | Member
+ORIENTATION = 0x0112
+"""The EXIF entry that says how a picture is turned."""
 
 
 @dataclass(frozen=True)
 class PictureFile:
-    """A picture in a file or in an archive: call it to decode the picture."""
+    """A picture in a file or in an archive: call it to decode the picture.
+
+    Args:
+        upright: turn it as its EXIF data say. Pictures of published sets are not turned: their masks, boxes and
+            numbers belong to the pixels as stored.
+    """
 
     key: str
     source: Source
+    upright: bool = False
 
     def __call__(self) -> "Image":
-        """The picture as RGB.
-
-        A turn that EXIF asks for is not made: masks, boxes and published numbers belong to the pixels as stored.
-        """
-        image = _decode(self.key, self.source, load=True)
+        """The picture as RGB."""
+        image = _decode(self.key, self.source, load=True, turn=self.upright)
         from vitrail.models.loading.images import to_rgb
 
         try:
             return to_rgb(image)
         except InputError as error:
             raise InputError(f"{self.key}: {self.source}: {error}") from error
+
+    @property
+    def is_turned(self) -> bool:
+        """Return True if the picture is turned when it is read; False where it cannot be read."""
+        if not self.upright:
+            return False
+        require_pillow()
+        from vitrail.models.loading.images import BROKEN
+
+        try:
+            return _decode(self.key, self.source, load=False).getexif().get(ORIENTATION, 1) != 1
+        except (InputError, *BROKEN):
+            return False
 
     def stored(self) -> bytes:
         """The bytes of the file, which are quicker to read than the picture is to decode."""
@@ -86,11 +104,11 @@ def require_pillow() -> None:
         raise MissingExtraError("pictures are read with Pillow: pip install 'vitrail[data]'") from error
 
 
-def _decode(key: str, source: Source, *, load: bool) -> "Image":
+def _decode(key: str, source: Source, *, load: bool, turn: bool = False) -> "Image":
     require_pillow()
     from PIL import Image
 
-    from vitrail.models.loading.images import BROKEN, check_size, readable_formats
+    from vitrail.models.loading.images import BROKEN, check_size, readable_formats, upright
 
     try:
         with warnings.catch_warnings():
@@ -99,7 +117,7 @@ def _decode(key: str, source: Source, *, load: bool) -> "Image":
             check_size(image.size)
             if load:
                 image.load()
-            return image
+            return upright(image) if turn else image
     except InputError as error:
         raise InputError(f"{key}: {source}: {error}") from error
     except Image.DecompressionBombError as error:

@@ -20,15 +20,14 @@ from vitrail.evaluate.data.examples import IGNORE, Box, Dataset, ImageExample, M
 from vitrail.evaluate.data.files import (
     first_of,
     open_rows,
-    pictures_in,
     read_all,
     read_json,
     read_lines,
     require_file,
-    require_folder,
     require_inside,
 )
 from vitrail.evaluate.data.pictures import PictureFile, Shape, open_mask, paint, size_of
+from vitrail.models.folders import folders_in, images_in, require_folder
 
 VOC = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -150,7 +149,7 @@ def read_text_layout(root: Path, split: str | None, classes: str) -> Dataset[Ima
     """The pictures of `images/<split>` with the objects of `labels/<split>`; a picture without a file has none."""
     split = split or _only_split(root / "labels")
     labels = require_folder(root / "labels" / split, "folder of labels")
-    files = pictures_in(require_folder(root / "images" / split, "folder of pictures"))
+    files = images_in(root / "images" / split)
     keys = [file.stem for file in files]
     require_unique(keys, root / "images" / split)
     names = dict(enumerate(NAMES[classes]))
@@ -159,7 +158,7 @@ def read_text_layout(root: Path, split: str | None, classes: str) -> Dataset[Ima
 
 
 def _only_split(folder: Path) -> str:
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    found = [path.name for path in folders_in(folder)]
     if len(found) != 1:
         raise InputError(f"{folder} has the splits {', '.join(found) or '(none)'}; name one with split=.")
     return found[0]

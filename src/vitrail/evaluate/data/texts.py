@@ -33,8 +33,8 @@ from vitrail.evaluate.data.files import (
     read_json,
     read_text,
     require_file,
-    require_folder,
 )
+from vitrail.models.folders import TEXTS, files_in, require_folder
 
 UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
 
@@ -165,14 +165,15 @@ def read_imdb(source: Source, *, split: str = "test") -> Dataset[TextExample]:
 
 def _from_folders(root: Path, split: str) -> Dataset[TextExample]:
     folders = {name: require_folder(root / split / name, f"folder of {name} reviews") for name in FOLDERS}
-    keys = [f"{split}/{name}/{file.stem}" for name, folder in folders.items() for file in sorted(folder.glob("*.txt"))]
-    read = partial(_review, root, keys)
+    files = [file for folder in folders.values() for file in files_in(folder, TEXTS)]
+    keys = [f"{split}/{file.parent.name}/{file.stem}" for file in files]
+    read = partial(_review, files, keys)
     return Dataset("imdb", str(root / split), range(len(keys)), keys.__getitem__, read, dict(enumerate(SENTIMENTS)))
 
 
-def _review(root: Path, keys: list[str], number: int) -> TextExample:
-    key = keys[number]
-    return TextExample(key, read_text(root / f"{key}.txt", key=key), label=FOLDERS[key.split("/")[1]])
+def _review(files: list[Path], keys: list[str], number: int) -> TextExample:
+    key, file = keys[number], files[number]
+    return TextExample(key, read_text(file, key=key), label=FOLDERS[file.parent.name])
 
 
 ERASER_CODES = {"NEG": 0, "POS": 1}

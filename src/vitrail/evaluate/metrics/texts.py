@@ -294,6 +294,25 @@ HOWS: dict[str, Callable[[Ids, Flags, Flags, int], Left]] = {
 }
 
 
+OTHER_ROLES = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+def kept_ids(tokenizer: Any) -> set[int]:  # noqa: ANN401
+    """Return the ids that are never removed from a text: special tokens, but not [UNK] and [MASK].
+
+    [UNK] is a word that the tokenizer does not know. GPT-2 has one id for this, the beginning and the end: it is kept.
+    """
+    words = {tokenizer.unk_token_id, getattr(tokenizer, "mask_token_id", None)}
+    marks = {getattr(tokenizer, role, None) for role in OTHER_ROLES}
+    return set(tokenizer.all_special_ids) - (words - marks)
+
+
+def blank_id(tokenizer: Any) -> int:  # noqa: ANN401
+    """Return the id that stands where tokens were: [PAD], or what a tokenizer without it has."""
+    known = (tokenizer.pad_token_id, getattr(tokenizer, "eos_token_id", None), tokenizer.unk_token_id, 0)
+    return next(blank for blank in known if blank is not None)
+
+
 def perturbed_ids(
     ids: Numbers,
     scores: Numbers,
@@ -362,7 +381,7 @@ def text_curve(  # noqa: PLR0913  (one option for each convention the papers dif
         special: ids that are never taken.
         how: `delete`, `cut`, `pad` or `keep`, as in `perturbed_ids`.
         mode: `paper`, `attcat` or `eraser`.
-        pad: the id of [PAD], for `how="pad"`.
+        pad: the id of [PAD], for `pad` and `cut`.
         batch: sequences of one length that go through `score` at once.
     """
     classes = to_array(labels).astype(np.int64)

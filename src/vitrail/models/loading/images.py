@@ -65,19 +65,6 @@ def check_size(size: tuple[int, int]) -> None:
         )
 
 
-def images_in(folder: Path) -> list[Path]:
-    """The images right inside a folder, by name; other files and hidden ones are passed over."""
-    known = {ending for ending, form in Image.registered_extensions().items() if form in FORMATS}
-    try:
-        inside = sorted(folder.iterdir())
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
-    found = [p for p in inside if p.suffix.lower() in known and not p.name.startswith(".") and p.is_file()]
-    if not found:
-        raise InputError(f"there are no images in {folder}.")
-    return found
-
-
 def upright(image: Image.Image) -> Image.Image:
     """The picture in the orientation of its EXIF data; its `format` is kept."""
     turned = ImageOps.exif_transpose(image)

@@ -53,15 +53,15 @@ class WordPieces:
 
     is_fast, padding_side = True, "right"
     pad_token, unk_token, mask_token = MARKS["pad"], MARKS["unk"], MARKS["mask"]
-    eos_token_id = None
+    bos_token_id = eos_token_id = None
 
     def __init__(self, vocabulary: Mapping[str, int], limit: int) -> None:
         from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
         self.vocabulary, self.limit = dict(vocabulary), limit
         self.cutter = BertWordPieceTokenizer(self.vocabulary, lowercase=True)
-        self.pad_token_id, self.unk_token_id, self.mask_token_id = (
-            self.vocabulary[MARKS[name]] for name in ("pad", "unk", "mask")
+        self.pad_token_id, self.unk_token_id, self.mask_token_id, self.cls_token_id, self.sep_token_id = (
+            self.vocabulary[MARKS[name]] for name in ("pad", "unk", "mask", "cls", "sep")
         )
         self.all_special_ids = [self.vocabulary[mark] for mark in MARKS.values()]
 

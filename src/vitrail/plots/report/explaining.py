@@ -24,7 +24,9 @@ from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
 from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
+from vitrail.evaluate.metrics.texts import blank_id, kept_ids
 from vitrail.methods import DEFAULT_METHOD
+from vitrail.models.folders import TEXTS, files_in, images_in
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
 from vitrail.plots.pictures import Picture, as_picture, sample_map, thumbnail, with_map
@@ -57,7 +59,7 @@ def items_of(source: Path, loaded: Loaded, *, squash: bool, limit: int | None) -
 
 
 def _pictures(source: Path, loaded: Loaded, *, squash: bool) -> list[Item]:
-    from vitrail.models.loading.images import images_in, open_image
+    from vitrail.models.loading.images import open_image
 
     def read(path: Path) -> tuple[Sample, str]:
         return loaded.image(open_image(path), squash=squash), ""
@@ -71,7 +73,7 @@ def _texts(source: Path, loaded: Loaded) -> list[Item]:
         return loaded.text(text.strip()), text.strip()
 
     if source.is_dir():
-        paths = sorted(p for p in source.glob("*.txt") if p.is_file() and not p.name.startswith("."))
+        paths = files_in(source, TEXTS)
         if not paths:
             raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
         return [(path.name, partial(read, path)) for path in paths]
@@ -119,7 +121,7 @@ def _picture_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution]
 
 
 def _text_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
-    tokenizer, device = loaded.tokenizer, next(loaded.model.parameters()).device
+    device = next(loaded.model.parameters()).device
 
     def logits(ids: Tensor, mask: Tensor) -> Tensor:
         return loaded.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
@@ -127,9 +129,9 @@ def _text_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], i
     ids = np.asarray(read_inputs(sample.inputs).shown[0].cpu())
     generator = np.random.default_rng(0)
     scores = [*(a.scores[0].detach().cpu().numpy() for a in found), *generator.random((RANDOM, len(ids)))]
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
-    labels, pad = [index] * len(scores), tokenizer.pad_token_id or 0
-    curve = text_curve(logits, [ids] * len(scores), scores, labels, special=special, pad=pad)
+    texts, labels = [ids] * len(scores), [index] * len(scores)
+    special, pad = kept_ids(loaded.tokenizer), blank_id(loaded.tokenizer)
+    curve = text_curve(logits, texts, scores, labels, special=special, how="cut", pad=pad)
     return _split(curve.p_k, len(found))
 
 
