@@ -217,6 +217,33 @@ def test_what_autograd_cannot_differentiate_is_an_error_that_says_so(method):
         vitrail.explain(with_block(Overwrites), images(), method, 1)
 
 
+class Recurrence(nn.Module):
+    """A running mean that is written token by token, over values that are overwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.keys, self.values = nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        keys, values = self.keys(x), self.values(x)
+        out, total, size = torch.zeros_like(values), torch.zeros_like(values[:, 0]), torch.ones_like(values[:, 0])
+        for i in range(values.shape[1]):
+            weight = keys[:, i].exp()
+            total, size = total + weight * values[:, i], size + weight
+            out[:, i] = total / size
+            values[:, i] *= 2
+        return self.head(out[:, -1])
+
+
+@pytest.mark.parametrize("method", ["attn_lrp", "conservative_lrp", "input_x_gradient", "integrated_gradients"])
+def test_what_is_written_over_under_rules_is_an_error_that_says_so(method):
+    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 1]])
+    with pytest.raises(CutGraphError, match="writes into a tensor that the gradient needs"):
+        vitrail.explain(Recurrence().double().eval(), {"input_ids": ids}, method, 1)
+
+
 @pytest.mark.parametrize("method", GRADIENT)
 def test_flex_attention_without_a_backward_pass_is_an_error_that_says_so(method):
     with pytest.raises(CutGraphError, match="flex_attention has no backward pass"):

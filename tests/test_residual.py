@@ -34,6 +34,19 @@ class TalkingHeads(nn.Module):
         return self.head(x.mean(dim=1))
 
 
+class Opposites(TalkingHeads):
+    """Patches on the right count against those on the left, by a function that even points cannot follow."""
+
+    def __init__(self, eps, steep=lambda means: (1000 * means).tanh()):
+        super().__init__(eps)
+        self.steep = steep
+
+    def forward(self, pixels):
+        signs = torch.tensor([1.0, 1.0, -1.0, -1.0]).to(pixels).repeat(4)
+        against = (self.steep(self.cut(pixels).mean(dim=1)) * signs).sum(dim=1)
+        return super().forward(pixels) + against[:, None]
+
+
 def picture(batch=2):
     return torch.randn(batch, 3, 16, 16, dtype=torch.float64)
 
@@ -60,6 +73,39 @@ def test_a_default_that_never_adds_up_is_refused():
     model = TalkingHeads(1e-60).double().eval()
     with pytest.raises(MethodError, match=r"did not converge in 400 steps.*adds? up to.*Name a method"):
         vitrail.explain(model, picture(), target=1)
+
+
+def test_a_sum_that_is_right_by_chance_does_not_pass_for_a_map():
+    """Evenly spaced points miss what single patches do; their sum does not, as opposite patches cancel."""
+    model, x = Opposites(eps=10.0).double().eval(), picture().abs()
+    found = vitrail.explain(model, x, target=1)
+    assert found.method == "integrated_gradients"
+    total = torch.zeros_like(x)
+    points = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    for point, weight in zip(points**6, 6 * points**5 / 1000, strict=True):
+        at = (x * point).requires_grad_()
+        total += weight * x * torch.autograd.grad(model(at)[:, 1].sum(), at)[0]
+    assert found.pixels is not None
+    assert_close(found.pixels, total.sum(dim=1), rtol=0.05, atol=0.01)
+    assert bool((total.sum(dim=1).abs() > 0.02).any())
+
+
+def test_each_sample_takes_its_own_points_whatever_its_batch_needs():
+    model, x = TalkingHeads(eps=1e-2).double().eval(), picture(3)
+    x[1:] *= torch.tensor([0.1, 30.0]).view(2, 1, 1, 1)
+    together = vitrail.explain(model, x, target=1)
+    alone = [vitrail.explain(model, one[None], target=1) for one in x]
+    assert len({(one.options["steps"], one.provenance.get("path")) for one in alone}) > 1
+    assert_close(together.scores, torch.cat([one.scores for one in alone]))
+    assert_close(together.provenance["residual"], [one.provenance["residual"][0] for one in alone])
+
+
+def test_a_default_that_adds_up_only_by_chance_is_refused():
+    """Waves along the path that no number of points follows, of which half counts against the other."""
+    model, x = Opposites(eps=10.0, steep=lambda means: (1e8 * means).sin()).double().eval(), picture(1)
+    x = x.unflatten(3, (2, 8))[..., :1, :].expand(-1, -1, -1, 2, -1).flatten(3)
+    with pytest.raises(MethodError, match="half as many give other scores"):
+        vitrail.explain(model, x, target=1)
 
 
 def test_a_method_that_is_named_takes_its_steps_and_says_what_they_lack():

@@ -187,7 +187,14 @@ def _pictures(x: Tensor, shown: Sequence[ShownStream]) -> list[Tensor]:
         every = x.flatten(0, -4)
         real = [(number >= 0).view(-1, 1, 1, 1).to(x.device) for number in numbers]
         return [every[n.clamp(min=0).to(x.device)] * r for n, r in zip(numbers, real, strict=True)]
-    return list(x.unbind(dim=1)) if x.ndim == 5 else [x]
+    if x.ndim != 5:
+        return [x]
+    colours_first = x.shape[1] in COLOURS and x.shape[2] not in COLOURS
+    return list(x.unbind(dim=2 if colours_first else 1))
+
+
+COLOURS = (1, 3)
+"""How many colours pictures and films have."""
 
 
 def _one(

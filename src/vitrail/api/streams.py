@@ -310,6 +310,7 @@ def _attribution(
     left_out = [*left_out, *[DROPPED.format(request.entry.name)] * any(one.dropped for _, one in found)]
     assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
     assumed += [said for one in shown if (said := _unlabelled(run.streams, one)) is not None]
+    assumed += _unplaced(run.inputs, shown)
     each = {one.name: _one(request, part, run, one, scores, own, start, assumed) for one in shown}
     each = with_zeros(each, signed=request.signed)
     # The stream the user gave: an encoder's, the whole text of a language model with pictures.
@@ -321,7 +322,7 @@ def _attribution(
 
 def _unlabelled(streams: Streams, shown: ShownStream) -> str | None:
     """Return what to say of tokens of a signal's stream that no number of the signal feeds; None if there are none."""
-    every = streams.sequences[shown.sequence].rows[1]
+    every = streams.sequences[shown.sequence].count // len(shown.tokens)
     rest = every - shown.tokens.shape[1]
     if shown.labels is None or rest == 0:
         return None
@@ -361,6 +362,21 @@ def _check_origins(inputs: Inputs, shown: Sequence[ShownStream]) -> None:
     )
 
 
+def _unplaced(inputs: Inputs, shown: Sequence[ShownStream]) -> list[str]:
+    """Return what to say where nothing is known of tokens but their order, and they are not the places of the input."""
+    known = any(one.given or one.labels or one.words is not None or one.kind == "image" for one in shown)
+    x = inputs.shown
+    if known or not x.is_floating_point() or any(one.tokens.shape[1] == x.shape[1] for one in shown):
+        return []
+    return [UNPLACED.format(max(one.tokens.shape[1] for one in shown), tuple(x.shape))]
+
+
+UNPLACED = (
+    "which part of the input of shape {1} each of the {0} tokens comes from was not measured: scores are those of the "
+    "tokens in their order, such as a class token among them"
+)
+
+
 def _one(
     request: Request,
     part: Scalar,
@@ -382,7 +398,7 @@ def _one(
     pixels = run.inputs.kwargs.get("pixel_values", run.inputs.args[0] if run.inputs.args else None)
     if stream.kind == "image" and isinstance(pixels, Tensor) and pixels.ndim in (4, 5):
         size = (pixels.shape[-2], pixels.shape[-1])
-    own_scores = None if own is None else read(own)
+    own_scores, signal = None if own is None else read(own), run.inputs.signal
     labels = TokenLabels(
         kind=stream.kind,
         grid=stream.grid,
@@ -394,7 +410,7 @@ def _one(
     provenance = {
         "default": request.reason,
         "assumed": assumed,
-        "signal": None if stream.labels is None else signal_kind(run.inputs.shown.ndim, stream.labels),
+        "signal": signal_kind(run.inputs.shown.ndim, stream.labels) if signal and stream.labels else None,
     }
     own_scores = own_scores if own_scores is not None and bool((own_scores != 0).any()) else None
     return build_attribution(

@@ -22,7 +22,7 @@ from vitrail.capture.outputs import Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import REENTRANT, check_differentiable, check_parts, no_graph, why_no_gradient
-from vitrail.capture.residuals import not_complete
+from vitrail.capture.residuals import SHARE, incomplete, not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks
 from vitrail.capture.stream_passes import StreamAnswer, read_answer
 from vitrail.capture.torch_private import saving_hooks
@@ -213,7 +213,8 @@ class InputAttribution:
     part: Scalar
     found: Attributed
     residual: Tensor | None = None  # what the sum lacks of the change of the target, where completeness is promised
-    lacks: str | None = None  # what to say where that is more than a small share of the change and rounding
+    wrong: Tensor | None = None  # the samples where that is more than a small share of the change and rounding
+    lacks: str | None = None  # what to say of them
     steps: int | None = None  # points on the path that were taken
     power: int = 1  # how much closer to zero they lie than evenly spaced ones
 
@@ -299,39 +300,81 @@ def _measured(
     batch = len(ends[0][0])
     if any(x.shape[0] != batch for total in totals for x in total.values()):
         return found
-    lacking, lacks = [], None
+    lacking, wrong, lacks = [], [], None
     for total, (at_input, at_zero) in zip(totals, ends, strict=True):
-        flat = [x.reshape(batch, -1) for x in total.values()]
-        lacking.append(at_input - at_zero - sum(x.sum(dim=1) for x in flat))
-        largest = torch.stack([x.abs().amax(dim=1) for x in flat]).amax(dim=0)
-        lacks = lacks or not_complete(lacking[-1], at_input, at_zero, largest, dtypes, steps=found.steps or 0)
-    return replace(found, residual=reduce(torch.add, lacking), lacks=lacks)
+        added = sum(x.reshape(batch, -1).sum(dim=1) for x in total.values())
+        lacking.append(at_input - at_zero - added)
+        numbers = (lacking[-1], at_input, at_zero, _largest(total), dtypes)
+        wrong.append(incomplete(*numbers))
+        lacks = lacks or not_complete(*numbers, steps=found.steps or 0)
+    return replace(found, residual=reduce(torch.add, lacking), wrong=torch.stack(wrong).any(dim=0), lacks=lacks)
+
+
+def _largest(scores: Attributed) -> Tensor:
+    """Return the size of the largest score of each sample."""
+    return torch.stack([x.flatten(1).abs().amax(dim=1) for x in scores.values()]).amax(dim=0)
 
 
 CLOSER = 6
 """The power of points that lie closer to zero: a norm with an epsilon of 1e-5 changes over a third of them."""
 MOST = 8
 """How many times more points than that are taken at most."""
+SHARE_AT_MOST = 0.25
+"""What scores may change by, as a share of the largest, when the points become as many as there may be."""
 
 
 def converged_gradients(model: nn.Module, inputs: Inputs, target: object, *, steps: int) -> InputAttribution:
-    """Return integrated gradients whose scores add up to the change of the target: with other points, then with more.
+    """Return integrated gradients that add up to the change of the target, and that other points confirm.
+
+    A sum can be right by chance while its scores are not. Each sample takes the first points that are confirmed,
+    whatever other samples of its batch need.
 
     Raises:
-        MethodError: where they do not with the most points.
+        MethodError: where the most points are not enough.
     """
-    found = integrated_gradients(model, inputs, target, steps=steps, power=1)
+    found = integrated_gradients(model, inputs, target, steps=steps)
+    if found.wrong is None:  # inputs have no axis of samples
+        return found
+    unsettled, last = torch.ones_like(found.wrong), found
     for more in (1, 2, 4, MOST):
-        if found.lacks is None:
+        before, last = last, integrated_gradients(model, inputs, target, steps=steps * more, power=CLOSER)
+        unsettled = unsettled & ~_confirmed(before, before, last, SHARE)
+        if not bool(unsettled.any()):
             return found
-        found = integrated_gradients(model, inputs, target, steps=steps * more, power=CLOSER)
-    if found.lacks is None:
+        found = _with_samples(found, last, unsettled)
+    unsettled = unsettled & ~_confirmed(last, before, last, SHARE_AT_MOST)  # nothing confirms the most points
+    if not bool(unsettled.any()):
         return found
     raise MethodError(
-        f"{found.lacks} The model jumps on the way, as where experts are chosen, or rounds its numbers. Name a "
-        "method: attn_lrp, conservative_lrp and input_x_gradient need no path; integrated_gradients(steps=...) is "
-        "given as it is."
+        f"{last.lacks or DISAGREE.format(last.steps, int(unsettled.int().argmax()))} The model jumps on the way, as "
+        "where experts are chosen, or rounds its numbers. Name a method: attn_lrp, conservative_lrp and "
+        "input_x_gradient need no path; integrated_gradients(steps=...) is given as it is."
     )
+
+
+DISAGREE = (
+    "integrated_gradients did not converge in {} steps: half as many give other scores to the tokens or pixels of "
+    "sample {}."
+)
+
+
+def _confirmed(kept: InputAttribution, some: InputAttribution, more: InputAttribution, share: float) -> Tensor:
+    """Return the samples whose kept scores add up, and which have about the same scores on two paths."""
+    assert kept.wrong is not None
+    apart = _largest({name: x - more.found[name] for name, x in some.found.items()})
+    return ~kept.wrong & (apart <= share * torch.maximum(_largest(some.found), _largest(more.found)))
+
+
+def _with_samples(found: InputAttribution, other: InputAttribution, chosen: Tensor) -> InputAttribution:
+    """Return the scores with those of some samples from another path."""
+
+    def pick(old: Tensor, new: Tensor) -> Tensor:
+        return torch.where(chosen.view(-1, *[1] * (old.ndim - 1)), new, old)
+
+    assert found.residual is not None
+    assert other.residual is not None
+    scores = {name: pick(x, other.found[name]) for name, x in found.found.items()}
+    return replace(other, found=scores, residual=pick(found.residual, other.residual), lacks=None)
 
 
 def _added(part: Scalar, each: list[Attributed]) -> Attributed:

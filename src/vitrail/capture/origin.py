@@ -75,11 +75,11 @@ def origin_of(inputs: Inputs, stream: Tensor | None, source: Tensor | None, cell
 def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
     """The tokens of audio, a table, a spectrum or video, with what each of them shows."""
     tokens, numbers = stream.shape[-2], [(stream, numbered(stream))]
-    channels = 2 if inputs.shown.ndim == 5 else inputs.shown.ndim
-    found = None if source is None else sources(numbers, [source], channels=channels)[0]
-    if source is None or found is None:
+    axes = FILM_CHANNELS if inputs.shown.ndim == 5 else (inputs.shown.ndim,)
+    fed = [None if source is None else sources(numbers, [source], channels=axis)[0] for axis in axes]
+    if source is None or fed[0] is None:
         return "the tokens do not depend on the input"
-    boxes = box_labels(found, tokens)
+    boxes = next((box for x in fed if x is not None and (box := box_labels(x, tokens)) is not None), None)
     for cell in reversed(cells if boxes is None else []):
         places = sources(numbers, [cell], channels=1)[0] if boxes is None else None
         boxes = boxes if places is None else box_labels(places, tokens)
@@ -87,7 +87,7 @@ def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[T
         return Origin(tokens, boxes[0], labels=boxes[1])
     if stream.ndim != 3:
         return "numbers of the input feed several tokens, and the blocks are not known"
-    ordered = ordered_labels(stream, source, channels=channels)
+    ordered = ordered_labels(stream, source, channels=axes[0])
     return ordered if isinstance(ordered, str) else Origin(tokens, ordered[0], measured=False, labels=ordered[1])
 
 
@@ -160,6 +160,8 @@ def boxes(pixels: Tensor, tokens: int) -> Origin | None:
     return Origin(tokens, index, (grid.shape[0], grid.shape[1]), (tall, wide))
 
 
+FILM_CHANNELS = (2, 1)
+"""Where films [b, f, c, y, x] and [b, c, f, y, x] have their colours."""
 NAMES = {1: ("place",), 2: ("row", "column"), 3: ("frame", "row", "column")}
 """What the axes of a signal are called in labels, by how many it has."""
 PROBED = 8

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 SHARE = 0.05
@@ -28,6 +28,28 @@ def close(a: Tensor, b: Tensor, dtypes: Collection[torch.dtype]) -> bool:
     return bool(((a - b).abs() <= share * torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).all())
 
 
+def incomplete(
+    residual: Float[Tensor, " b"],
+    at_input: Float[Tensor, " b"],
+    at_zero: Float[Tensor, " b"],
+    largest: Float[Tensor, " b"],
+    dtypes: Collection[torch.dtype] = (),
+) -> Bool[Tensor, " b"]:
+    """Return the samples whose scores do not add up to the change of the target.
+
+    They may lack a small share of the change, and what rounding explains.
+
+    Args:
+        residual: `F(x) - F(0)` without the sum of the scores.
+        at_input, at_zero: the target.
+        largest: the size of the largest score of each sample.
+        dtypes: what the model computes in.
+    """
+    size = torch.maximum(torch.maximum(at_input.abs(), at_zero.abs()), largest)
+    allowed = SHARE * (at_input - at_zero).abs() + ROUNDING * precision([residual.dtype, *dtypes]) * size
+    return ~(residual.abs() <= allowed)  # NaN is no agreement
+
+
 def not_complete(
     residual: Float[Tensor, " b"],
     at_input: Float[Tensor, " b"],
@@ -39,22 +61,15 @@ def not_complete(
 ) -> str | None:
     """Return what to say where scores do not add up to the change of the target; None where they do.
 
-    They may lack a small share of the change, and what rounding explains.
-
     Args:
-        residual: `F(x) - F(0)` without the sum of the scores.
-        at_input, at_zero: the target.
-        largest: the size of the largest score of each sample.
-        dtypes: what the model computes in.
+        residual, at_input, at_zero, largest, dtypes: as for `incomplete`.
         steps: points that the path was summed over.
     """
-    change = at_input - at_zero
-    size = torch.maximum(torch.maximum(at_input.abs(), at_zero.abs()), largest)
-    allowed = SHARE * change.abs() + ROUNDING * precision([residual.dtype, *dtypes]) * size
-    wrong = ~(residual.abs() <= allowed)  # NaN is no agreement
+    wrong = incomplete(residual, at_input, at_zero, largest, dtypes)
     if not bool(wrong.any()):
         return None
     sample = int(wrong.int().argmax())
+    change = at_input - at_zero
     return (
         f"integrated_gradients did not converge in {steps} steps: from an input of zeros to sample {sample} the target "
         f"changes by {change[sample].item():.4g}, and its scores add up to {(change - residual)[sample].item():.4g}."

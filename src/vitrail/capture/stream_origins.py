@@ -115,7 +115,7 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             seen = [] if whole else _pictures(streams, index, sequence, samples)
             known += seen or _embedded(streams, index, sequence)
             known = known or [
-                _signal(streams, index, sequence, inputs) or _other(streams, index, sequence, inputs, samples)
+                _signal(streams, index, sequence, inputs, samples) or _other(streams, index, sequence, inputs, samples)
             ]
         found += known
     _check_whole(found)
@@ -409,17 +409,30 @@ def _together(found: list[ShownStream]) -> list[ShownStream]:
     return made
 
 
-def _signal(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> ShownStream | None:
-    """Return the tokens that a table, a wave, a spectrum or a film feeds, each with what it shows; None if unknown."""
+def _signal(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> ShownStream | None:
+    """Return the tokens that real numbers feed, each with what it shows of them; None if unknown.
+
+    The numbers are a table, a wave, a spectrum, a film, or tokens that are vectors already.
+    """
     given = streams.seen.inputs
-    if not inputs.signal or given is None or sequence.rows[0] != inputs.batch:
+    if given is None or inputs.kind != "text" or inputs.ids is not None:
         return None
-    (fed,) = sources(_rows(sequence), [given.shown], channels=2 if given.shown.ndim == 5 else None)
-    found = None if fed is None else box_labels(fed, sequence.rows[1])
-    if found is None:
+    x, each = given.shown, sequence.count // inputs.batch
+    owner = samples[sequence.first : sequence.first + sequence.count]
+    if not x.is_floating_point() or not torch.equal(owner, torch.arange(inputs.batch).repeat_interleave(each)):
         return None
-    samples = torch.arange(inputs.batch)[:, None] * sequence.rows[1]
-    return ShownStream("text", "text", sequence.first + samples + torch.tensor(found[0]), index, labels=found[1])
+    start = sequence.first + torch.arange(inputs.batch)[:, None] * each
+    for channels in CHANNELS.get((x.ndim, inputs.signal), (None,)):
+        (fed,) = sources(_rows(sequence), [x], channels=channels)
+        found = None if fed is None else box_labels(fed, each)
+        if found is not None:
+            labels = None if channels == -1 else found[1]
+            return ShownStream("text", "text", start + torch.tensor(found[0]), index, labels=labels)
+    return None
+
+
+CHANNELS = {(5, True): (2, 1), (3, False): (-1, 1)}
+"""The axes along which one token may have all numbers, by the axes of the input and whether it is a signal."""
 
 
 def _other(streams: Streams, index: int, sequence: Sequence, inputs: Inputs, samples: Tensor) -> ShownStream:

@@ -6,7 +6,12 @@ OVERWRITTEN = (
     "the model writes into a tensor that the gradient needs, as by x[:, i] = y or x += y. Write what it gives into a "
     "new tensor"
 )
-IN_PLACE = ("modified by an inplace operation", "being modified inplace", "used in an in-place operation")
+IN_PLACE = (
+    "modified by an inplace operation",
+    "being modified inplace",
+    "has been modified inplace",
+    "used in an in-place operation",
+)
 """What torch says of a tensor that was written to."""
 FLEX = (
     "flex_attention has no backward pass on a CPU. Explain the model on a GPU, or let it call "

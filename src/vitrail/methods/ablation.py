@@ -136,6 +136,7 @@ def ablated(runner: Runner, sample: int, *, guess: bool = True) -> Ablated:
         guess: which tokens are special where the inputs do not say so: the first, the last and all that equal them.
     """
     every, part = runner.run.patches(runner.run.valid), runner.part
+    _check_places(runner)
     valid = every[sample]
     if part.rows is not None and not sequences_of(runner.inputs).decoder:
         first = (part.rows[sample] > 0).int().argmax() + 1
@@ -147,6 +148,21 @@ def ablated(runner: Runner, sample: int, *, guess: bool = True) -> Ablated:
     if part.position is not None:
         context[part.position[sample]] = False
     return Ablated(runner, sample, context, valid)
+
+
+def _check_places(runner: Runner) -> None:
+    """Refuse a signal whose tokens are not its places in order: what is cut out of it would be no token."""
+    labels, places = runner.run.origin.labels, runner.inputs.shown.shape[1]
+    if labels is None:
+        return
+    found = [label.split(",")[0] for label in labels]
+    if any(found == [f"{name} {i}" for i in range(places)] for name in ("place", "row")):
+        return
+    raise InputError(
+        f"this method removes tokens, but the {len(labels)} tokens of this model are not the {places} places of its "
+        f"input of shape {tuple(runner.inputs.shown.shape)}: the first one shows {labels[0]}. Use a method that runs "
+        "the model on the whole signal, such as gae or integrated_gradients."
+    )
 
 
 def _is_of_the_model(error: VitrailError) -> bool:

@@ -92,7 +92,7 @@ def few_steps(level: str, steps: int) -> RerunMethod:
     def explain(runner: Runner) -> Result:
         inputs: list[Tensor] = []
         gradients = gradient_sum(runner, level, steps=steps, batch=1, see=inputs.append)
-        return Result(attributed(inputs[0].to(gradients.dtype), gradients, steps).sum(dim=2))
+        return at_level(level, runner, attributed(inputs[0].to(gradients.dtype), gradients, steps))
 
     return RerunMethod(explain, check=check_level(level))
 

@@ -184,7 +184,9 @@ def at_level(level: str, runner: Runner, found: Tensor) -> Result:
     """What was found where the gradient ends, summed over channels, as scores of pixels or of tokens."""
     if level == "pixels":
         return Result(pixels=found.sum(dim=1))
-    return Result(tokens_first(runner, level, found).sum(dim=2))
+    scores = tokens_first(runner, level, found).sum(dim=2)
+    # Words may stand behind memory tokens, or in another order than the blocks have them.
+    return Result(runner.run.among_tokens(scores) if level == "inputs_embeds" else scores)
 
 
 def tokens_first(runner: Runner, level: str, x: Tensor) -> Tensor:

@@ -307,7 +307,7 @@ RETRIES = 3
 
 
 _open: dict[str, tuple[Task, PartStore, Explainer, list[Batch], list[int]]] = {}
-"""Of a worker, for the task it was given last: the task, its folder, the explainer, the batches and where each stops."""
+"""Of a worker, for its last task: the task, its folder, the explainer, the batches and where each of them stops."""
 
 
 def explain_part(key: str, shared: Sequence[Any], part: int) -> tuple[int, str]:
