@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from random_known import known_to_fail
 from random_models import COUPLED, Given, RandomModel, Recipe, allowed, build, draw, inputs
 from random_references import AT_A_LEVEL, REFERENCES, REMOVING, TARGET, fall_to_zero, run
 from torch import Tensor, nn
@@ -212,29 +211,17 @@ def bad(recipe: Recipe, methods: tuple[str, ...] = METHODS) -> list[Outcome]:
     return [one for one in outcomes(recipe, methods) if one.kind in BAD]
 
 
-def unknown(recipe: Recipe) -> list[Outcome]:
-    """The outcomes of a recipe that must not be, of methods that are not known to fail on its kind."""
-    hidden = known_to_fail(recipe)
-    return bad(recipe, tuple(method for method in METHODS if method not in hidden))
-
-
 def report(recipe: Recipe, found: list[Outcome]) -> str:
     """A few lines that say what failed, and the smallest recipe that fails so."""
     method, kind = found[0].method, found[0].kind
 
     def fails(smaller: Recipe) -> bool:
-        here = METHODS if method not in known_to_fail(smaller) else ()
-        return any((one.method, one.kind) == (method, kind) for one in bad(smaller, here))
+        return any((one.method, one.kind) == (method, kind) for one in bad(smaller))
 
     return "\n".join(["", str(recipe), f"  as {shrunk(recipe, fails)}", *map(str, found)])
 
 
 # Many recipes
-
-
-def is_new(recipe: Recipe) -> bool:
-    """Return True if gae, at least, is not known to fail on recipes of this kind."""
-    return "gae" not in known_to_fail(recipe)
 
 
 def fuzz(count: int, seed: int) -> bool:
@@ -243,9 +230,8 @@ def fuzz(count: int, seed: int) -> bool:
     counted: Counter[tuple[str, str]] = Counter()
     failed, begun = 0, time.perf_counter()
     for i in range(count):
-        recipe = draw(seed + i, is_new)
-        hidden = known_to_fail(recipe)
-        found = outcomes(recipe, tuple(method for method in METHODS if method not in hidden))
+        recipe = draw(seed + i)
+        found = outcomes(recipe)
         counted.update((one.method, one.kind) for one in found)
         wrong = [one for one in found if one.kind in BAD]
         failed += bool(wrong)

@@ -41,15 +41,13 @@ from vitrail.relevance.lrp.kinds import (
     kind_of,
 )
 from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden, refused
-from vitrail.relevance.lrp.quotients import EXPONENTIALS, Quotients
+from vitrail.relevance.lrp.quotients import Quotients
 from vitrail.relevance.runner import forwarding
 
 RUNNING = ("forward", "_call_impl")
 """The functions that stand on the call stack while a module runs, whatever it calls its own."""
 ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
 """Operations that work entry by entry, where their operands have one shape."""
-
-PRODUCTS_OF_ACTIVATIONS = frozenset({"product", "einsum", "gate"})
 
 
 @dataclass(frozen=True)
@@ -272,27 +270,17 @@ class _Propagate(TorchFunctionMode):
             )
         why = self.quotients.why_refused(*args[:2]) if kind == "over_constant" else None
         if why is not None:
-            return self.mark(refused(func(*args, **kwargs), self._not_constant(why)))
+            return self.mark(refused(func(*args, **kwargs), f"the module {self.where or 'at the top'!r} {why}"))
         out = self.mark(rule(operation))
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):
             self.capture.same(function.result, out)
         function.result, function.open = None, False
         self._remember(kind, operation, out)
+        self.quotients.note(operation, func, out)
         return self._forked(kind, block, out)
-
-    def _not_constant(self, why: str) -> str:
-        return (
-            f"the module {self.where or 'at the top'!r} {why}. The rules {self.table.name!r} hold a denominator constant, "
-            "as that of a norm, and that would be wrong there. Call torch.softmax before the product with the values, or "
-            "take a method without rules, such as gae or integrated_gradients."
-        )
 
     def _remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
         """Keep what later operations need to know of this one."""
-        if kind in PRODUCTS_OF_ACTIVATIONS and len(operation.active) > 1 and isinstance(out, Tensor):
-            self.quotients.note_product(out, operation.active)
-        if kind == "activation" and operation.function.function in EXPONENTIALS:
-            self.quotients.note_power(out)
         if kind == "activation":
             self.activated[out] = True
         if kind == "scale":
