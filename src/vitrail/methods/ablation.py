@@ -73,7 +73,7 @@ class Ablated:
     def _some(self, keep: Keep) -> Float[Tensor, " m"]:
         """Run ablations together, or one by one where the model takes single texts only; name one that takes none."""
         try:
-            return self._run(keep)
+            return self._together(keep)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -89,6 +89,18 @@ class Ablated:
                 f"some, and fails there: {error}. Use a method that runs the model on all tokens, such as gae "
                 "or integrated_gradients."
             ) from error
+
+    def _together(self, keep: Keep) -> Float[Tensor, " m"]:
+        """Run ablations together, or one by one where one of them has another answer alone.
+
+        A model that was given one text may look at the first text for all, as where it exits early.
+        """
+        found = self._run(keep)
+        if len(keep) == 1 or self.runner.inputs.batch > 1:
+            return found
+        if close(self._run(keep[-1:]), found[-1:], dtypes_of(self.runner.model)):
+            return found
+        return torch.cat([self._run(one) for one in keep.split(1)])
 
     def _run(self, keep: Keep) -> Float[Tensor, " m"]:
         """Return the scalar of ablations in one call of the model."""
