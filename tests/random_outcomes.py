@@ -17,12 +17,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from random_mended import UNSEEN
 from random_models import COUPLED, Given, RandomModel, Recipe, allowed, build, draw, inputs
 from random_references import AT_A_LEVEL, REFERENCES, REMOVING, TARGET, fall_to_zero, run
 from torch import Tensor, nn
 
 import vitrail
 from vitrail.attribution import Attribution
+from vitrail.capture.input_gradients import CLOSER
 from vitrail.errors import VitrailError
 
 METHODS = ("gae", "rollout", "tokentm", "auto", "leave_one_out")
@@ -117,6 +119,7 @@ def outcome(recipe: Recipe, model: nn.Module, plain: RandomModel, given: Given, 
     return Outcome(method, call, kind, f"{found.method} {said}" if said else "")
 
 
+WALKS = ("gae", "rollout", "tokentm")
 UNMOVED = ("rollout", "leave_one_out")
 """Methods that read no gradient."""
 
@@ -145,8 +148,11 @@ UNTOLD = ("own", "lengths", "additive")
 """Masks that only the model can read: what the library takes for padding is not said."""
 
 
-def references_of(recipe: Recipe, method: str, level: str | None) -> list[dict[str, Any]]:
+def references_of(recipe: Recipe, found: Attribution) -> list[dict[str, Any]]:
     """The options of the references that an answer may equal."""
+    method, level = found.method, found.options.get("level")
+    if method == "integrated_gradients":
+        return [{"level": level, "steps": found.options["steps"], "power": CLOSER if "path" in found.provenance else 1}]
     if method in AT_A_LEVEL:
         return [{"level": level}]
     if method in REMOVING:
@@ -159,12 +165,17 @@ def references_of(recipe: Recipe, method: str, level: str | None) -> list[dict[s
 def distance(recipe: Recipe, plain: RandomModel, given: Given, found: Attribution) -> list[float] | None:
     """How far each sample is off from the closest reference, by the largest score; None where there is no reference."""
     closest: list[float] | None = None
-    for options in references_of(recipe, found.method, found.options.get("level")):
+    for options in references_of(recipe, found):
         expected = expected_scores(plain, given, found, options)
         if expected is None:
             return None
+        scores = found.scores[: len(expected)]
         size = expected.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
-        off = ((found.scores[: len(expected)] - expected).abs() / size).amax(dim=1).nan_to_num(torch.inf).tolist()
+        if found.method in WALKS and set(recipe.forms) & set(UNSEEN):
+            # A token that sees itself alone is mixed with none, so attention may stay unseen there, which scales it.
+            alone = (expected != 0).sum(dim=1, keepdim=True) == 1
+            scores = torch.where(alone, scores / scores.abs().amax(dim=1, keepdim=True) * size, scores)
+        off = ((scores - expected).abs() / size).amax(dim=1).nan_to_num(torch.inf).tolist()
         closest = off if closest is None else min(off, closest, key=max)
         if max(closest) < CLOSE:
             break

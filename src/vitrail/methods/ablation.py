@@ -350,18 +350,29 @@ def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
 
 
 def same_answer(of: Ablated) -> str | None:
-    """Return what to say where the text alone has another answer than the one in the batch; refuse without padding."""
-    inside = of.runner.part.scalar.detach()[of.sample]
-    if close(of.whole, inside, dtypes_of(of.runner.model)):
+    """Return what to say where the text without its padding has another answer than in the batch.
+
+    Raises:
+        InputError: where it has another answer with its padding too, and only the other samples are gone.
+    """
+    runner, dtypes = of.runner, dtypes_of(of.runner.model)
+    inside, alone = runner.part.scalar.detach()[of.sample], of.whole
+    if close(alone, inside, dtypes):
         return None
-    what = f"the {of.runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {of.whole.item():.6g}"
-    if bool(of.real.all()):
+    if not bool(of.real.all()):
+        row = torch.tensor([of.sample], device=of.real.device)
+        alone = runner.score(runner.inputs.take(row), row)[0]
+    if not close(alone, inside, dtypes):
         raise InputError(
-            f"{what} where the model runs on the same text alone: its answers are random, or depend on other samples "
-            "or on how it is called, so what the answer loses without a token is not known. Use a method that runs the "
-            "model once, such as gae."
+            f"the {runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {alone.item():.6g} where the "
+            "model runs on the same text alone: its answers are random, or depend on other samples or on how it is "
+            "called, so what the answer loses without a token is not known. Use a method that runs the model once, "
+            "such as gae."
         )
-    return f"{what} where the text runs alone, without its padding; scores are what that answer loses"
+    return (
+        f"the {runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {of.whole.item():.6g} where the "
+        "text runs alone, without its padding; scores are what that answer loses"
+    )
 
 
 def spread(values: Tensor, sources: list[Tensor]) -> Tensor:
