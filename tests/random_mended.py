@@ -42,6 +42,7 @@ MENDED = (
     *with_each(Recipe(mask="lengths"), batch=(1, 2)),
     *with_each(Recipe(order="flip_states"), mask=("float", "left")),
     *with_each(Recipe(order="flat"), odd=("bmm", "baddbmm")),
+    Recipe(batch=3, order="flat", readout="max", seed=202181),
     Recipe(batch=1, readout="exit_break", seed=202003),
     Recipe(block="in_place", wrapper="coupled_states", mask="left", seed=101111),
     Recipe(odd="relu", batch=1, causal=True, readout="marker_index", seed=101008),
