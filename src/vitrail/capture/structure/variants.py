@@ -106,10 +106,8 @@ def in_form(known: Structure, form: InputForm) -> Structure | None:
 
 def measure_all(model: nn.Module, inputs: Inputs, body: Body, form: InputForm) -> Structure:
     """Measure the structure on all samples of these inputs, unless that was done in this call."""
-    kept, name = measured_in_call(model), content_of(inputs)
-    if name not in kept:
-        measure_structure(model, inputs, body, form, most=inputs.batch)
-    return kept[name]
+    known = measured_in_call(model).get(content_of(inputs))
+    return measure_structure(model, inputs, body, form, most=inputs.batch) if known is None else known
 
 
 def known_additions(model: nn.Module, form: InputForm) -> dict[int, set[str]]:

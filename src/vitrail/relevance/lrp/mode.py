@@ -41,7 +41,7 @@ from vitrail.relevance.lrp.kinds import (
     kind_of,
 )
 from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden, refused
-from vitrail.relevance.lrp.quotients import Quotients
+from vitrail.relevance.lrp.quotients import NOTED, Quotients
 from vitrail.relevance.runner import forwarding
 
 RUNNING = ("forward", "_call_impl")
@@ -276,7 +276,8 @@ class _Propagate(TorchFunctionMode):
             self.capture.same(function.result, out)
         function.result, function.open = None, False
         self._remember(kind, operation, out)
-        self.quotients.note(operation, func, out)
+        if kind in NOTED:
+            self.quotients.note(operation, func, out)
         return self._forked(kind, block, out)
 
     def _remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
@@ -440,8 +441,8 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
         with hooks(handles), mode:
             for block in capture.body.blocks:
                 handles.append(block.module.register_forward_pre_hook(enter, with_kwargs=True))
-            stack.callback(mode.quotients.clear)
             yield
+        mode.quotients = Quotients()  # lets go of the graph
 
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -5,6 +5,7 @@ Rules hold what a state is divided by constant, because it is the deviation of a
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from vitrail.capture.executions import Node, node_of
 from vitrail.relevance.lrp.operation import Operation
 
 PRODUCTS = frozenset({"product", "einsum", "gate"})
+NOTED = PRODUCTS | {"activation"}
 EXPONENTIALS = frozenset({torch.exp, Tensor.exp})
 SIZES = frozenset({torch.abs, Tensor.abs, torch.square, Tensor.square, torch.pow, Tensor.pow, Tensor.__pow__})
 """What makes a sum the size of a vector, as in a norm."""
@@ -37,13 +39,13 @@ LINEAR = (
 )
 
 
+@dataclass(eq=False)
 class Quotients:
     """What is known of the products and functions of one pass, to tell what a denominator is a function of."""
 
-    def __init__(self) -> None:
-        self.products: dict[Node, tuple[Node, ...]] = {}  # with their factors
-        self.powers: set[Node] = set()
-        self.sizes: set[Node] = set()
+    products: dict[Node, tuple[Node, ...]] = field(default_factory=dict)  # with their factors
+    powers: set[Node] = field(default_factory=set)
+    sizes: set[Node] = field(default_factory=set)
 
     def note(self, operation: Operation, func: Callable[..., Any], out: object) -> None:
         """Keep what an operation gave, if it is a product of activations, a power of e or a size."""
@@ -53,16 +55,10 @@ class Quotients:
         if operation.name in PRODUCTS and len(operation.active) > 1:
             factors = [node_of(x) for x in operation.active]
             self.products[node] = tuple(x for x in factors if x is not None)
-        elif operation.name == "activation" and func in EXPONENTIALS:
+        elif func in EXPONENTIALS:
             self.powers.add(node)
-        elif operation.name == "activation" and func in SIZES:
+        elif func in SIZES:
             self.sizes.add(node)
-
-    def clear(self) -> None:
-        """Let go of the graph."""
-        self.products.clear()
-        self.powers.clear()
-        self.sizes.clear()
 
     def why_refused(self, numerator: Tensor, denominator: Tensor) -> str | None:
         """Say what a quotient is whose denominator no rule may hold constant; None where it may be."""
