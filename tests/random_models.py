@@ -699,8 +699,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def draw(seed: int, accepts: Callable[[Recipe], bool] = lambda recipe: True) -> Recipe:
-    """Draw a recipe that is allowed and accepted. The same seed draws the same."""
+def draw(seed: int) -> Recipe:
+    """Draw a recipe that is allowed. The same seed draws the same."""
     source = random.Random(seed)
     while True:
         recipe = Recipe(
@@ -715,7 +715,7 @@ def draw(seed: int, accepts: Callable[[Recipe], bool] = lambda recipe: True) -> 
         for name, among in CHOICES.items():
             if source.random() >= USUAL[name]:
                 recipe = replace(recipe, **{name: source.choice(among)})
-        if allowed(recipe) and accepts(recipe):
+        if allowed(recipe):
             return recipe
 
 

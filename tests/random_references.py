@@ -437,13 +437,16 @@ def input_x_gradient(model: RandomModel, words: Sequence[int], *, level: str = "
     return _at_level(model, times_gradient(made), level)
 
 
-def integrated_gradients(model: RandomModel, words: Sequence[int], *, level: str = "embedding_output") -> Tensor:
-    """Sundararajan et al., Eq. 3 at the middles of equal parts."""
+def integrated_gradients(
+    model: RandomModel, words: Sequence[int], *, level: str = "embedding_output", steps: int = STEPS, power: int = 1
+) -> Tensor:
+    """Sundararajan et al., Eq. 3 at powers of the middles of equal parts, each with the weight of its part."""
     total = torch.zeros(())
-    for step in range(STEPS):
-        made = run(model, words, PLAIN, partial(_scaled, (step + 0.5) / STEPS), level=level)
+    for step in range(steps):
+        middle = (step + 0.5) / steps
+        made = run(model, words, PLAIN, partial(_scaled, middle**power), level=level)
         (gradient,) = gradients(made, made.scalar, [made.words])
-        total = total + gradient / STEPS
+        total = total + gradient * power * middle ** (power - 1) / steps
     whole = run(model, words, level=level).words
     return _at_level(model, (whole * total).sum(dim=1).detach(), level)
 
@@ -455,7 +458,7 @@ def _scaled(share: float, x: Tensor) -> Tensor:
 def fall_to_zero(model: RandomModel, words: Sequence[int], *, level: str = "embedding_output") -> float:
     """What the scores of integrated gradients should add up to."""
     zero = run(model, words, PLAIN, torch.zeros_like, level=level)
-    return float(run(model, words).scalar - zero.scalar)
+    return float((run(model, words).scalar - zero.scalar).detach())
 
 
 BLANK, COPIES = 0, 3
@@ -479,8 +482,9 @@ def consensus(model: RandomModel, words: Sequence[int], *, ends: Sequence[int] =
             totals[place], counts[place] = totals[place] + float(score), counts[place] + 1
     mean = torch.tensor([total / count for total, count in zip(totals, counts, strict=True)], dtype=torch.float64)
     scaled = mean / mean.abs().max()
-    if model.recipe.causal and model.recipe.readout.startswith("marker"):  # what stands behind cannot reach the answer
-        scaled[list(words).index(max(words)) + 1 :] = 0
+    reached = rollout(model, words) if model.recipe.causal else None
+    if reached is not None:  # what stands behind all that is read cannot reach the answer, but that of a copy
+        scaled[reached == 0] = 0
     return scaled
 
 

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 import torch
-from random_known import KNOWN, MENDED, known_to_fail
+from random_mended import MENDED
 from random_models import MULTIHEAD, SOFTMAX, Recipe, draw
-from random_outcomes import BAD, METHODS, RIGHT, bad, is_new, outcomes, report
+from random_outcomes import METHODS, RIGHT, bad, outcomes, report
 
 DRAWS = 60
 FOLLOWED = (
@@ -36,16 +36,14 @@ PLAIN = {
 
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_a_random_model_is_explained_rightly_or_refused(seed):
-    recipe = draw(seed, is_new)
-    hidden = known_to_fail(recipe)
-    wrong = [one for one in outcomes(recipe, tuple(x for x in METHODS if x not in hidden)) if one.kind in BAD]
+    recipe = draw(seed)
+    wrong = bad(recipe)
     assert not wrong, report(recipe, wrong)
 
 
 @pytest.mark.parametrize("recipe", MENDED, ids=str)
 def test_what_was_explained_wrongly_once_is_right_or_refused(recipe):
-    hidden = known_to_fail(recipe)
-    wrong = [one for one in outcomes(recipe, tuple(x for x in METHODS if x not in hidden)) if one.kind in BAD]
+    wrong = bad(recipe)
     assert not wrong, report(recipe, wrong)
 
 
@@ -66,19 +64,6 @@ def test_a_map_that_is_multiplied_entry_by_entry_is_no_router_to_attn_lrp():
     """One number for each token is a constant to AttnLRP, but one for each pair of tokens is a factor of a product."""
     found = outcomes(Recipe(odd="sum_of_products", at="middle"), ("auto",))
     assert {one.kind for one in found} == {RIGHT}, "\n".join(map(str, found))
-
-
-@pytest.mark.parametrize(
-    ("recipe", "method"),
-    [
-        pytest.param(recipe, kind.methods[0], id=str(recipe), marks=pytest.mark.xfail(strict=True, reason=kind.reason))
-        for kind in KNOWN
-        for recipe in kind.recipes
-    ],
-)
-def test_a_known_failure_is_mended(recipe, method):
-    wrong = bad(recipe, (method,))
-    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_the_same_seed_draws_the_same_recipe_and_its_text_makes_it_again():

@@ -143,3 +143,44 @@ class OneLength(torch.nn.Module):
 def test_a_model_of_texts_of_one_length_is_refused_by_methods_that_remove_tokens(method, options):
     with pytest.raises(vitrail.errors.InputError, match=r"OneLength was run on \d of 10 tokens, because this method"):
         vitrail.explain(OneLength().eval(), {"input_ids": IDS}, method, targets.continuation(7), **options)
+
+
+class Counted(torch.nn.Module):
+    """Reads as many tokens as an argument says; or takes it for something else."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        self.use, self.table, self.head = use, torch.nn.Embedding(50, 16), torch.nn.Linear(16, 3)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.double().eval()
+
+    def forward(self, input_ids, **more):
+        ((_, number),) = more.items()
+        padding = torch.arange(input_ids.shape[1]) >= number.view(-1, 1)
+        x = self.layer(self.table(input_ids), src_key_padding_mask=padding if self.use == "length" else None)
+        if self.use == "length":
+            return self.head((x * ~padding[..., None]).sum(dim=1) / number.view(-1, 1))
+        return self.head(x.mean(dim=1)) * (1 + number.view(-1, 1))
+
+
+@pytest.mark.parametrize("name", ["lengths", "how_many"])
+def test_a_length_follows_the_tokens_that_are_cut_out(name):
+    model, ids, count = Counted("length"), IDS[:, :6], torch.tensor([[4]])
+    found = vitrail.explain(model, {"input_ids": ids, name: count}, "leave_one_out", 1).scores[0]
+    whole = model(ids, **{name: count})[0, 1]
+    without = [model(torch.cat([ids[:, :i], ids[:, i + 1 : 4]], dim=1), **{name: count - 1})[0, 1] for i in range(4)]
+    assert_close(found, torch.stack([*(whole - x for x in without), *[torch.zeros_like(whole)] * 2]).detach())
+
+
+def test_a_whole_number_that_counts_nothing_stays_as_it_is():
+    model, ids, kind = Counted("factor"), IDS[:, :6], torch.tensor([6])
+    found = vitrail.explain(model, {"input_ids": ids, "kind": kind}, "leave_one_out", 1).scores[0]
+    without = [model(torch.cat([ids[:, :i], ids[:, i + 1 :]], dim=1), kind=kind)[0, 1] for i in range(6)]
+    assert_close(found, (model(ids, kind=kind)[0, 1] - torch.stack(without)).detach())
+
+
+def test_an_argument_that_seems_to_be_a_length_and_is_none_is_refused_by_name():
+    inputs = {"input_ids": IDS[:, :6], "lengths": torch.tensor([6])}
+    with pytest.raises(vitrail.errors.InputError, match="'lengths' holds one whole number for each text, 6"):
+        vitrail.explain(Counted("factor"), inputs, "leave_one_out", 1)

@@ -388,6 +388,10 @@ def _heads_outputs(seen: Followed, call: AttentionCall, block: Block, stream: Te
     if call.output.ndim not in (3, 4):
         raise Unknown(f"the heads' outputs have the shape {tuple(call.output.shape)}, with an axis of windows")
     batch = stream.shape[0 if block.batch_first else 1]
+    if call.output.ndim == 3 and len(call.output) % batch:
+        raise Unknown(
+            f"the heads' outputs have the shape {tuple(call.output.shape)} for a stream of {tuple(stream.shape)}"
+        )
     output = call.output if call.output.ndim == 4 else call.output.unflatten(0, (batch, -1))
     heads = rearrange(output, "b h t d -> b t (h d)" if block.batch_first else "b h t d -> t b (h d)")
     if seen.given is None:

@@ -77,19 +77,27 @@ def weights_of(
     }
     weights = {name: None if x is None else x.detach() for name, x in found.items()}
     unknown = {"value_bias": UNKNOWN_BIAS} if block.discovered and block.value is None else {}
-    return {**weights, "missing": {**missing, **unknown, **of_other_width(states), **added.missing}}
+    return {**weights, "missing": {**missing, **unknown, **of_other_shape(states), **added.missing}}
 
 
-def of_other_width(states: Mapping[str, Tensor]) -> dict[str, str]:
-    """Which states inside a block are none of the stream that enters it, and why (MobileBERT narrows it)."""
+def of_other_shape(states: Mapping[str, Tensor]) -> dict[str, str]:
+    """Which states inside a block are none of the stream that enters it, and why.
+
+    MobileBERT narrows the stream. Blocks may be given tokens first and work on samples first.
+    """
     entering = states.get("entering")
     if entering is None:
         return {}
     return {
         name: f"it has the shape {tuple(x.shape)} in a block that {tuple(entering.shape)} enter"
         for name, x in states.items()
-        if x.ndim == entering.ndim and x.shape[-1] != entering.shape[-1]
+        if x.ndim == entering.ndim and (x.shape[-1] != entering.shape[-1] or _turned(x, entering))
     }
+
+
+def _turned(x: Tensor, entering: Tensor) -> bool:
+    """Return True if tokens and samples have changed places; of as many, what is added tells (`additions`)."""
+    return x.ndim == 3 and x.shape != entering.shape and x.shape == entering.transpose(0, 1).shape
 
 
 def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
@@ -114,7 +122,7 @@ def batch_first(block: Block | None, x: Tensor) -> Tensor:
 
 def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:
     """The residual stream around a block: its states and their gradients."""
-    other = of_other_width({**states, **gradients})
+    other = of_other_shape({**states, **gradients})
     held = {name: x.detach() for name, x in {**states, **gradients}.items() if name not in other}
     shape = next((x.shape for x in held.values() if x.ndim == 3), None)
     if shape is not None:

@@ -134,7 +134,8 @@ class Pass:
             hidden = None if plain else self._hidden(call, every)
             return every if hidden is None else ~hidden
         found = mask.bool()
-        return every.index_copy_(1, index, found) if len(index) == found.shape[1] != every.shape[1] else found
+        moved = found.shape[1] != every.shape[1] or self.origin.index != tuple(range(self.origin.tokens))
+        return every.index_copy_(1, index, found) if moved and len(index) == found.shape[1] else found
 
     def _hidden(self, call: AttentionCall, every: Tensor) -> Tensor | None:
         """Return the padding where no attention mask was given; None where there is none.

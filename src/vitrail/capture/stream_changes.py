@@ -183,7 +183,7 @@ def _tokens(x: Tensor, channels: int, place: Place) -> Tensor | None:
 
 def _added(streams: Streams, event: AttentionEvent, one: CutCall, where: _Found, found: StreamChanges) -> AddedByCall:
     weight, rows = _projection(streams, event, one, where)
-    vectors, tokens = where.state, where.tokens
+    vectors, tokens = where.state, _with_other_calls(streams, event, where)
     _keep_lengths(found, vectors, tokens)
     places = _places(event.keys, tokens, streams.count)
     if bool((places < 0).any()):
@@ -208,6 +208,20 @@ def _added(streams: Streams, event: AttentionEvent, one: CutCall, where: _Found,
             "are at first, so that no change of length is defined"
         )
     return AddedByCall(weight, rows, vectors, places)
+
+
+def _with_other_calls(streams: Streams, event: AttentionEvent, where: _Found) -> Tensor:
+    """The token of every row of the state, also of rows to which other calls add, as where queries attend in chunks."""
+    tokens = where.tokens
+    for other in streams.places:
+        missing = bool((_places(event.keys, tokens, streams.count) < 0).any())
+        leaf = node_of(other.tensor) if missing and other.result else None
+        if leaf is None or not reached([node_of(where.added)], {leaf}):
+            continue
+        more = _tokens(where.added, where.channels, other)
+        if more is not None and not bool(torch.isin(more[more >= 0], tokens).any()):
+            tokens = torch.where(tokens < 0, more, tokens)
+    return tokens
 
 
 def _places(wanted: Tensor, tokens: Tensor, count: int) -> Tensor:

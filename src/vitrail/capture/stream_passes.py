@@ -169,6 +169,9 @@ def last_results(streams: Streams, answer: StreamAnswer) -> LastResults | None:
             used[event.source] = number
     if not bool(direct.any()) or bool((direct & (~at_last | (last < 0) | (used > when))).any()):
         return None
+    # Another input may be read at other tokens, as by a maximum over all of them.
+    alike = torch.isin(streams.sequence_of, streams.sequence_of[direct].unique())
+    direct |= alike & (last >= 0) & (used <= when)
     return LastResults(direct, tuple(sorted(set(last[direct].tolist()))), last)
 
 

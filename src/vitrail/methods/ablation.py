@@ -7,8 +7,8 @@ which the model does not see. Leave-one-out, by tokens or by sentences, is the s
 forward pass for each of them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -39,12 +39,14 @@ class Ablated:
     Args:
         context: the tokens that may be removed.
         real: the tokens that are no padding.
+        lengths: arguments of the model that are the number of tokens that are kept, or off by so many.
     """
 
     runner: Runner
     sample: int
     context: Bool[Tensor, " t"]
     real: Bool[Tensor, " t"]
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def continues(self) -> bool:
@@ -71,7 +73,7 @@ class Ablated:
     def _some(self, keep: Keep) -> Float[Tensor, " m"]:
         """Run ablations together, or one by one where the model takes single texts only; name one that takes none."""
         try:
-            return self._run(keep)
+            return self._together(keep)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -88,10 +90,23 @@ class Ablated:
                 "or integrated_gradients."
             ) from error
 
+    def _together(self, keep: Keep) -> Float[Tensor, " m"]:
+        """Run ablations together, or one by one where one of them has another answer alone.
+
+        A model that was given one text may look at the first text for all, as where it exits early.
+        """
+        found = self._run(keep)
+        if len(keep) == 1 or self.runner.inputs.batch > 1:
+            return found
+        if close(self._run(keep[-1:]), found[-1:], dtypes_of(self.runner.model)):
+            return found
+        return torch.cat([self._run(one) for one in keep.split(1)])
+
     def _run(self, keep: Keep) -> Float[Tensor, " m"]:
         """Return the scalar of ablations in one call of the model."""
         order = (~keep).int().sort(dim=1, stable=True).indices[:, : int(keep.sum(dim=1).max())]
         inputs = _reordered(self.runner.inputs, self.sample, order, keep.gather(1, order))
+        inputs = replace(inputs, kwargs=inputs.kwargs | _counted(inputs, self.lengths, keep.sum(dim=1)))
         rows = torch.full((len(keep),), self.sample, device=keep.device)
         part = self.runner.part
         if self.continues:
@@ -198,6 +213,71 @@ def _reordered(inputs: Inputs, sample: int, order: Int[Tensor, "m s"], real: Boo
     return replace(inputs, args=args, kwargs=kwargs, batch=len(order), ids=ids, attention_mask=mask, tokens=None)
 
 
+def _counted(inputs: Inputs, lengths: Mapping[str, int], kept: Int[Tensor, " m"]) -> dict[str, Tensor]:
+    """Return the arguments that say how many tokens there are, for so many."""
+    return {name: (kept + more).to(inputs.kwargs[name]).view_as(inputs.kwargs[name]) for name, more in lengths.items()}
+
+
+def with_lengths(of: Ablated) -> Ablated:
+    """Return the sample with the arguments known that hold its number of tokens; what they leave out is padding.
+
+    Whether an argument is such a number is measured: with a smaller one, the last token must not matter.
+    """
+    for name, given in _whole_numbers(of).items():
+        first = of.real & (of.real.cumsum(dim=0) <= given[of.sample])
+        named = "len" in name.lower()
+        if _is_length(of, name, first, named=named):
+            of = replace(of, context=of.context & first, real=first, lengths={**of.lengths, name: 0})
+        elif named or (_at_one_row(of) and given == _real_tokens(of)):
+            raise InputError(
+                f"the argument {name!r} holds one whole number for each text, {given[of.sample]} for text {of.sample} "
+                f"of {int(of.real.sum())} tokens. It seems to be a length, but it is not known what the model does "
+                "with it, so no token can be removed. Use a method that runs the model on all tokens, such as gae or "
+                "integrated_gradients."
+            )
+    return of
+
+
+def _whole_numbers(of: Ablated) -> dict[str, list[int]]:
+    """Return the arguments that hold one whole number for each sample, of this one no more than it has tokens."""
+    inputs, found = of.runner.inputs, {}
+    for name, x in inputs.kwargs.items():
+        whole = isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
+        of_samples = whole and x.shape in ((inputs.batch,), (inputs.batch, 1)) and name not in inputs.shared
+        if of_samples and x is not inputs.shown and x is not inputs.attention_mask:
+            given = x.flatten().tolist()
+            if 1 <= given[of.sample] <= int(of.real.sum()) > 1:
+                found[name] = given
+    return found
+
+
+def _real_tokens(of: Ablated) -> list[int]:
+    return of.runner.run.patches(of.runner.run.valid).sum(dim=1).tolist()
+
+
+def _at_one_row(of: Ablated) -> bool:
+    """Return True if the answer is read at rows that move with the tokens, so that answers cannot be compared."""
+    return of.continues or of.runner.part.position is not None
+
+
+def _is_length(of: Ablated, name: str, first: Bool[Tensor, " t"], *, named: bool) -> bool:
+    """Return True if the model reads just as many tokens as an argument says."""
+    if _at_one_row(of):
+        return False
+    count = int(first.sum())
+    if count == 1:
+        return named
+    shorter = first & (first.cumsum(dim=0) < count)
+    try:
+        one = replace(of, lengths={**of.lengths, name: -1}).scores(first[None], batch=1)
+        other = replace(of, lengths={**of.lengths, name: 0}).scores(shorter[None], batch=1)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the model takes no smaller number for the same tokens
+        return False
+    return close(one, other, dtypes_of(of.runner.model))
+
+
 def _picked(x: Tensor, order: Int[Tensor, "m s"], axis: int) -> Tensor:
     """Return the entries of each row along an axis, in its own order."""
     shape = [1] * x.ndim
@@ -286,18 +366,29 @@ def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
 
 
 def same_answer(of: Ablated) -> str | None:
-    """Return what to say where the text alone has another answer than the one in the batch; refuse without padding."""
-    inside = of.runner.part.scalar.detach()[of.sample]
-    if close(of.whole, inside, dtypes_of(of.runner.model)):
+    """Return what to say where the text without its padding has another answer than in the batch.
+
+    Raises:
+        InputError: where it has another answer with its padding too, and only the other samples are gone.
+    """
+    runner, dtypes = of.runner, dtypes_of(of.runner.model)
+    inside, alone = runner.part.scalar.detach()[of.sample], of.whole
+    if close(alone, inside, dtypes):
         return None
-    what = f"the {of.runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {of.whole.item():.6g}"
-    if bool(of.real.all()):
+    if not bool(of.real.all()):
+        row = torch.tensor([of.sample], device=of.real.device)
+        alone = runner.score(runner.inputs.take(row), row)[0]
+    if not close(alone, inside, dtypes):
         raise InputError(
-            f"{what} where the model runs on the same text alone: its answers are random, or depend on other samples "
-            "or on how it is called, so what the answer loses without a token is not known. Use a method that runs the "
-            "model once, such as gae."
+            f"the {runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {alone.item():.6g} where the "
+            "model runs on the same text alone: its answers are random, or depend on other samples or on how it is "
+            "called, so what the answer loses without a token is not known. Use a method that runs the model once, "
+            "such as gae."
         )
-    return f"{what} where the text runs alone, without its padding; scores are what that answer loses"
+    return (
+        f"the {runner.part.target} of sample {of.sample} is {inside.item():.6g}, and {of.whole.item():.6g} where the "
+        "text runs alone, without its padding; scores are what that answer loses"
+    )
 
 
 def spread(values: Tensor, sources: list[Tensor]) -> Tensor:
@@ -313,7 +404,7 @@ def for_each_sample(runner: Runner, scores: Callable[[Ablated], Tensor], *, gues
     """
     found, assumed = [], []
     for sample in range(runner.inputs.batch):
-        of = ablated(runner, sample, guess=guess)
+        of = with_lengths(ablated(runner, sample, guess=guess))
         differs = same_answer(of)
         assumed += [] if differs is None else [differs]
         found.append(scores(of))

@@ -167,7 +167,9 @@ class Follower:
             known = self.maps.get(x) if isinstance(x, Tensor) else None
             if known is not None and known.straight is not None and known.order == _swapped(x.ndim):
                 names[place] = f"{names[place][:-2]}{names[place][:-3:-1]}"
-                given[place] = known.straight
+                # Not `known.straight` itself: a rule may have put another tensor in the place of x.
+                given[place] = x.transpose(-2, -1)
+                self.maps[given[place]] = self.maps[known.straight]
         return f"{','.join(names)}{arrow}{result}", *given
 
     def multiplied(self, reading: Reading, func: Callable[..., Any], out: Any, kwargs: dict) -> None:  # noqa: ANN401

@@ -41,6 +41,7 @@ from vitrail.relevance.lrp.kinds import (
     kind_of,
 )
 from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden, refused
+from vitrail.relevance.lrp.quotients import NOTED, Quotients
 from vitrail.relevance.runner import forwarding
 
 RUNNING = ("forward", "_call_impl")
@@ -116,6 +117,7 @@ class _Propagate(TorchFunctionMode):
             table.rules.get(kind) is gradient for kind in ("residual", "sum")
         )
         self.residuals: Counter[int | None] = Counter()
+        self.quotients = Quotients()
         self.paused = False
         self.count = 0
 
@@ -266,11 +268,16 @@ class _Propagate(TorchFunctionMode):
                     ),
                 )
             )
+        why = self.quotients.why_refused(*args[:2]) if kind == "over_constant" else None
+        if why is not None:
+            return self.mark(refused(func(*args, **kwargs), f"the module {self.where or 'at the top'!r} {why}"))
         out = self.mark(rule(operation))
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):
             self.capture.same(function.result, out)
         function.result, function.open = None, False
         self._remember(kind, operation, out)
+        if kind in NOTED:
+            self.quotients.note(operation, func, out)
         return self._forked(kind, block, out)
 
     def _remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
@@ -435,6 +442,7 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
             for block in capture.body.blocks:
                 handles.append(block.module.register_forward_pre_hook(enter, with_kwargs=True))
             yield
+        mode.quotients = Quotients()  # lets go of the graph
 
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
