@@ -230,10 +230,48 @@ class TurnedAtTheEnd(Reader):
         return super().forward(input_ids)
 
 
+class RunsAgain(Reader):
+    """One layer runs as often as the first id says."""
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for _ in range(2 + is_odd(input_ids)):
+            x = self.layers[0](x)
+        return self.head(x[:, 0])
+
+
+class LayersSwapped(Reader):
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for index in [1, 0, 2] if is_odd(input_ids) else [0, 1, 2]:
+            x = self.layers[index](x)
+        return self.head(x[:, 0])
+
+
+class LayerLeftOut(Reader):
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for index in [0, 2] if is_odd(input_ids) else [0, 1, 2]:
+            x = self.layers[index](x)
+        return self.head(x[:, 0])
+
+
+class ReadsLayerBefore(Reader):
+    """All layers run; the answer is that of the second where the first id says so."""
+
+    def read(self, x, ids, early):
+        return early[:, 0] if is_odd(ids) else x[:, 0]
+
+
+class TurnedByMap(Reader):
+    def between(self, x, ids):
+        return torch.vmap(lambda states, order: states[order])(x, turned(ids))
+
+
 MODELS = [
     StatesTurned, TurnedBetween, IdsTurned, Gathered, Chosen, TurnedOrRolled, ByMatrix, Stops, StopsBySample,
     ReadsEarly, ReadsMarker, SumsMarker, TurnedOrCopied, SlicesSwapped, PartsSwapped, ByProducts, Written, Sorted,
-    ByOwnFunction, TurnedInside, TurnedAtTheEnd,
+    ByOwnFunction, TurnedInside, TurnedAtTheEnd, RunsAgain, LayersSwapped, LayerLeftOut, ReadsLayerBefore, TurnedByMap,
 ]  # fmt: skip
 
 
@@ -269,6 +307,15 @@ def test_a_later_input_is_not_explained_by_the_order_of_an_earlier_one(make, met
         model = make().double().eval()
         for ids in order:
             check(model, ids, method)
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "tokentm"])
+@pytest.mark.parametrize("make", [RunsAgain, LayersSwapped])
+def test_layers_that_depend_on_the_content_are_found_again(make, method):
+    model = make().double().eval()
+    for ids in (EVEN, ODD, EVEN, ODD[:, :4]):
+        found = vitrail.explain(model, ids, method, 1)
+        assert_close(found.scores, vitrail.explain(make().double().eval(), ids, method, 1).scores)
 
 
 BY_SAMPLE = [Gathered, Chosen, ByMatrix, StopsBySample, ReadsEarly, ByProducts, Written, Sorted, ByOwnFunction]

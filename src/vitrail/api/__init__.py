@@ -32,6 +32,7 @@ from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes, timed
 from vitrail.attribution import Attribution, Comparison, SeenPictures, class_titles
 from vitrail.capture.continuations import rows_read
+from vitrail.capture.discovery import forget
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import has_streams
 from vitrail.capture.origin import signal_kind
@@ -49,6 +50,7 @@ from vitrail.errors import (
     MethodError,
     NoAttentionError,
     OptionError,
+    OtherBlocksError,
     RuleError,
     SeamError,
     VitrailError,
@@ -338,14 +340,7 @@ def _answer(
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
         try:
-            if has_streams(own, read, anatomy):
-                check_memory(settings, "a model with several streams")
-                check_apart(own, read)
-                identity, made = explain_streams(own, [on_streams(one) for one in requests], settings)
-            else:
-                body = find_body(own, anatomy, read)
-                answer = _on_one_stream if body.loose is None else _without_blocks
-                identity, made = answer(own, body, requests, settings)
+            identity, made = _by_attention(own, read, requests, settings, anatomy)
         except SeamError as error:
             check_apart(own, read)
             identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
@@ -355,6 +350,31 @@ def _answer(
         return [shown_over(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
     shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made.values()))
     return [shown_over(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
+
+
+def _by_attention(
+    model: nn.Module,
+    read: Inputs,
+    requests: list[Request],
+    settings: ComputeSettings,
+    anatomy: Anatomy | None,
+    *,
+    again: bool = False,
+) -> tuple[str | None, dict[int, Attribution]]:
+    """Every request answered by what attention shows; again where other blocks run than earlier inputs had found."""
+    try:
+        if has_streams(model, read, anatomy):
+            check_memory(settings, "a model with several streams")
+            check_apart(model, read)
+            return explain_streams(model, [on_streams(one) for one in requests], settings)
+        body = find_body(model, anatomy, read)
+        answer = _on_one_stream if body.loose is None else _without_blocks
+        return answer(model, body, requests, settings)
+    except OtherBlocksError:
+        if again:
+            raise
+    forget(model)
+    return _by_attention(model, read, requests, settings, anatomy, again=True)
 
 
 def shown_over(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.torch_private import set_gradients
+from vitrail.capture.torch_private import current_transform, set_gradients
 
 BY_INDEX = frozenset(
     getattr(place, name)
@@ -86,6 +86,9 @@ class Journal:
         if how is not SKIPPED:
             self.notes.append(func)
         if how is MOVING and not self.closed:
+            if current_transform() is not None:  # inside torch.vmap no number can be read: no other pass is like it
+                self.notes.append(object())
+                return
             moves = self._moves(func, args, kwargs)
             self.notes += moves if self.length is None else [_without_length(x, self.length) for x in moves]
 

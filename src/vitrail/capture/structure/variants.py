@@ -38,7 +38,7 @@ def form_in_blocks(inputs: Inputs, body: Body) -> InputForm:
     padded = mask is not None and not bool(mask.bool().all())
     named = named_arguments(inputs)
     deciding = [name for name, x in named if name not in CONTENTS and x is not inputs.shown]
-    found = form_of(inputs, padded, body.anatomy, len(body.blocks), deciding=deciding)
+    found = form_of(inputs, padded, body.anatomy, len(body.blocks), body.ran, deciding=deciding)
     return found if body.blocks else InputForm(found.keys[-1:])
 
 
