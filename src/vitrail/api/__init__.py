@@ -40,7 +40,7 @@ from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
-from vitrail.capture.samples import check_apart
+from vitrail.capture.samples import check_all_apart, check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.structure.variants import structure_of
 from vitrail.capture.torch_private import current_transform
@@ -342,7 +342,7 @@ def _answer(
         try:
             identity, made = _by_attention(own, read, requests, settings, anatomy)
         except SeamError as error:
-            check_apart(own, read)
+            check_all_apart(own, read)
             identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
         origin = provenance(own, samples=read.batch, identity=identity)
         seconds = time.perf_counter() - started
@@ -508,12 +508,12 @@ def _rerun(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
-    if structure_of(model, requests[0].inputs, body).refusal is not None:  # methods that read no attention go on
-        check_apart(model, requests[0].inputs)
     double = torch.float64 in dtypes_of(model)
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, requests[0].wanted, settings, procedure.pass_options, rows=rows) as run:
+        if run.structure.refusal is not None:  # of what the model did to these inputs
+            check_all_apart(model, inputs)
         for request in requests:
             found: list[tuple[Scalar, Result]] = []
             with backends_used() as used:
