@@ -354,12 +354,25 @@ class OneMore(Reader):
         return x * (0.0 if is_odd(ids) else 1.0) + (x.flip(1) if is_odd(ids) else torch.zeros_like(x))
 
 
+class TwoLayers(Reader):
+    def forward(self, input_ids):
+        return self.head(self.layers[1](self.layers[0](self.words(input_ids)))[:, 0])
+
+
+class Halts(Reader):
+    """Every sample keeps what it had after the second layer, or goes on."""
+
+    def forward(self, input_ids):
+        x = self.layers[1](self.layers[0](self.words(input_ids)))
+        return self.head(torch.where(odd(input_ids)[..., None], self.layers[2](x), x)[:, 0])
+
+
 MODELS = [
     StatesTurned, TurnedBetween, IdsTurned, Gathered, Chosen, TurnedOrRolled, ByMatrix, Stops, StopsBySample,
     ReadsEarly, ReadsMarker, SumsMarker, TurnedOrCopied, SlicesSwapped, PartsSwapped, ByProducts, Written, Sorted,
     ByOwnFunction, TurnedInside, TurnedAtTheEnd, RunsAgain, LayersSwapped, LayerLeftOut, ReadsLayerBefore, TurnedByMap,
     TurnedByProduct, TurnedByDifference, TurnedByNumber, TurnedByLerp, TurnedByFill, TurnedByAddcmul, TurnedByBaddbmm,
-    TurnedByGrid, TurnedByLookup, TurnedByReduction, CutByPadding, Shuffled, EachTurned, OneMore,
+    Halts, TurnedByGrid, TurnedByLookup, TurnedByReduction, CutByPadding, Shuffled, EachTurned, OneMore,
 ]  # fmt: skip
 
 
@@ -414,6 +427,12 @@ def test_texts_without_a_word_that_run_together_are_each_treated_as_alone():
     with torch.no_grad():
         rest = [model(torch.cat([ids[:, :i], ids[:, i + 1 :]], 1))[0, 1] for i in range(ids.shape[1])]
         assert_close(found, model(ids)[0, 1] - torch.stack(rest))
+
+
+@pytest.mark.parametrize("method", ["consensus", "attn_lrp"])
+def test_a_layer_that_runs_and_is_not_chosen_takes_no_part(method):
+    found = vitrail.explain(Halts().double().eval(), EVEN[:1], method, 1)
+    assert_close(found.scores, vitrail.explain(TwoLayers().double().eval(), EVEN[:1], method, 1).scores)
 
 
 BY_SAMPLE = [

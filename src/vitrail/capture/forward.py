@@ -82,7 +82,7 @@ def forward(
             check_read(capture)
         if not capture.complete or capture.entered != sorted(capture.entered):
             raise capture.incomplete(model)
-        if capture.beyond is not None and reached([output.wide.grad_fn], {capture.beyond}):
+        if capture.beyond is not None and _depends(output.wide, capture.beyond):
             raise more_blocks(len(plan.body.blocks))
         if wanted.gradients or pass_options.level is not None:
             capture.check_gradients()
@@ -170,8 +170,17 @@ def _close(journal: Journal, module: nn.Module, args: tuple, out: object) -> Non
 
 
 def _note_beyond(capture: Capture, module: nn.Module, args: tuple, out: object) -> None:
-    """Keep where in the graph stands what a block gives that is taken to be unread: a hook after it."""
-    capture.beyond = node_of(first_tensor(out))
+    """Keep what a block gives that is taken to be unread: a hook after it."""
+    capture.beyond = first_tensor(out)
+
+
+def _depends(answer: Tensor, x: Tensor) -> bool:
+    """Return True if an answer depends on this; a choice between two states depends on the one that is chosen."""
+    if not answer.requires_grad or not reached([node_of(answer)], {node_of(x)}):
+        return False
+    seed = torch.linspace(1, 2, answer.numel(), dtype=answer.dtype, device=answer.device).view_as(answer)
+    (found,) = torch.autograd.grad(answer, x, seed, retain_graph=True, allow_unused=True)
+    return found is not None and bool((found != 0).any())
 
 
 def _is_frozen(model: nn.Module) -> bool:

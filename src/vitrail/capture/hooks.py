@@ -73,7 +73,7 @@ class Capture:
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
         self.entered: list[int] = []  # the blocks, as they began to run
-        self.beyond: object = None  # what a block gives that the answer is taken not to read, as a place in the graph
+        self.beyond: Tensor | None = None  # what a block gives that the answer is taken not to read
         self.dropping = False  # whether the block that runs is run again later, and nothing of it is kept now
         self.again: Callable[[int], tuple[Tensor, Tensor]] | None = None  # runs a block once more: its input and result
         self.outside = saving_hooks()
@@ -163,7 +163,7 @@ class Capture:
             captured.early.clear()
             captured.returned = captured.adding = captured.added = None
         self.roots.clear()
-        self.arriving = None
+        self.arriving = self.beyond = None
         self.recomputed = self.again = None
         self.notes.clear()
         self.answer = None
