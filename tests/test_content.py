@@ -230,10 +230,149 @@ class TurnedAtTheEnd(Reader):
         return super().forward(input_ids)
 
 
+class RunsAgain(Reader):
+    """One layer runs as often as the first id says."""
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for _ in range(2 + is_odd(input_ids)):
+            x = self.layers[0](x)
+        return self.head(x[:, 0])
+
+
+class LayersSwapped(Reader):
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for index in [1, 0, 2] if is_odd(input_ids) else [0, 1, 2]:
+            x = self.layers[index](x)
+        return self.head(x[:, 0])
+
+
+class LayerLeftOut(Reader):
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for index in [0, 2] if is_odd(input_ids) else [0, 1, 2]:
+            x = self.layers[index](x)
+        return self.head(x[:, 0])
+
+
+class ReadsLayerBefore(Reader):
+    """All layers run; the answer is that of the second where the first id says so."""
+
+    def read(self, x, ids, early):
+        return early[:, 0] if is_odd(ids) else x[:, 0]
+
+
+class TurnedByMap(Reader):
+    def between(self, x, ids):
+        return torch.vmap(lambda states, order: states[order])(x, turned(ids))
+
+
+def gate(ids):
+    return odd(ids).to(torch.float64)[..., None]
+
+
+class TurnedByProduct(Reader):
+    def between(self, x, ids):
+        return gate(ids) * x.flip(1) + (1 - gate(ids)) * x
+
+
+class TurnedByDifference(Reader):
+    def between(self, x, ids):
+        return x + gate(ids) * (x.flip(1) - x)
+
+
+class TurnedByNumber(Reader):
+    def between(self, x, ids):
+        return is_odd(ids) * x.flip(1) + (not is_odd(ids)) * x
+
+
+class TurnedByLerp(Reader):
+    def between(self, x, ids):
+        return torch.lerp(x, x.flip(1), gate(ids))
+
+
+class TurnedByFill(Reader):
+    def between(self, x, ids):
+        return x.flip(1).masked_fill(~odd(ids)[..., None], 0) + x.masked_fill(odd(ids)[..., None], 0)
+
+
+class TurnedByAddcmul(Reader):
+    def between(self, x, ids):
+        return torch.addcmul((1 - gate(ids)) * x, gate(ids).expand_as(x), x.flip(1))
+
+
+class TurnedByBaddbmm(Reader):
+    def between(self, x, ids):
+        return torch.baddbmm(torch.zeros_like(x), torch.eye(ids.shape[1], dtype=x.dtype)[turned(ids)], x)
+
+
+class TurnedByGrid(Reader):
+    def between(self, x, ids):
+        across = turned(ids).to(x) * 2 / (ids.shape[1] - 1) - 1
+        grid = torch.stack([across, torch.zeros_like(across)], -1)[:, None]
+        found = F.grid_sample(x.mT[:, :, None], grid, align_corners=True, mode="nearest")
+        return found[:, :, 0].mT
+
+
+class TurnedByLookup(Reader):
+    def between(self, x, ids):
+        first = ids.shape[1] * torch.arange(len(ids))[:, None]
+        return F.embedding(turned(ids) + first, x.flatten(0, 1))
+
+
+class TurnedByReduction(Reader):
+    def between(self, x, ids):
+        return torch.zeros_like(x).index_reduce(1, turned(ids)[0], x, "mean", include_self=False)
+
+
+class CutByPadding(Reader):
+    """Negative padding takes tokens off either end."""
+
+    def between(self, x, ids):
+        twice, start = torch.cat([x, x], 1), is_odd(ids)
+        return F.pad(twice, (0, 0, -start, start - ids.shape[1]))
+
+
+class Shuffled(Reader):
+    def between(self, x, ids):
+        shuffled = F.channel_shuffle(x[:, 1:, :, None], 2 if is_odd(ids) else 1)[..., 0]
+        return torch.cat([x[:, :1], shuffled], 1)
+
+
+class EachTurned(Reader):
+    """Sample by sample: a batch of other size has another graph."""
+
+    def between(self, x, ids):
+        return torch.stack([one.flip(0) if own[0] % 2 else one for one, own in zip(x, ids, strict=True)])
+
+
+class OneMore(Reader):
+    """A term that only some inputs have."""
+
+    def between(self, x, ids):
+        return x * (0.0 if is_odd(ids) else 1.0) + (x.flip(1) if is_odd(ids) else torch.zeros_like(x))
+
+
+class TwoLayers(Reader):
+    def forward(self, input_ids):
+        return self.head(self.layers[1](self.layers[0](self.words(input_ids)))[:, 0])
+
+
+class Halts(Reader):
+    """Every sample keeps what it had after the second layer, or goes on."""
+
+    def forward(self, input_ids):
+        x = self.layers[1](self.layers[0](self.words(input_ids)))
+        return self.head(torch.where(odd(input_ids)[..., None], self.layers[2](x), x)[:, 0])
+
+
 MODELS = [
     StatesTurned, TurnedBetween, IdsTurned, Gathered, Chosen, TurnedOrRolled, ByMatrix, Stops, StopsBySample,
     ReadsEarly, ReadsMarker, SumsMarker, TurnedOrCopied, SlicesSwapped, PartsSwapped, ByProducts, Written, Sorted,
-    ByOwnFunction, TurnedInside, TurnedAtTheEnd,
+    ByOwnFunction, TurnedInside, TurnedAtTheEnd, RunsAgain, LayersSwapped, LayerLeftOut, ReadsLayerBefore, TurnedByMap,
+    TurnedByProduct, TurnedByDifference, TurnedByNumber, TurnedByLerp, TurnedByFill, TurnedByAddcmul, TurnedByBaddbmm,
+    Halts, TurnedByGrid, TurnedByLookup, TurnedByReduction, CutByPadding, Shuffled, EachTurned, OneMore,
 ]  # fmt: skip
 
 
@@ -271,7 +410,35 @@ def test_a_later_input_is_not_explained_by_the_order_of_an_earlier_one(make, met
             check(model, ids, method)
 
 
-BY_SAMPLE = [Gathered, Chosen, ByMatrix, StopsBySample, ReadsEarly, ByProducts, Written, Sorted, ByOwnFunction]
+@pytest.mark.parametrize("method", ["gae", "rollout", "tokentm"])
+@pytest.mark.parametrize("make", [RunsAgain, LayersSwapped])
+def test_layers_that_depend_on_the_content_are_found_again(make, method):
+    model = make().double().eval()
+    for ids in (EVEN, ODD, EVEN, ODD[:, :4]):
+        found = vitrail.explain(model, ids, method, 1)
+        assert_close(found.scores, vitrail.explain(make().double().eval(), ids, method, 1).scores)
+
+
+def test_texts_without_a_word_that_run_together_are_each_treated_as_alone():
+    model, ids = LayersSwapped().double().eval(), ODD[1:]
+    with pytest.raises(VitrailError, match="beside other texts"):
+        vitrail.explain(model, ids, "leave_one_out", 1)
+    found = vitrail.explain(model, ids, "leave_one_out", 1, batch=1).scores[0]
+    with torch.no_grad():
+        rest = [model(torch.cat([ids[:, :i], ids[:, i + 1 :]], 1))[0, 1] for i in range(ids.shape[1])]
+        assert_close(found, model(ids)[0, 1] - torch.stack(rest))
+
+
+@pytest.mark.parametrize("method", ["consensus", "attn_lrp"])
+def test_a_layer_that_runs_and_is_not_chosen_takes_no_part(method):
+    found = vitrail.explain(Halts().double().eval(), EVEN[:1], method, 1)
+    assert_close(found.scores, vitrail.explain(TwoLayers().double().eval(), EVEN[:1], method, 1).scores)
+
+
+BY_SAMPLE = [
+    Gathered, Chosen, ByMatrix, StopsBySample, ReadsEarly, ByProducts, Written, Sorted, ByOwnFunction, TurnedByProduct,
+    TurnedByDifference, TurnedByLerp, TurnedByFill, TurnedByBaddbmm, TurnedByLookup, EachTurned,
+]  # fmt: skip
 THREE = torch.tensor([[2, 7, 1, 9, 4], [2, 8, 5, 6, 0], [3, 7, 1, 4, 9]])
 
 

@@ -117,6 +117,43 @@ def test_copies_of_one_sample_are_samples_too(make, method):
     assert COUPLED in str(error.value)
 
 
+class CentredByContent(Model):
+    """The batch is compared where the first sample says so."""
+
+    def forward(self, input_ids):
+        x = self.layers[0](self.words(input_ids))
+        if input_ids[0, 0] % 2:
+            x = x - 0.5 * x.mean(0)
+        return self.head(self.layers[1](x).mean(1))
+
+
+class NeighboursOfFour(Model):
+    """Two samples in the middle of a larger batch."""
+
+    def enter(self, x):
+        return x if len(x) < 4 else torch.cat([x[:1], x[1:2] + 0.3 * x[2:3], x[2:]])
+
+
+@pytest.mark.parametrize("method", ["gae", "auto", "attn_lrp", "integrated_gradients", "input_x_gradient"])
+def test_samples_that_depend_on_each_other_after_others_that_did_not(method):
+    model, apart, compared = CentredByContent().double().eval(), IDS[[1, 0, 2]], IDS[[0, 1, 2]]
+    vitrail.explain(model, apart, method, 1)
+    for _ in range(2):
+        with pytest.raises(SeamError) as error:
+            vitrail.explain(model, compared, method, 1)
+        assert str(error.value) == COUPLED
+    vitrail.explain(model, apart, method, 1)
+
+
+@pytest.mark.parametrize("method", ["gae", "auto", "attn_lrp", "integrated_gradients", "rollout"])
+def test_every_sample_of_a_batch_is_looked_at(method):
+    model = NeighboursOfFour().double().eval()
+    vitrail.explain(model, IDS[:2], method, 1)
+    with pytest.raises(SeamError) as error:
+        vitrail.explain(model, IDS, method, 1)
+    assert str(error.value) == COUPLED
+
+
 def test_one_sample_alone_is_explained():
     found = vitrail.explain(CentredWords().double().eval(), IDS[:1], "gae", 1)
     assert bool((found.scores > 0).any())

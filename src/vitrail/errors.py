@@ -53,6 +53,10 @@ class NoAttentionError(SeamError):
     """No attention was seen in a model."""
 
 
+class OtherBlocksError(SeamError):
+    """Other blocks run than were found on earlier inputs of the same form."""
+
+
 class CutGraphError(SeamError):
     """Attention, or the whole model, has no gradient."""
 

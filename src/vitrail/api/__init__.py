@@ -28,13 +28,14 @@ from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes
 from vitrail.attribution import Attribution, Comparison
 from vitrail.capture.continuations import rows_read
+from vitrail.capture.discovery import forget
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import has_streams
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
-from vitrail.capture.samples import check_apart
+from vitrail.capture.samples import check_all_apart, check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.structure.variants import structure_of
 from vitrail.capture.torch_private import current_transform
@@ -44,6 +45,7 @@ from vitrail.errors import (
     MethodError,
     NoAttentionError,
     OptionError,
+    OtherBlocksError,
     RuleError,
     SeamError,
     VitrailError,
@@ -233,16 +235,9 @@ def _answer(
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
         try:
-            if has_streams(own, read, anatomy):
-                check_memory(settings, "a model with several streams")
-                check_apart(own, read)
-                identity, made = explain_streams(own, [on_streams(one) for one in requests], settings)
-            else:
-                body = find_body(own, anatomy, read)
-                answer = _on_one_stream if body.loose is None else _without_blocks
-                identity, made = answer(own, body, requests, settings)
+            identity, made = _by_attention(own, read, requests, settings, anatomy)
         except SeamError as error:
-            check_apart(own, read)
+            check_all_apart(own, read)
             identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
         origin = provenance(own, samples=read.batch, identity=identity)
         seconds = time.perf_counter() - started
@@ -250,6 +245,31 @@ def _answer(
         return [attach_metadata(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
     shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made.values()))
     return [attach_metadata(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
+
+
+def _by_attention(
+    model: nn.Module,
+    read: Inputs,
+    requests: list[Request],
+    settings: ComputeSettings,
+    anatomy: Anatomy | None,
+    *,
+    again: bool = False,
+) -> tuple[str | None, dict[int, Attribution]]:
+    """Every request answered by what attention shows; again where other blocks run than earlier inputs had found."""
+    try:
+        if has_streams(model, read, anatomy):
+            check_memory(settings, "a model with several streams")
+            check_apart(model, read)
+            return explain_streams(model, [on_streams(one) for one in requests], settings)
+        body = find_body(model, anatomy, read)
+        answer = _on_one_stream if body.loose is None else _without_blocks
+        return answer(model, body, requests, settings)
+    except OtherBlocksError:
+        if again:
+            raise
+    forget(model)
+    return _by_attention(model, read, requests, settings, anatomy, again=True)
 
 
 def _on_one_stream(
@@ -361,12 +381,12 @@ def _rerun(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
     """A pass as the method asks for it, and the procedure on each scalar of each request."""
-    if structure_of(model, requests[0].inputs, body).refusal is not None:  # methods that read no attention go on
-        check_apart(model, requests[0].inputs)
     double = torch.float64 in dtypes_of(model)
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     with forward(model, inputs, body, requests[0].wanted, settings, procedure.pass_options, rows=rows) as run:
+        if run.structure.refusal is not None:  # of what the model did to these inputs
+            check_all_apart(model, inputs)
         for request in requests:
             found: list[tuple[Scalar, Result]] = []
             with backends_used() as used:

@@ -31,7 +31,7 @@ from vitrail.capture.seams.call import call_shape
 from vitrail.capture.shadow import autograd, once, remembered
 from vitrail.capture.structure.cache import form_of
 from vitrail.capture.structure.texts import as_it_was, ends_of_text, part_of_text
-from vitrail.errors import AnatomyError, SeamError
+from vitrail.errors import AnatomyError, OtherBlocksError, SeamError
 from vitrail.models.anatomy import (
     ENCODINGS,
     Anatomy,
@@ -42,7 +42,7 @@ from vitrail.models.anatomy import (
     from_library,
 )
 from vitrail.models.inputs import Inputs, check_fits
-from vitrail.models.taking import generates
+from vitrail.models.taking import every_module, generates
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 SELF, CROSS, POOL = "self", "cross", "pool"
@@ -120,6 +120,18 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
             )
 
     return remembered.get(model, "blocks", form_of(inputs).keys[0], measure)
+
+
+def forget(model: nn.Module) -> None:
+    """Forget the blocks of a shadow, and all that was measured of them."""
+    remembered.forget(model)
+    for module in every_module(model):
+        made, handle = vars(module).pop("_each_time", ((), None))
+        if handle is not None:
+            handle.remove()
+            del vars(module)["forward"]
+        for index in range(len(made)):
+            delattr(module, f"time_{index}")
 
 
 def _switches(model: nn.Module, part: Inputs) -> bool:
@@ -341,7 +353,8 @@ def found_body(model: nn.Module, inputs: Inputs) -> Body:
     pool = None if found.pool is None else model.get_submodule(found.pool)
     idle = tuple(model.get_submodule(name) for name in found.without)
     loose = None if sites else _why_loose(model, found)
-    return Body(anatomy, blocks, pool=pool, owner=model, head=None, loose=loose, idle=idle)
+    ran = tuple((site.name, site.turn) for site in sites)
+    return Body(anatomy, blocks, pool=pool, owner=model, head=None, loose=loose, idle=idle, ran=ran)
 
 
 def _first_is_mark(model: nn.Module, inputs: Inputs) -> bool:
@@ -440,17 +453,27 @@ def _copies(model: nn.Module, name: str, count: int) -> list[nn.Module]:
         return [module]
     kept = vars(module).get("_each_time")
     if kept is not None:
-        return kept
+        return kept[0]
     made = [copied(module).root for _ in range(count)]
     for index, one in enumerate(made):
         module.add_module(f"time_{index}", one)
-    vars(module)["_each_time"] = made
-    vars(module)["forward"] = _in_turn(made)
-    model.register_forward_pre_hook(lambda *_: vars(module).__setitem__("forward", _in_turn(made)))
+    vars(module)["forward"] = _in_turn(made, name)
+    handle = model.register_forward_pre_hook(lambda *_: vars(module).__setitem__("forward", _in_turn(made, name)))
+    vars(module)["_each_time"] = made, handle
     return made
 
 
-def _in_turn(modules: list[nn.Module]) -> Callable[..., Any]:
+def _in_turn(modules: list[nn.Module], name: str) -> Callable[..., Any]:
     """A forward that calls one module after the other."""
     waiting = iter(modules)
-    return lambda *args, **kwargs: next(waiting)(*args, **kwargs)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        module = next(waiting, None)
+        if module is None:
+            raise OtherBlocksError(
+                f"{name} runs more often than the {len(modules)} times that were found on earlier inputs: how often "
+                "depends on the content. Explain these inputs with copy.deepcopy(model), of which nothing is known yet."
+            )
+        return module(*args, **kwargs)
+
+    return forward

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
+from vitrail.capture.executions import node_of, reached
 from vitrail.capture.graphs import active
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.journal import Journal
@@ -25,7 +26,7 @@ from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOpti
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.recording import Recording
-from vitrail.capture.refusals import AT_THE_INPUTS
+from vitrail.capture.refusals import AT_THE_INPUTS, more_blocks
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
 from vitrail.capture.signature import GraphEnds
@@ -79,8 +80,10 @@ def forward(
         capture, inputs, output = _run_until_sound(model, inputs, plan, stack)
         if capture.early:
             check_read(capture)
-        if not capture.complete:
+        if not capture.complete or capture.entered != sorted(capture.entered):
             raise capture.incomplete(model)
+        if capture.beyond is not None and _depends(output.wide, capture.beyond):
+            raise more_blocks(len(plan.body.blocks))
         if wanted.gradients or pass_options.level is not None:
             capture.check_gradients()
         if plan.cut and not capture.roots:
@@ -108,7 +111,9 @@ def plan_pass(
     structure = structure_of(model, inputs, body)
     if structure.conditional:  # how many blocks the answer depends on is a matter of the content
         structure = measure_all(model, inputs, body, structure.form)
+    unread = None
     if structure.used not in (0, len(body.blocks)):  # the answer does not depend on the blocks after these
+        unread = body.blocks[structure.used].module
         body = replace(body, blocks=body.blocks[: structure.used])
         structure = structure_of(model, inputs, body)
     if lean and structure.refusal is not None:  # nothing but layers will be read
@@ -120,7 +125,7 @@ def plan_pass(
         raise CutGraphError(structure.no_gradient)
     # If nothing but layers is read, each block can be run again when its layer is.
     again = lean and cut and (settings.memory == "low" or (settings.memory == "auto" and inputs.ids is not None))
-    return PassPlan(body, wanted, settings, options, structure, cut=cut, lean=lean, recomputes=again, rows=rows)
+    return PassPlan(body, wanted, settings, options, structure, cut, lean, recomputes=again, rows=rows, unread=unread)
 
 
 def _seen_structure(
@@ -162,6 +167,20 @@ def _ends_of_run(model: nn.Module, inputs: Inputs, *, plan: PassPlan, stack: Exi
 def _close(journal: Journal, module: nn.Module, args: tuple, out: object) -> None:
     """Close the journal: a hook after the last block."""
     journal.close()
+
+
+def _note_beyond(capture: Capture, module: nn.Module, args: tuple, out: object) -> None:
+    """Keep what a block gives that is taken to be unread: a hook after it."""
+    capture.beyond = first_tensor(out)
+
+
+def _depends(answer: Tensor, x: Tensor) -> bool:
+    """Return True if an answer depends on this; a choice between two states depends on the one that is chosen."""
+    if not answer.requires_grad or not reached([node_of(answer)], {node_of(x)}):
+        return False
+    seed = torch.linspace(1, 2, answer.numel(), dtype=answer.dtype, device=answer.device).view_as(answer)
+    (found,) = torch.autograd.grad(answer, x, seed, retain_graph=True, allow_unused=True)
+    return found is not None and bool((found != 0).any())
 
 
 def _is_frozen(model: nn.Module) -> bool:
@@ -254,6 +273,8 @@ def _run_captured(
         for block in plan.body.blocks[-1:]:
             close = block.module.register_forward_hook(partial(_close, capture.journal))
             stack.callback(close.remove)
+    if plan.unread is not None and not plan.cut:  # the graph of a pass that has one shows it in its signature
+        stack.callback(plan.unread.register_forward_hook(partial(_note_beyond, capture)).remove)
     capture.is_stored = partial(_is_stored, model)
     if plan.cut and (capture.level != "embedding_output" or not plan.body.blocks):
         inputs = _rooted(inputs, capture)

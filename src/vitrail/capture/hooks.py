@@ -17,13 +17,20 @@ from vitrail.capture.outputs import LOGITS, named
 from vitrail.capture.pass_options import PassPlan
 from vitrail.capture.recompute import Recomputed, light
 from vitrail.capture.recording import own_dtypes
-from vitrail.capture.refusals import no_attention, no_graph, softmax_in_parts, uneven_attention, why_no_gradient
+from vitrail.capture.refusals import (
+    no_attention,
+    no_graph,
+    other_order,
+    softmax_in_parts,
+    uneven_attention,
+    why_no_gradient,
+)
 from vitrail.capture.seams.call import AttentionCall, first_tensor
 from vitrail.capture.seams.intercept import InterceptAttention, NotingAttention
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.signature import GraphEnds, ends_of
 from vitrail.capture.torch_private import saving_hooks, without_functions
-from vitrail.errors import SeamError, VitrailError
+from vitrail.errors import OtherBlocksError, SeamError, VitrailError
 
 
 @dataclass
@@ -65,6 +72,8 @@ class Capture:
         self.batch = 1  # the number of samples
         self.here: BlockCapture = self.loose
         self.running: list[str] = []  # the modules being called, outermost first
+        self.entered: list[int] = []  # the blocks, as they began to run
+        self.beyond: Tensor | None = None  # what a block gives that the answer is taken not to read
         self.dropping = False  # whether the block that runs is run again later, and nothing of it is kept now
         self.again: Callable[[int], tuple[Tensor, Tensor]] | None = None  # runs a block once more: its input and result
         self.outside = saving_hooks()
@@ -154,7 +163,7 @@ class Capture:
             captured.early.clear()
             captured.returned = captured.adding = captured.added = None
         self.roots.clear()
-        self.arriving = None
+        self.arriving = self.beyond = None
         self.recomputed = self.again = None
         self.notes.clear()
         self.answer = None
@@ -202,13 +211,16 @@ class Capture:
     def incomplete(self, model: nn.Module) -> VitrailError:
         """What to say where not exactly one attention call was captured in each layer."""
         counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
+        if self.entered != sorted(self.entered):
+            return other_order(model, self.entered)
         # A block was found by its attention. Under rules a softmax in parts is not seen as one.
         missed = any(block.discovered and not count for block, count in zip(self.body.blocks, counts, strict=False))
         if self.pass_options.within is not None and missed:
             return softmax_in_parts(model)
         if not sum(counts) and not (outside and self.blocks):
             return no_attention(model)
-        return uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
+        found = uneven_attention(model, [block.module for block in self.body.blocks], counts, outside)
+        return OtherBlocksError(str(found)) if self.body.ran else found
 
 
 def stream_of(args: tuple, kwargs: dict) -> Tensor:
@@ -342,6 +354,7 @@ def _enter(capture: Capture, index: int, module: nn.Module, args: tuple, kwargs:
     capture.checkpointed |= saving_hooks() != capture.outside
     capture.here, again, options = capture.blocks[index], capture.recomputed, capture.pass_options
     replayed = again is not None and again.replay is not None
+    capture.entered += [] if replayed else [index]
     if again is not None:
         again.enter(index, args, kwargs)
         capture.dropping = again.drops(index)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.torch_private import set_gradients
+from vitrail.capture.torch_private import current_transform, set_gradients
 
 BY_INDEX = frozenset(
     getattr(place, name)
@@ -21,7 +21,7 @@ BY_INDEX = frozenset(
         "__getitem__", "__setitem__", "gather", "index_select", "take_along_dim", "take", "index_add", "index_add_",
         "index_copy", "index_copy_", "index_put", "index_put_", "index_fill", "index_fill_", "scatter", "scatter_",
         "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "masked_select", "masked_scatter",
-        "masked_scatter_", "repeat_interleave",
+        "masked_scatter_", "repeat_interleave", "index_reduce", "index_reduce_", "put", "put_",
     )
     if hasattr(place, name)
 )  # fmt: skip
@@ -32,17 +32,41 @@ BY_NUMBER = frozenset(
     for name in (
         "flip", "fliplr", "flipud", "roll", "rot90", "permute", "transpose", "swapaxes", "movedim", "narrow", "select",
         "split", "chunk", "tensor_split", "unbind", "cat", "stack", "unfold", "as_strided", "view", "reshape",
-        "flatten", "unflatten", "squeeze", "unsqueeze",
+        "flatten", "unflatten", "squeeze", "unsqueeze", "channel_shuffle", "slice_scatter", "select_scatter", "repeat",
+        "tile",
     )
     if hasattr(place, name)
-)  # fmt: skip
+) | {F.pad, F.pixel_shuffle, F.pixel_unshuffle}  # fmt: skip
 """Functions that move rows by numbers."""
 ENTRYWISE = frozenset({torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__})
 PRODUCTS = ENTRYWISE | {torch.matmul, torch.bmm, torch.mm, torch.einsum, Tensor.matmul, Tensor.bmm, Tensor.mm,
-                        Tensor.__matmul__}  # fmt: skip
+                        Tensor.__matmul__, torch.baddbmm, torch.addmm, Tensor.baddbmm, Tensor.addmm}  # fmt: skip
 JOINS = frozenset({torch.cat, torch.stack, torch.concat, torch.hstack, torch.vstack})
 CHOICES = frozenset({torch.where, Tensor.where})
-NOTED = BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding}
+ALONG = frozenset(
+    getattr(place, name)
+    for place in (torch, Tensor)
+    for name in ("flip", "flipud", "roll", "rot90", "gather", "index_select", "take_along_dim", "take")
+    if hasattr(place, name)
+)
+"""Functions that put rows in another order."""
+CONVERSIONS = frozenset({
+    Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as,
+})  # fmt: skip
+"""Functions that make numbers that close a way of yes and no."""
+GATES = frozenset(
+    getattr(place, name)
+    for place in (torch, Tensor)
+    for name in (
+        "mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "lerp", "addcmul", "masked_fill", "add",
+        "__add__", "sub", "__sub__",
+    )
+    if hasattr(place, name)
+)  # fmt: skip
+"""Functions that may close the way of rows by yes and no, or by a number."""
+NOTED = (
+    BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding, F.grid_sample} | CONVERSIONS | GATES
+)
 READING = [
     found.__get__
     for name in dir(Tensor)
@@ -78,6 +102,8 @@ class Journal:
     def __init__(self, ids: Tensor | None, length: int | None = None) -> None:
         self.ids, self.length = ids, length
         self.notes: list[object] = []
+        self.gates: list[object] = []  # numbers and tensors, which are looked at where rows were moved
+        self.moved = False  # whether rows were put in another order: then gates choose between those and others
         self.closed = False
 
     def note(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -86,6 +112,11 @@ class Journal:
         if how is not SKIPPED:
             self.notes.append(func)
         if how is MOVING and not self.closed:
+            if current_transform() is not None:  # inside torch.vmap no number can be read: no other pass is like it
+                self.notes.append(object())
+                return
+            self.moved |= func in ALONG or _is_part(func, args)
+            self.gates += _gates(func, args, kwargs)
             moves = self._moves(func, args, kwargs)
             self.notes += moves if self.length is None else [_without_length(x, self.length) for x in moves]
 
@@ -96,12 +127,15 @@ class Journal:
     @property
     def key(self) -> tuple[object, ...]:
         """All notes, as one key."""
-        return tuple(self.notes)
+        return (*self.notes, *(map(_plain, self.gates) if self.moved else ()))
 
     def _moves(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Iterable[object]:
         """Return what a function moves rows by."""
         if func is F.embedding:
-            return [self._is_asked(args[0])]
+            asked = self._is_asked(args[0])
+            return [asked] if asked or isinstance(args[1], torch.nn.Parameter) else [asked, _content(args[0])]
+        if func is F.grid_sample:
+            return [_content(x) for x in (*args[1:], *kwargs.values()) if isinstance(x, Tensor)]
         if func in CHOICES:
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
             rows = sum(x.is_floating_point() and x.ndim > 1 for x in given)
@@ -112,6 +146,8 @@ class Journal:
             return [] if entrywise else [_content(x) for x in given if _is_selection(x)]
         if func in JOINS:
             return [*_places(args[0] if args else kwargs.get("tensors")), *_numbers([*args[1:], *kwargs.values()])]
+        if func in CONVERSIONS or func in GATES:
+            return []
         if func in BY_NUMBER:
             return _numbers([*args[1:], *kwargs.values()])
         return _values([*(args if func is F.one_hot else args[1:]), *kwargs.values()])
@@ -122,6 +158,30 @@ class Journal:
         if not isinstance(asked, Tensor) or ids is None or asked.shape[-1:] != ids.shape[-1:]:
             return False
         return asked is ids or (asked.numel() == ids.numel() and torch.equal(asked.reshape(ids.shape).to(ids), ids))
+
+
+def _is_part(func: Callable[..., Any], args: tuple) -> bool:
+    """Return True if a function takes a part of rows of numbers, other than along the last axis alone."""
+    if func is not Tensor.__getitem__ or not args[0].is_floating_point() or args[0].ndim < 3:
+        return False
+    places = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return Ellipsis not in [x for x in places if not isinstance(x, Tensor)] and any(
+        x != slice(None) if isinstance(x, slice) else x is not None for x in places[: args[0].ndim - 1]
+    )
+
+
+def _gates(func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return what may close the way of rows: answers of yes and no that become numbers, and numbers."""
+    if func in CONVERSIONS:
+        yes_or_no = not args[0].is_floating_point() and args[0].ndim > 0 and args[0].numel() <= SMALL
+        return [args[0]] if yes_or_no else []
+    if func not in GATES and func not in CHOICES:
+        return []
+    found: list[object] = []
+    for x in (*args, *kwargs.values()):
+        small = isinstance(x, Tensor) and not x.is_floating_point() and x.ndim > 0 and x.numel() <= SMALL
+        found += [x] if small or isinstance(x, (int, float)) else []
+    return found
 
 
 def _without_length(x: object, length: int) -> object:

@@ -119,6 +119,7 @@ class PassPlan:
         lean: keep of the residual stream only what is wanted, for those who read nothing but layers.
         recomputes: whether blocks may be run again when their layers are read.
         rows: the only rows whose logits are read; None for all.
+        unread: the first of the blocks that run although the answer does not depend on them; None if it does on all.
         safe: give rows of attention that may see nothing the weight zero instead of NaN.
     """
 
@@ -131,4 +132,5 @@ class PassPlan:
     lean: bool = False
     recomputes: bool = False
     rows: Tensor | None = None
+    unread: nn.Module | None = None
     safe: bool = False

@@ -11,7 +11,7 @@ from torch import nn
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import memory_of
 from vitrail.capture.torch_private import current_transform
-from vitrail.errors import CutGraphError, ModelError, NoAttentionError, RuleError, SeamError
+from vitrail.errors import CutGraphError, ModelError, NoAttentionError, OtherBlocksError, RuleError, SeamError
 from vitrail.models.taking import every_module
 
 SEEN = (
@@ -186,6 +186,23 @@ def uneven_attention(model: nn.Module, blocks: Sequence[nn.Module], counts: Sequ
         f"each block of {name} should attend once, but the attention calls in its {total} blocks are {list(counts)}, "
         f"and {outside} outside of them. Name the list of blocks that hold one self-attention each: "
         f"vitrail.Anatomy(blocks=...). Lists of modules: {_lists(model)}."
+    )
+
+
+def other_order(model: nn.Module, entered: Sequence[int]) -> OtherBlocksError:
+    """Return the error for blocks that run in another order than they were found in, or are listed in."""
+    return OtherBlocksError(
+        f"the blocks of {type(model).__name__} run in the order {list(entered)}, counted as they are listed or were "
+        "found on earlier inputs: which block follows which depends on the content. Explain these inputs with "
+        "copy.deepcopy(model), of which nothing is known yet, or use integrated_gradients, which needs no blocks."
+    )
+
+
+def more_blocks(used: int) -> OtherBlocksError:
+    """Return the error for an answer that reads blocks after those which it read on earlier inputs."""
+    return OtherBlocksError(
+        f"the answer to these inputs depends on more than the {used} blocks that it was found to depend on: the model "
+        f"reads its answer where the content says so. {AT_THE_INPUTS}"
     )
 
 

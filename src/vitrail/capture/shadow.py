@@ -332,6 +332,10 @@ class Remembered:
         call["zeros"].add(found[1])
         return found[0]
 
+    def forget(self, model: nn.Module) -> None:
+        """Forget all that was measured of a shadow."""
+        self.kept.pop(model, None)
+
 
 remembered = Remembered()
 """All that was measured of models."""

@@ -39,6 +39,10 @@ INDICES = {
     "MaskedScatterBackward0": ("_saved_mask",),
     "MaskedSelectBackward0": ("_saved_mask",),
     "RepeatInterleaveBackward0": ("_saved_repeats",),
+    "IndexReduceBackward0": ("_saved_index", "_saved_dim"),
+    "PutBackward0": ("_saved_index",),
+    "GridSampler2DBackward0": ("_saved_grid",),
+    "GridSampler3DBackward0": ("_saved_grid",),
 }
 """Operations that move rows by tensors, and the names of these."""
 AXES = {
@@ -54,8 +58,24 @@ AXES = {
     "SplitBackward0": ("_saved_dim", "_saved_split_size"),
     "UnfoldBackward0": ("_saved_dimension", "_saved_size", "_saved_step"),
     "CumsumBackward0": ("_saved_dim",),
+    "SplitWithSizesBackward0": ("_saved_dim", "_saved_split_sizes"),
+    "ConstantPadNdBackward0": ("_saved_pad",),
+    "ReflectionPad1DBackward0": ("_saved_padding",),
+    "ReplicationPad1DBackward0": ("_saved_padding",),
+    "SliceScatterBackward0": ("_saved_dim", "_saved_start", "_saved_end", "_saved_step"),
+    "SelectScatterBackward0": ("_saved_dim", "_saved_index"),
+    "DiagonalBackward0": ("_saved_offset", "_saved_dim1", "_saved_dim2"),
+    "RepeatBackward0": ("_saved_repeats",),
+    "ChannelShuffleBackward0": ("_saved_groups",),
+    "PixelShuffleBackward0": ("_saved_upscale_factor",),
+    "PixelUnshuffleBackward0": ("_saved_downscale_factor",),
 }
 """Operations that move rows by numbers."""
+JOINS = ("CatBackward0", "StackBackward0")
+LAST = 2**64 - 1
+"""How the graph writes the last axis."""
+SMALL = 1 << 20
+"""How many entries a constant has at most that is looked at."""
 TURNED = ("TransposeBackward0", "PermuteBackward0")
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 
@@ -64,7 +84,26 @@ class AnyView:
     """The kind of all views: which of them torch makes hangs on the modes that are on."""
 
 
-PRODUCTS = ("BmmBackward0", "MmBackward0")
+PRODUCTS = {
+    "BmmBackward0": (0, "_saved_self", 1, "_saved_mat2"),
+    "MmBackward0": (0, "_saved_self", 1, "_saved_mat2"),
+    "BaddbmmBackward0": (1, "_saved_batch1", 2, "_saved_batch2"),
+    "AddmmBackward0": (1, "_saved_mat1", 2, "_saved_mat2"),
+}
+"""Products of matrices: the edge of each factor, and its name."""
+GATES: dict[str, tuple[tuple[int, int | None, str], ...]] = {
+    "MulBackward0": ((1, 0, "_saved_self"), (0, 1, "_saved_other")),
+    "DivBackward0": ((0, 1, "_saved_other"),),
+    "AddcmulBackward0": ((2, 1, "_saved_tensor1"), (1, 2, "_saved_tensor2")),
+    "LerpBackward0": ((0, None, "_saved_weight"),),
+    "LerpBackward1": ((0, 2, "_saved_weight"),),
+    "MaskedFillBackward0": ((0, None, "_saved_mask"),),
+    "MaskedFillBackward1": ((0, None, "_saved_mask"),),
+    "WhereBackward0": ((0, 1, "_saved_condition"), (1, 0, "_saved_condition")),
+    "AddBackward0": ((1, None, "_saved_alpha"),),
+    "SubBackward0": ((1, None, "_saved_alpha"),),
+}
+"""Operations that may close the way of rows: the edge these come by, that of a constant if it has one, and its name."""
 SIZES = "_saved_self_sym_sizes"
 OWN = "saved by a function of the model's own"
 TABLE = "EmbeddingBackward0"
@@ -133,7 +172,8 @@ def ends_of(
 
 Step = tuple[int, int, type | None, int]
 """An edge of a node: which one, which output of the node there it reads, and the kind of that node; no kind and its
-number where it was met before."""
+number where it was met before. The number of a node that is met is -1, and of one that is not followed `ASIDE`."""
+ASIDE = -2
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +182,7 @@ class Route:
 
     kinds: tuple[type, ...]  # of the ends
     same: tuple[int, ...]  # the number of each end
-    steps: tuple[tuple[Step, ...], ...]  # of every node, in the order in which nodes are met
+    steps: tuple[tuple[Step, ...], ...]  # all edges of every node, in the order in which nodes are met
     numbers: tuple[tuple[int, str, object], ...]  # the number of a node, the name of what it saved, its value
     sizes: tuple[tuple[int, tuple[int, ...]], ...]  # the shape of which a node is a view
     tensors: tuple[tuple[int, str, object], ...]  # the same where it holds tensors
@@ -165,13 +205,15 @@ class Route:
         try:
             for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
                 edges = node.next_functions
+                if len(edges) != len(steps):
+                    return False
                 for place, output, kind, met in steps:
                     below, read = edges[place]
                     if read != output or (
                         below is not nodes[met] if kind is None else kinds.get(type(below)) is not kind
                     ):
                         return False
-                    if kind is not None:
+                    if met == -1:
                         nodes.append(below)
         except IndexError:  # a node of fewer edges
             return False
@@ -197,7 +239,7 @@ def _is_resized(now: tuple[int, ...], known: tuple[int, ...], counts: tuple[int,
     return len(now) == len(known) and all(same)
 
 
-def kind_of(node: Node) -> type:
+def kind_of(node: Node | None) -> type:
     """Return the kind of a node; views count as one."""
     kind = type(node)
     return _canonical.get(kind) or _canonical.setdefault(kind, AnyView if kind.__name__ in VIEWS else kind)
@@ -218,6 +260,7 @@ def read_route(ends: GraphEnds) -> Route:
         steps.append([])
         for place, (below, output) in enumerate(every[node]):
             if below not in on_way:
+                steps[-1].append((place, output, kind_of(below), ASIDE))
                 continue
             if below in numbers:
                 steps[-1].append((place, output, None, numbers[below]))
@@ -228,8 +271,12 @@ def read_route(ends: GraphEnds) -> Route:
     tokens = _reached_from(ends.tokens, every, ends.maps - ends.tokens)
     maps = _reached_from(ends.maps, every, tokens) - tokens
     graph = _Graph(every, on_way, _below_sums(order, every), ends)
+    gates = [x for x in order if x in tokens and x.name() in GATES]
+    moved = bool(gates) and any(_moves_rows(x, graph) for x in order if x in tokens)
     moves = [(numbers[x], *one) for x in order if x in tokens for one in _moves_of(x, graph)]
     moves += [(numbers[x], *one) for x in order if x in maps for one in _axes_of(x)]
+    # Where rows are moved, zeros choose between those that were and those that were not.
+    moves += [(numbers[x], *one) for x in gates if moved for one in _gates_of(x, graph)]
     sizes: list[Any] = [(number, size) for number, name, size in moves if name == SIZES]
     plain = [one for one in moves if _is_plain(one[2]) and one[1] not in (SIZES, OWN)]
     rest = [one for one in moves if (not _is_plain(one[2]) and one[1] != SIZES) or one[1] == OWN]
@@ -325,6 +372,8 @@ def _moves_of(node: Node, graph: _Graph) -> list[tuple[str, object]]:
     made = [below in graph.on_way for below, _ in edges]
     if name == "WhereBackward0" and not all(made):
         return []  # rows are left out, but none is moved
+    if name == TABLE and made[0]:  # a table of rows of tokens
+        return [("_saved_indices", _kept(_saved(node, "_saved_indices")))]
     if name in INDICES:
         return [(one, _kept(_saved(node, one))) for one in INDICES[name] if hasattr(node, one)]
     if name in VIEWS and _is_turned(edges[0][0], graph.every):
@@ -336,15 +385,49 @@ def _moves_of(node: Node, graph: _Graph) -> list[tuple[str, object]]:
 def _matrix_of(node: Node, made: list[bool], graph: _Graph) -> str | None:
     """Return the name of a matrix without a gradient that rows are put together by; None where there is none."""
     name = node.name()
-    if name in PRODUCTS and made == [False, True] and graph.every[node][0][0] is None:
-        return "_saved_self"
-    if name in PRODUCTS and made == [True, False] and graph.every[node][1][0] is None:
-        stored = graph.ends.is_stored
-        matrix = _saved(node, "_saved_mat2")
-        return None if stored is None or not isinstance(matrix, Tensor) or stored(matrix) else "_saved_mat2"
+    if name in PRODUCTS:
+        left, own, right, other = PRODUCTS[name]
+        if made[right] and graph.every[node][left][0] is None:
+            return own
+        if made[left] and graph.every[node][right][0] is None:
+            stored, matrix = graph.ends.is_stored, _saved(node, other)
+            return None if stored is None or not isinstance(matrix, Tensor) or stored(matrix) else other
+        return None
     if name == "MulBackward0" and node in graph.summed and sum(made) == 1:
         return "_saved_other" if made[0] else "_saved_self"
     return None
+
+
+def _moves_rows(node: Node, graph: _Graph) -> bool:
+    """Return True if an operation moves rows by more than axes that are exchanged, and other than along the last."""
+    name, made = node.name(), [below in graph.on_way for below, _ in graph.every[node]]
+    if name in PRODUCTS:
+        return _matrix_of(node, made, graph) is not None
+    if name in TURNED or name in JOINS or name in GATES or (name not in INDICES and name not in AXES):
+        return False
+    dim, sizes = getattr(node, "_saved_dim", None), getattr(node, SIZES, None)
+    if not isinstance(dim, int) or sizes is None:
+        return True
+    return dim not in (len(sizes) - 1, LAST)
+
+
+def _gates_of(node: Node, graph: _Graph) -> list[tuple[str, object]]:
+    """Return the constants of whole numbers that may close the way of rows at an operation."""
+    edges, found = graph.every[node], []
+    for through, constant, name in GATES[node.name()]:
+        if edges[through][0] not in graph.on_way or (constant is not None and edges[constant][0] is not None):
+            continue
+        gate = _saved(node, name)
+        if isinstance(gate, Tensor) and gate.numel() <= SMALL and not gate.requires_grad and _is_whole(gate):
+            found.append((name, _kept(gate)))
+        elif isinstance(gate, (int, float)):
+            found.append((name, gate))
+    return found
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Return True if a tensor holds whole numbers alone, as a choice does."""
+    return not x.is_floating_point() or bool((x == x.round()).all())
 
 
 def _is_turned(node: Node | None, every: Edges) -> bool:

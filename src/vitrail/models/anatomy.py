@@ -142,6 +142,7 @@ class Body:
     temperature: Tensor | None = None
     loose: str | None = None  # why no module is a block, where that was found
     idle: tuple[nn.Module, ...] = ()  # members of the blocks' list that run without attention, where that was measured
+    ran: tuple[tuple[str, int], ...] = ()  # the name and the turn of each block, where the blocks were found in a pass
 
     @cached_property
     def encodings(self) -> tuple[str, ...]:

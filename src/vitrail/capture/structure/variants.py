@@ -41,7 +41,7 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
     padded = mask is not None and not bool(mask.bool().all())
     named = (*enumerate(inputs.args), *inputs.kwargs.items())
     deciding = [name for name, x in named if name not in CONTENTS and x is not inputs.shown]
-    form = form_of(inputs, padded, body.anatomy, len(body.blocks), deciding=deciding)
+    form = form_of(inputs, padded, body.anatomy, len(body.blocks), body.ran, deciding=deciding)
     if not body.blocks:
         form = InputForm(form.keys[-1:])
     part = part_of_text(inputs) if body.anatomy.causal and body.blocks else None
