@@ -362,23 +362,7 @@ def losses(of: Ablated, sources: list[Tensor], *, batch: int) -> Tensor:
             f"nothing of a text of {int(of.real.sum())} real tokens can be removed: special tokens stay, which are "
             "the first and the last where nothing else is said. Take a method that reads gradients."
         )
-    keep = torch.stack([of.real & ~source for source in sources])
-    found = of.scores(keep, batch=batch)
-    if min(batch, len(keep)) > 1:
-        ends = [0, len(keep) - 1]
-        check_alone(of, found[ends], of.scores(keep[ends], batch=1))
-    return of.whole - found
-
-
-def check_alone(of: Ablated, together: Tensor, alone: Tensor) -> None:
-    """Refuse a model that treats texts together in another way than each of them: the first may decide for all."""
-    for beside, own in zip(together, alone, strict=True):
-        if not close(own, beside, dtypes_of(of.runner.model)):
-            raise InputError(
-                f"the {of.runner.part.target} of sample {of.sample} without a part is {beside.item():.6g} beside other "
-                f"texts and {own.item():.6g} alone: answers depend on the texts that run at the same time. Take "
-                "batch=1, where the method has this option, or a method that runs the model once, such as gae."
-            )
+    return of.whole - of.scores(torch.stack([of.real & ~source for source in sources]), batch=batch)
 
 
 def same_answer(of: Ablated) -> str | None:
