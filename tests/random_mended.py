@@ -46,4 +46,6 @@ MENDED = (
     Recipe(batch=1, readout="exit_break", seed=202003),
     Recipe(block="in_place", wrapper="coupled_states", mask="left", seed=101111),
     Recipe(odd="relu", batch=1, causal=True, readout="marker_index", seed=101008),
+    Recipe(odd="sum_of_products", at="middle", block="detached", seed=202206),
+    Recipe(form="aten", odd="query_chunks", length=7, seed=101224),
 )

@@ -343,6 +343,9 @@ def _cut_by_detaching(seen: _Seen) -> str | None:
     else:
         parts = [("what enters the first block", [seen.blocks[0].arriving], sources_of_tokens)]
         for index, block in enumerate(seen.blocks):
+            if index:  # what runs between two blocks, as a layer whose attention is not recognised
+                earlier = [one.leaving for one in seen.blocks[:index]]
+                parts.append((f"what enters block {index} of {len(seen.blocks)}", [block.arriving], earlier))
             places = [block.entering, *map(call_result, block.calls)]
             parts.append((f"block {index} of {len(seen.blocks)}", [block.leaving], places))
     cut = next((name for name, results, places in parts if seen.detached.cut(results, places)), None)
