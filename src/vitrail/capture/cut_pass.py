@@ -22,6 +22,7 @@ from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, note_parts, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
+from vitrail.capture.taps import Tapped
 from vitrail.capture.torch_private import writes_to
 from vitrail.capture.unseen_mixing import ModuleRun, runs_after
 from vitrail.errors import SeamError
@@ -125,6 +126,7 @@ class Seen:
     answer: Any = None
     sums: list[Sum] = field(default_factory=list)  # what was added and normed, where that is asked for
     norms: list[Normed] = field(default_factory=list)
+    tapped: Tapped = field(default_factory=Tapped)  # all that modules were given and gave, where that is asked for
     runs: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the first attention call
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
     detached: KeepDetached = field(default_factory=KeepDetached)
@@ -177,6 +179,7 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
             if sums and is_norm(module):
                 handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
         handles += runs_after(model, seen.runs, lambda: bool(seen.calls))
+        handles += seen.tapped.hooks(model) if sums else []
         adding = WatchSums(seen) if sums else nullcontext()
         with adding, seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
             seen.answer = run_model(model, inputs)

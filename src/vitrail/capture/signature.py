@@ -2,7 +2,7 @@
 
 What is measured of a model holds for another input only if the model does the same with its tokens. A `Route` holds
 the operations between the tokens and what the last block gives, and the indices, axes and matrices that these moved
-rows by. It is read once, which takes some milliseconds. `Route.holds` asks of another pass whether it is the same.
+rows by. It is read once, which takes some milliseconds. `Route.nodes_in` asks of another pass whether it is the same.
 
 What an answer is made of after the last block is part of a route by its operations alone. Its indices are not:
 which tokens an answer reads is measured in every call.
@@ -150,8 +150,8 @@ class Route:
     hidden: bool  # whether something on the way does not show itself in the graph
     counts: tuple[int, int] = (1, 1)  # how many samples there were, and how many words each had
 
-    def holds(self, ends: GraphEnds) -> bool:
-        """Return True if the same was done to tokens in another pass.
+    def nodes_in(self, ends: GraphEnds) -> list[Node] | None:
+        """Return the nodes of another pass in the order of this route; None unless the same was done to tokens there.
 
         All of it stands in one function, because every call of an explanation passes it.
         """
@@ -161,7 +161,7 @@ class Route:
             tuple([kinds.get(type(node)) for node in ends.nodes]) != self.kinds
             or tuple([places[node] for node in ends.nodes]) != self.same
         ):
-            return False
+            return None
         try:
             for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
                 edges = node.next_functions
@@ -170,12 +170,12 @@ class Route:
                     if read != output or (
                         below is not nodes[met] if kind is None else kinds.get(type(below)) is not kind
                     ):
-                        return False
+                        return None
                     if kind is not None:
                         nodes.append(below)
         except IndexError:  # a node of fewer edges
-            return False
-        return self._moves_alike(nodes, ends)
+            return None
+        return nodes if self._moves_alike(nodes, ends) else None
 
     def _moves_alike(self, nodes: list[Node], ends: GraphEnds) -> bool:
         """Return True if nodes moved rows by the same, and tables were asked for the same texts."""
