@@ -25,8 +25,8 @@ from vitrail.capture.stream_changes import StreamChanges, read_changes
 from vitrail.capture.stream_checks import (
     MetPass,
     hidden_tokens,
+    known_places,
     known_streams,
-    known_taps,
     measured_streams,
     remember_plain,
 )
@@ -85,10 +85,10 @@ def _walks_known(
     """The same from one pass, in which a pass that was measured is known again; None where it is not."""
     begun, inputs = time.perf_counter(), requests[0].inputs
     adds = any(reads_changes(request) for request in requests)
-    taps = known_taps(model, inputs, changes=adds)
-    if taps is None:
+    places = known_places(model, inputs, changes=adds)
+    if places is None:
         return None
-    with stream_forward(model, inputs, taps) as plain:
+    with stream_forward(model, inputs, *places) as plain:
         known = known_streams(plain, model)
         if known is None:
             return None

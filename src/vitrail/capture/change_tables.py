@@ -297,8 +297,8 @@ def _layer(some: Sum, side: int, results: list[Place], samples: Tensor, tensors:
             each = [known[of == sample] for sample in of.unique().tolist()]
             rows = pad_sequence(each, batch_first=True, padding_value=-1)  # -1 where a sample has fewer
             named = torch.where(rows >= 0, tokens[rows.clamp(min=0)], -1)
-            operands = (tensors.number(some.operands[which]) for which in (side, 1 - side))
-            return FeedForwardTable(*operands, channels, rows, named, calls, some.after)
+            state, added = (tensors.number(some.operands[which]) for which in (side, 1 - side))
+            return FeedForwardTable(state, added, channels, rows, named, calls, some.after)
     return None
 
 

@@ -27,6 +27,7 @@ from vitrail.capture.torch_private import writes_to
 from vitrail.capture.unseen_mixing import ModuleRun, runs_after
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
+from vitrail.models.taking import every_module
 
 ADDS = frozenset({"add", "__add__", "__radd__"})
 IN_PLACE = frozenset({"add_", "__iadd__"})
@@ -112,6 +113,7 @@ class CutCall:
     before: list[Tensor]  # the last floating-point tensors that modules were given or gave
     output: Tensor | None = None  # what it gave, cut from the graph
     order: tuple[int, ...] = ()  # the axes of `output` in the order [..., q, channels]
+    module: int = 0  # the number of the innermost module that ran
 
 
 @dataclass(eq=False)
@@ -130,6 +132,7 @@ class Seen:
     runs: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the first attention call
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
     detached: KeepDetached = field(default_factory=KeepDetached)
+    running: list[int] = field(default_factory=list)  # the numbers of the modules that run, outermost first
     by_chance: bool = False  # whether random numbers were drawn: another pass may order its tokens in another way
 
 
@@ -165,7 +168,7 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
         note_parts(model, call)
         if not torch.is_grad_enabled():
             raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
-        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
+        seen.calls.append(CutCall(call, seen.recent[-RECENT:], module=seen.running[-1] if seen.running else 0))
 
     def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
         leaf = out.detach().requires_grad_()
@@ -173,8 +176,8 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
         return leaf.clone()  # a copy, because models may write into what attention gave
 
     with in_precision(model, dtype), _graph_of_learned_tokens(model), hooks(handles):
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(partial(_enter, seen), with_kwargs=True))
+        for number, module in enumerate(every_module(model)):
+            handles.append(module.register_forward_pre_hook(partial(_enter, seen, number), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(_leave, seen)))
             if sums and is_norm(module):
                 handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
@@ -227,12 +230,14 @@ def rooted(inputs: Inputs) -> Inputs:
     return replace(usable, args=tuple(map(leaf, usable.args)), kwargs=kwargs)
 
 
-def _enter(seen: Seen, module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _enter(seen: Seen, number: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    seen.running.append(number)
     for x in (*args, *kwargs.values()):
         _keep(seen, x)
 
 
 def _leave(seen: Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+    seen.running.pop()
     first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
     if not isinstance(first, Tensor) or not first.is_floating_point():
         return

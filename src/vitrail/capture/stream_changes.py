@@ -252,8 +252,8 @@ def read_projection(table: CallTable, run: ChangingPass) -> Projection:
         return _matrix(table, run, run.tensors[table.added], table.channels), None
     number, given, gave = table.norm
     weight = _matrix(table, run, run.tensors[given], -1)
-    states = (flat(run.tensors[x], -1)[None] for x in (given, gave))
-    centred, gain, factor = norm_step(run.modules[number], *states, run.tensors[gave].dtype)
+    before, after = (flat(run.tensors[x], -1)[None] for x in (given, gave))
+    centred, gain, factor = norm_step(run.modules[number], before, after, run.tensors[gave].dtype)
     weight = gain[:, None] * (weight - weight.mean(dim=0) if centred else weight)
     if factor is None:
         return weight, None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.capture.change_tables import FoundChanges
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.coded_gradients import MIXED, sources
-from vitrail.capture.cut_pass import Seen, cut_pass
+from vitrail.capture.cut_pass import CutCall, Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.measure import CUT_PASS
 from vitrail.capture.outputs import read_output
@@ -313,6 +313,7 @@ class KnownPass:
 
     found: StreamsOfPass
     where: LastResults
+    attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
     changes: KnownChanges | None = None  # where a method has asked for it, and modules show it
 
 
@@ -424,7 +425,7 @@ def remember_plain(
         return
     met = known.find(ends, lambda one: one)
     if met is None:
-        new = KnownPass(_released(found, saves=keeps_saved(model)), where)
+        new = KnownPass(_released(found, saves=keeps_saved(model)), where, _attending(found.streams.seen.calls))
         known.keep(route := read_route(ends), new)
         met = new, route.nodes_in(ends) or []
     one, nodes = met
@@ -447,8 +448,15 @@ def _known_changes(changes: FoundChanges, run: PlainPass, nodes: Sequence[Node])
     return KnownChanges(changes.tables, taps, tuple(places), tuple(x.shape for x in found.tensors))
 
 
-def known_taps(model: nn.Module, inputs: Inputs, *, changes: bool) -> frozenset[Tap] | None:
-    """Return where a pass over inputs of this form is read beside its attention calls; None if no such pass is known.
+def _attending(calls: Sequence[CutCall]) -> frozenset[int] | None:
+    """Return the modules that make all attention calls; None where one is written by hand, in whatever modules."""
+    return None if any(one.call.weights is not None for one in calls) else frozenset(one.module for one in calls)
+
+
+def known_places(model: nn.Module, inputs: Inputs, *, changes: bool) -> tuple[frozenset[Tap], frozenset[int]] | None:
+    """Return where a pass over inputs of this form is read: tensors of modules, and modules that attend.
+
+    No modules that attend stand for all. None where no such pass is known.
 
     Args:
         changes: whether a method reads what layers add to the streams.
@@ -456,7 +464,9 @@ def known_taps(model: nn.Module, inputs: Inputs, *, changes: bool) -> frozenset[
     known = [one for _, one in _known_of(model, inputs).plain.routes if one.changes is not None or not changes]
     if not known:
         return None
-    return frozenset(tap for one in known if changes and one.changes is not None for tap in one.changes.taps)
+    taps = frozenset(tap for one in known if changes and one.changes is not None for tap in one.changes.taps)
+    attending = [one.attending for one in known if one.attending is not None]
+    return taps, frozenset[int]().union(*attending) if len(attending) == len(known) else frozenset()
 
 
 def _plain_ends(run: PlainPass) -> GraphEnds:

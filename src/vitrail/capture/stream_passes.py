@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ from vitrail.capture.recording import Layer, Readout, Stream, own_dtypes
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype
-from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.shadow import autograd, hooks, once
 from vitrail.capture.stream_changes import ChangingPass, FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.capture.taps import Tap, Tapped
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
-from vitrail.models.taking import generates
+from vitrail.models.taking import every_module, generates
 from vitrail.targets import Target, as_target
 
 Event = tuple[Transition, None] | tuple[AttentionEvent, Layer] | tuple[FeedForward, Layer]
@@ -350,11 +351,14 @@ class PlainPass:
 
 
 @contextmanager
-def stream_forward(model: nn.Module, inputs: Inputs, taps: Collection[Tap] = ()) -> Iterator[PlainPass]:
+def stream_forward(
+    model: nn.Module, inputs: Inputs, taps: Collection[Tap] = (), attending: Collection[int] = ()
+) -> Iterator[PlainPass]:
     """Run a shadow once and keep the operands of every attention call.
 
     Args:
         taps: which tensors of modules are kept beside, so that it can be read what layers add to the streams.
+        attending: the numbers of the modules that make all attention calls; none where that is not known.
     """
     check_model(model)
     check_differentiable(model)
@@ -368,13 +372,22 @@ def stream_forward(model: nn.Module, inputs: Inputs, taps: Collection[Tap] = ())
 
     with autograd(gradients=True):
         some = rooted(inputs)
-        handles = [module.register_forward_hook(_start) for module in model.modules()]
+        handles = [module.register_forward_hook(_start) for module in once(model, "starts", partial(_starting, model))]
+        modules = every_module(model) if attending else []
         handles += tapped.hooks(model) if taps else []
-        with hooks(handles), attention_calls(calls.append, safe=True, cut=keep if taps else None):
+        places, cut = [modules[number] for number in attending], keep if taps else None
+        with hooks(handles), attention_calls(calls.append, safe=True, cut=cut, within=places):
             output = run_model(model, some)
         read = read_answer(output, inputs, calls, generates=generates(model))
         roots = [x for x in tensors_in((some.args, some.kwargs)) if x.requires_grad]
         yield PlainPass(inputs, roots, calls, output, read, results, tapped)
+
+
+def _starting(model: nn.Module) -> list[nn.Module]:
+    """Return the modules at whose results the graph may begin: what trained weights make is in it already."""
+    held = [(module, [x for x in module._parameters.values() if x is not None]) for module in every_module(model)]
+    weighing = [(module, own) for module, own in held if own or isinstance(module, nn.Embedding)]
+    return [module for module, own in weighing if not own or not all(x.requires_grad for x in own)]
 
 
 def _start(module: nn.Module, args: tuple, out: object) -> None:
