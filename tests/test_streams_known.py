@@ -4,16 +4,14 @@ import copy
 
 import pytest
 import torch
-import transformers
+from any_models import hf
 from stream_models import SEQ2SEQ, TABLE, prepared
 
 import vitrail
 from vitrail import targets
 from vitrail.capture.stream_changes import LOOSE, READ
 
-ONE_PASS = ("t5", "bart", "swin", "swin_v2", "crossvit", "tnt", "llava", "blip2")
-SLOW = ("marian", "mbart", "whisper", "qwen2_vl_two")
-CASES = [*ONE_PASS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+CASES = ("t5", "bart", "mbart", "swin", "swin_v2", "crossvit", "tnt", "llava", "blip2", "qwen2_vl_two")
 
 
 @pytest.fixture
@@ -133,7 +131,7 @@ def test_other_lengths_and_targets():
 
 def test_answer_spans_are_read_off_one_pass(counted):
     torch.manual_seed(0)
-    model = transformers.BartForQuestionAnswering(transformers.BartConfig(**SEQ2SEQ)).double().eval()
+    model = hf("BartForQuestionAnswering", **SEQ2SEQ)().double().eval()
     inputs = TABLE["bart"].inputs(2)
     passes, wanted = counted(model), fresh(model, inputs, targets.answer_span())
     for _ in range(2):

@@ -21,9 +21,9 @@ from vitrail.capture.provenance import fingerprint
 from vitrail.capture.reach import pass_down
 from vitrail.capture.recording import Layer, Readout
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.stream_changes import StreamChanges, read_changes
+from vitrail.capture.stream_changes import ChangingPass, StreamChanges, read_changes
 from vitrail.capture.stream_checks import (
-    MetPass,
+    KnownPass,
     hidden_tokens,
     known_places,
     known_streams,
@@ -89,13 +89,14 @@ def _walks_known(
     if places is None:
         return None
     with stream_forward(model, inputs, *places) as plain:
-        known = known_streams(plain, model)
-        if known is None:
+        met = known_streams(plain, model)
+        if met is None:
             return None
+        known, changing = met
         found, where, made = known.found, known.where, dict[Request, Attribution]()
         if found.refusal is not None or any(_refusal(one, found.shown, None) is not None for one in requests):
             return None
-        changed = _known_changes(known, plain.calls) if adds else None
+        changed = _known_changes(known, changing, plain.calls) if adds else None
         if adds and changed is None:
             return None
         run = plain.on(found.streams, changed)
@@ -273,12 +274,14 @@ def _changes(
         return None, why
 
 
-def _known_changes(known: MetPass, calls: Sequence[AttentionCall]) -> StreamChanges | None:
+def _known_changes(
+    known: KnownPass, changing: ChangingPass | None, calls: Sequence[AttentionCall]
+) -> StreamChanges | None:
     """Return the same in a pass that is known; None where it has to be measured."""
-    if known.changing is None:
+    if known.changes is None or changing is None:
         return None
     try:
-        return read_changes(*known.changing, _real_tokens(known.found.streams, known.found.shown, calls))
+        return read_changes(known.changes, changing, _real_tokens(known.found.streams, known.found.shown, calls))
     except Unknown:  # what to say of it is found out where it is measured
         return None
 

@@ -9,7 +9,7 @@ of this call adds to, are taken as the value projection reads them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.additions import Unknown
 from vitrail.capture.coded_gradients import fed_singly
-from vitrail.capture.cut_pass import CutCall, Seen, Sum, base_of
+from vitrail.capture.cut_pass import CutCall, Sum, base_of
 from vitrail.capture.executions import Node, from_data, node_of, reached, tensors_in
 from vitrail.capture.stream_changes import (
     LOOSE,
@@ -35,7 +35,6 @@ from vitrail.capture.stream_changes import (
     rows_of,
 )
 from vitrail.capture.streams import AttentionEvent, Place, Streams
-from vitrail.capture.taps import Tap
 from vitrail.errors import SeamError
 
 
@@ -50,27 +49,6 @@ class FoundChanges:
     tables: ChangeTables
     tensors: list[Tensor]
     changes: StreamChanges
-
-
-@dataclass(eq=False)
-class _Tensors:
-    """Tensors of a pass that were found to be of use, each with its number and the place where a module shows it."""
-
-    seen: Seen
-    found: list[Tensor] = field(default_factory=list)
-    numbers: dict[int, int] = field(default_factory=dict)  # by the identity of the tensor
-
-    def number(self, x: Tensor) -> int:
-        """Return the number of a tensor, a new one where it has none."""
-        if id(x) not in self.numbers:
-            self.numbers[id(x)] = len(self.found)
-            self.found.append(x)
-        return self.numbers[id(x)]
-
-    def taps(self) -> list[Tap | None]:
-        """Return where modules show the tensors."""
-        named = self.seen.tapped.named()
-        return [named.get(id(x)) for x in self.found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +79,8 @@ def find_changes(streams: Streams, samples: Tensor, real: Tensor) -> FoundChange
         real: which tokens are no padding.
     """
     seen = streams.seen
-    tensors, tables, found = _Tensors(seen), ChangeTables(), no_changes(real)
-    run = ChangingPass(seen.calls, tensors.found, seen.tapped.modules)
+    tables, found, tensors = ChangeTables(), no_changes(real), list[Tensor]()
+    run = ChangingPass(seen.calls, tensors, seen.tapped.modules)
     entries: list[_Entry] = []
     results = {id(place.tensor): place for place in streams.places if place.result}
     for event in streams.attentions:
@@ -115,7 +93,7 @@ def find_changes(streams: Streams, samples: Tensor, real: Tensor) -> FoundChange
             if entry is None:
                 tables.pools.add(event.call)
                 continue
-            table, found.calls[event.call] = _read(streams, event, entry, tensors, run, found)
+            table, found.calls[event.call] = _read(streams, event, entry, run, found)
         except Unknown as why:
             raise SeamError(
                 f"what attention call {event.call + 1} adds to its stream is not known: {why}. Take a method that "
@@ -125,8 +103,16 @@ def find_changes(streams: Streams, samples: Tensor, real: Tensor) -> FoundChange
         entries.append(entry)
     _find_feed_forward(streams, entries, samples, tensors, tables)
     add_layers(tables, run, found)
-    tables.taps = tensors.taps()
-    return FoundChanges(tables, [x.detach() for x in tensors.found], found)
+    named = seen.tapped.named()
+    tables.taps = [named.get(id(x)) for x in tensors]
+    return FoundChanges(tables, [x.detach() for x in tensors], found)
+
+
+def _number(x: Tensor, tensors: list[Tensor]) -> int:
+    """Return the number of a tensor among those of use, a new one where it has none."""
+    if not any(x is known for known in tensors):
+        tensors.append(x)
+    return next(number for number, known in enumerate(tensors) if known is x)
 
 
 def _check_one_sample(event: AttentionEvent, samples: Tensor) -> None:
@@ -189,31 +175,31 @@ def _tokens(x: Tensor, channels: int, place: Place) -> Tensor | None:
 
 
 def _read(
-    streams: Streams, event: AttentionEvent, entry: _Entry, tensors: _Tensors, run: ChangingPass, found: StreamChanges
+    streams: Streams, event: AttentionEvent, entry: _Entry, run: ChangingPass, found: StreamChanges
 ) -> tuple[CallTable, AddedByCall]:
     """The table of a call, and what it adds: with the norm between only where it is no linear map without it."""
     tokens = entry.tokens
     rows = torch.nonzero(tokens >= 0)[:, 0]
     at = rows_of(tokens[rows], event.queries.flatten(), streams.count)
     asked, read = (rows_of(x, tokens, streams.count) for x in (event.queries, event.keys))
-    operands = tensors.number(entry.state), tensors.number(entry.added)
+    operands = _number(entry.state, run.tensors), _number(entry.added, run.tensors)
     table = CallTable(event, *operands, entry.channels, tokens, rows, at, asked, read)
     try:
         projection = read_projection(table, run)
     except Unknown:
-        norm = _norm_between(streams, event, entry, tensors)
+        norm = _norm_between(streams, event, entry, run.tensors)
         if norm is None:
             raise
         table = replace(table, norm=norm)
         projection = read_projection(table, run)
     if bool((read < 0).any()):
         x, of = _read_by_values(event, streams.seen.calls[event.call])
-        table = replace(table, values=(tensors.number(x), of))
+        table = replace(table, values=(_number(x, run.tensors), of))
     return table, added_by(table, projection, run, found)
 
 
 def _norm_between(
-    streams: Streams, event: AttentionEvent, entry: _Entry, tensors: _Tensors
+    streams: Streams, event: AttentionEvent, entry: _Entry, tensors: list[Tensor]
 ) -> tuple[int, int, int] | None:
     """The norm whose result is what is added."""
     leaf, added = node_of(streams.seen.calls[event.call].output), entry.added
@@ -221,7 +207,7 @@ def _norm_between(
         same = norm.gave.shape == added.shape and bool((norm.gave == added).all())
         if same and reached([node_of(norm.given)], {leaf}):
             number = next(i for i, module in enumerate(streams.seen.tapped.modules) if module is norm.module)
-            return number, tensors.number(norm.given), tensors.number(norm.gave)
+            return number, _number(norm.given, tensors), _number(norm.gave, tensors)
     return None
 
 
@@ -251,7 +237,7 @@ def _read_by_values(event: AttentionEvent, one: CutCall) -> tuple[Tensor, Tensor
 
 
 def _find_feed_forward(
-    streams: Streams, entries: Sequence[_Entry], samples: Tensor, tensors: _Tensors, tables: ChangeTables
+    streams: Streams, entries: Sequence[_Entry], samples: Tensor, tensors: list[Tensor], tables: ChangeTables
 ) -> None:
     """Add the feed-forward layers in order: sums of a state of the stream and of what is made of it."""
     widths = {flat(entry.state, entry.channels).shape[1] for entry in entries}
@@ -284,7 +270,9 @@ def _state_side(some: Sum) -> int | None:
     return None
 
 
-def _layer(some: Sum, side: int, results: list[Place], samples: Tensor, tensors: _Tensors) -> FeedForwardTable | None:
+def _layer(
+    some: Sum, side: int, results: list[Place], samples: Tensor, tensors: list[Tensor]
+) -> FeedForwardTable | None:
     """A feed-forward layer on the tokens of the last attention calls that feed it; None where they cannot be told.
 
     Pictures that stand in one row may attend in a call of their own each, so one call need not feed all rows.
@@ -297,7 +285,7 @@ def _layer(some: Sum, side: int, results: list[Place], samples: Tensor, tensors:
             each = [known[of == sample] for sample in of.unique().tolist()]
             rows = pad_sequence(each, batch_first=True, padding_value=-1)  # -1 where a sample has fewer
             named = torch.where(rows >= 0, tokens[rows.clamp(min=0)], -1)
-            state, added = (tensors.number(some.operands[which]) for which in (side, 1 - side))
+            state, added = (_number(some.operands[which], tensors) for which in (side, 1 - side))
             return FeedForwardTable(state, added, channels, rows, named, calls, some.after)
     return None
 

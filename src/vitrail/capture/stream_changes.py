@@ -120,9 +120,17 @@ class FeedForwardTable:
 
 @dataclass(eq=False)
 class ChangeTables:
-    """Where a pass shows all that its layers add to the streams: tables alone, and no tensor of the pass."""
+    """Where a pass shows all that its layers add to the streams: tables alone, and no tensor of the pass.
 
-    taps: list[Tap | None] = field(default_factory=list)  # by the number of each tensor; None where no module shows it
+    Args:
+        taps: where modules show each tensor, by its number; None where none does.
+        nodes: the number of its place in the graph, in the order of a route; none where that is not known.
+        shapes: of the tensors.
+    """
+
+    taps: list[Tap | None] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
     calls: list[CallTable] = field(default_factory=list)
     pools: set[int] = field(default_factory=set)
     layers: list[FeedForwardTable] = field(default_factory=list)
@@ -140,7 +148,7 @@ class ChangingPass:
     """
 
     calls: Sequence[CutCall]
-    tensors: Sequence[Tensor]
+    tensors: list[Tensor]
     modules: Sequence[nn.Module]
 
 

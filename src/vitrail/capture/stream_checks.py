@@ -280,33 +280,6 @@ class StreamsOfPass:
     refusal: str | None = None  # why a walk would miss what happens after the last attention, if it would
 
 
-@dataclass(frozen=True, eq=False)
-class KnownChanges:
-    """Where passes over one route show what their layers add to the streams.
-
-    Args:
-        nodes: the number in the route of the place in the graph that each tensor has.
-        shapes: of these tensors.
-    """
-
-    tables: ChangeTables
-    taps: tuple[Tap, ...]
-    nodes: tuple[int, ...]
-    shapes: tuple[torch.Size, ...]
-
-    def in_pass(self, run: PlainPass, nodes: Sequence[Node]) -> ChangingPass | None:
-        """Return the same tensors of another pass; None unless each has its place in the graph there.
-
-        Args:
-            nodes: of the other pass, in the order of the route.
-        """
-        found = run.changing(self.taps)
-        if found is None or tuple(x.shape for x in found.tensors) != self.shapes:
-            return None
-        places = zip(found.tensors, self.nodes, strict=True)
-        return found if all(node_of(x) is nodes[number] for x, number in places) else None
-
-
 @dataclass(eq=False)
 class KnownPass:
     """What is known of passes over one route."""
@@ -314,16 +287,7 @@ class KnownPass:
     found: StreamsOfPass
     where: LastResults
     attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
-    changes: KnownChanges | None = None  # where a method has asked for it, and modules show it
-
-
-@dataclass(frozen=True, eq=False)
-class MetPass:
-    """A pass that is known, and its own tensors that changes are read off; None where these are not known."""
-
-    found: StreamsOfPass
-    where: LastResults
-    changing: tuple[ChangeTables, ChangingPass] | None
+    changes: ChangeTables | None = None  # where a method has asked for it, and modules show it
 
 
 @dataclass(eq=False)
@@ -394,8 +358,8 @@ def _cut_pass_of_call(
         yield found
 
 
-def known_streams(run: PlainPass, model: nn.Module) -> MetPass | None:
-    """Return the streams of a pass as it is, and where tokens are read off it; None where it has to be measured.
+def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, ChangingPass | None] | None:
+    """Return what is known of a pass, and its tensors that changes are read off; None where it has to be measured.
 
     It is known if the same was done to tokens in a pass that was measured.
     """
@@ -404,10 +368,20 @@ def known_streams(run: PlainPass, model: nn.Module) -> MetPass | None:
         return None
     known, nodes = met
     found = replace(known.found, shown=[_with_words(one, run.inputs) for one in known.found.shown])
-    changes = None if known.changes is None else known.changes.in_pass(run, nodes)
-    return MetPass(
-        found, known.where, None if known.changes is None or changes is None else (known.changes.tables, changes)
-    )
+    return replace(known, found=found), None if known.changes is None else _changing(known.changes, run, nodes)
+
+
+def _changing(tables: ChangeTables, run: PlainPass, nodes: Sequence[Node]) -> ChangingPass | None:
+    """Return the tensors that tables name in another pass; None unless each has its place in the graph there.
+
+    Args:
+        nodes: of the other pass, in the order of the route.
+    """
+    found = run.changing(tables.taps)
+    if found is None or [x.shape for x in found.tensors] != tables.shapes:
+        return None
+    places = zip(found.tensors, tables.nodes, strict=True)
+    return found if all(node_of(x) is nodes[number] for x, number in places) else None
 
 
 def remember_plain(
@@ -431,21 +405,16 @@ def remember_plain(
     one, nodes = met
     if changes is not None and one.changes is None and not keeps_saved(model):
         one.found, one.where = _released(found, saves=False), where  # tables are of these numbers of tokens
-        one.changes = _known_changes(changes, run, nodes)
+        one.changes = _placed(changes, run, nodes)
 
 
-def _known_changes(changes: FoundChanges, run: PlainPass, nodes: Sequence[Node]) -> KnownChanges | None:
-    """Return where passes show what their layers add; None where this pass does not show what was measured."""
-    taps = tuple(tap for tap in changes.tables.taps if tap is not None)
-    if len(taps) < len(changes.tables.taps):
-        return None
-    found, numbers = run.changing(taps), {node: number for number, node in enumerate(nodes)}
+def _placed(changes: FoundChanges, run: PlainPass, nodes: Sequence[Node]) -> ChangeTables | None:
+    """Return the tables with places in the graph of a pass; None where it does not show what was measured."""
+    found, numbers = run.changing(changes.tables.taps), {node: number for number, node in enumerate(nodes)}
     if found is None or not all(map(torch.equal, found.tensors, changes.tensors)):
         return None
     places = [numbers.get(node_of(x), -1) for x in found.tensors]
-    if -1 in places:
-        return None
-    return KnownChanges(changes.tables, taps, tuple(places), tuple(x.shape for x in found.tensors))
+    return None if -1 in places else replace(changes.tables, nodes=places, shapes=[x.shape for x in found.tensors])
 
 
 def _attending(calls: Sequence[CutCall]) -> frozenset[int] | None:
@@ -464,7 +433,9 @@ def known_places(model: nn.Module, inputs: Inputs, *, changes: bool) -> tuple[fr
     known = [one for _, one in _known_of(model, inputs).plain.routes if one.changes is not None or not changes]
     if not known:
         return None
-    taps = frozenset(tap for one in known if changes and one.changes is not None for tap in one.changes.taps)
+    taps = frozenset(
+        tap for one in known if changes and one.changes is not None for tap in one.changes.taps if tap is not None
+    )
     attending = [one.attending for one in known if one.attending is not None]
     return taps, frozenset[int]().union(*attending) if len(attending) == len(known) else frozenset()
 

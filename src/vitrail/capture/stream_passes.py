@@ -332,7 +332,7 @@ class PlainPass:
     results: list[tuple[CutCall, int]]  # what each call gave, with its version then
     tapped: Tapped
 
-    def changing(self, taps: Sequence[Tap]) -> ChangingPass | None:
+    def changing(self, taps: Sequence[Tap | None]) -> ChangingPass | None:
         """Return the tensors that are read off at some places; None if one is not as it was there any more."""
         tensors, calls = self.tapped.read(taps), [one for one, _ in self.results]
         kept = all(one.output is not None and writes_to(one.output) == version for one, version in self.results)

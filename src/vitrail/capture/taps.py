@@ -82,8 +82,8 @@ class Tapped:
         kept = [(id(x), tap) for tap, (x, version) in self.tensors.items() if writes_to(x) == version]
         return dict(reversed(kept))
 
-    def read(self, taps: Sequence[Tap]) -> list[Tensor] | None:
+    def read(self, taps: Sequence[Tap | None]) -> list[Tensor] | None:
         """Return the tensors at some places; None if one was not shown, or has been written into since."""
-        found = [self.tensors.get(tap) for tap in taps]
+        found = [None if tap is None else self.tensors.get(tap) for tap in taps]
         kept = [one[0] for one in found if one is not None and writes_to(one[0]) == one[1]]
         return kept if len(kept) == len(found) else None
