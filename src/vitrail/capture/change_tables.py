@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.additions import Unknown
 from vitrail.capture.coded_gradients import fed_singly
-from vitrail.capture.cut_pass import CutCall, Sum, base_of
-from vitrail.capture.executions import Node, from_data, node_of, reached, tensors_in
+from vitrail.capture.cut_pass import CutCall, base_of
+from vitrail.capture.executions import Node, from_data, is_made_of, node_of, reached, tensors_in
 from vitrail.capture.stream_changes import (
     LOOSE,
     AddedByCall,
@@ -35,6 +35,7 @@ from vitrail.capture.stream_changes import (
     rows_of,
 )
 from vitrail.capture.streams import AttentionEvent, Place, Streams
+from vitrail.capture.taps import Sum
 from vitrail.errors import SeamError
 
 
@@ -85,7 +86,7 @@ def find_changes(streams: Streams, samples: Tensor, real: Tensor) -> FoundChange
     results = {id(place.tensor): place for place in streams.places if place.result}
     for event in streams.attentions:
         place = results[id(seen.calls[event.call].output)]
-        if not _is_used(streams, event.call, place):
+        if not _is_used(streams, event.call + 1, node_of(place.tensor)):
             continue
         try:
             _check_one_sample(event, samples)
@@ -103,6 +104,7 @@ def find_changes(streams: Streams, samples: Tensor, real: Tensor) -> FoundChange
         entries.append(entry)
     _find_feed_forward(streams, entries, samples, tensors, tables)
     add_layers(tables, run, found)
+    seen.tapped.add_sums(seen.sums)
     named = seen.tapped.named()
     tables.taps = [named.get(id(x)) for x in tensors]
     return FoundChanges(tables, [x.detach() for x in tensors], found)
@@ -122,12 +124,10 @@ def _check_one_sample(event: AttentionEvent, samples: Tensor) -> None:
         )
 
 
-def _is_used(streams: Streams, call: int, place: Place) -> bool:
-    """Whether the answer or a later attention call is made of what a call gave."""
-    later = [x for one in streams.seen.calls[call + 1 :] for x in (one.call.query, one.call.key, one.call.value)]
-    leaf = node_of(place.tensor)
-    nodes = [node_of(x) for x in (*later, *tensors_in(streams.seen.answer))]
-    return leaf is not None and bool(reached(nodes, {leaf}))
+def _is_used(streams: Streams, after: int, node: Node | None) -> bool:
+    """Whether the answer, or an attention call after so many, is made of what stands at a place in the graph."""
+    later = [x for one in streams.seen.calls[after:] for x in (one.call.query, one.call.key, one.call.value)]
+    return is_made_of([node_of(x) for x in (*later, *tensors_in(streams.seen.answer))], node)
 
 
 def _entry(streams: Streams, event: AttentionEvent, place: Place) -> _Entry | None:
@@ -254,6 +254,8 @@ def _find_feed_forward(
         assert branch is not None
         assert state is not None
         branches.append((branch, state))
+        if not _is_used(streams, some.after, result):  # as in the last block of a tower that is read before it
+            continue
         layer = _layer(some, side, results, samples, tensors)
         if layer is not None:
             tables.layers.insert(0, layer)

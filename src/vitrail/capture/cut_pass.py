@@ -11,47 +11,27 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.additions import is_norm
 from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.coded_gradients import EvenMaxima
 from vitrail.capture.detached import KeepDetached
-from vitrail.capture.executions import Node, node_of, start_graph
+from vitrail.capture.executions import Node, start_graph
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, note_parts, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
-from vitrail.capture.taps import Tapped
-from vitrail.capture.torch_private import writes_to
+from vitrail.capture.taps import Sum, Tapped, WatchSums
 from vitrail.capture.unseen_mixing import ModuleRun, runs_after
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module
 
-ADDS = frozenset({"add", "__add__", "__radd__"})
-IN_PLACE = frozenset({"add_", "__iadd__"})
-"""Functions that add two tensors, by their names; those of the second kind write the sum into the first."""
 KEEPS_VALUES = (
     "View", "UnsafeView", "Reshape", "Transpose", "Permute", "Clone", "ToCopy", "Squeeze", "Unsqueeze", "Alias",
     "TBack", "Slice", "Select",
 )  # fmt: skip
 """How the names of graph nodes begin that hand values on as they are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """One sum of two tensors of one shape."""
-
-    operands: tuple[Tensor, Tensor]
-    nodes: tuple[Node | None, Node | None]  # where the two stand in the graph
-    result: Tensor
-    after: int  # how many attention calls came before
-    versions: tuple[int, int]  # of the two operands, which the model may write into later
-
-    def kept(self, side: int) -> bool:
-        """Whether the model has not written into an operand since."""
-        return writes_to(self.operands[side]) == self.versions[side]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,33 +41,6 @@ class Normed:
     module: nn.Module
     given: Tensor
     gave: Tensor
-
-
-class WatchSums(TorchFunctionMode):
-    """Let every sum run as the model wrote it, and keep those of two tensors of one shape."""
-
-    def __init__(self, seen: "Seen") -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
-        """Run the function, and keep what it added."""
-        name = getattr(func, "__name__", "")
-        if kwargs or name not in ADDS | IN_PLACE or not _alike(args):
-            return func(*args, **(kwargs or {}))
-        nodes = (node_of(args[0]), node_of(args[1]))
-        first = args[0].detach().clone() if name in IN_PLACE else args[0]
-        out = func(*args)
-        versions = (writes_to(first), writes_to(args[1]))
-        self.seen.sums.append(Sum((first, args[1]), nodes, out, len(self.seen.calls), versions))
-        return out
-
-
-def _alike(args: tuple) -> bool:
-    """Whether the arguments are two floating-point tensors of one shape with an axis of channels."""
-    if len(args) != 2 or not all(isinstance(x, Tensor) and x.is_floating_point() for x in args):
-        return False
-    return args[0].shape == args[1].shape and args[0].ndim >= 2
 
 
 def base_of(node: Node | None) -> Node | None:
@@ -183,8 +136,9 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
                 handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
         handles += runs_after(model, seen.runs, lambda: bool(seen.calls))
         handles += seen.tapped.hooks(model) if sums else []
-        adding = WatchSums(seen) if sums else nullcontext()
-        with adding, seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
+        adding = WatchSums(seen.calls)
+        seen.sums = adding.sums
+        with adding if sums else nullcontext(), seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
             seen.answer = run_model(model, inputs)
     seen.by_chance = not torch.equal(start, torch.get_rng_state())
     if not seen.calls:

@@ -72,6 +72,10 @@ UNSEEN = ("CopySlices", "AsStridedBackward0")
 """Operations that do not show where they put rows."""
 
 
+GraphPlace = tuple[int, tuple[int, ...]]
+"""Where a node stands: the number of a node of a route, and the edges that lead from there to it."""
+
+
 @dataclass(frozen=True, eq=False)
 class GraphEnds:
     """Where the graph of a pass is read."""
@@ -187,6 +191,34 @@ class Route:
         if any([_asked_text(nodes[number], ends.ids) != text for number, text in self.tables]):
             return False
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
+
+
+def places_of(wanted: Collection[Node], nodes: Sequence[Node]) -> dict[Node, GraphPlace]:
+    """Return where some nodes of a pass stand: on its route, or below it, as what is made of weights alone."""
+    places: dict[Node, GraphPlace] = {node: (number, ()) for number, node in enumerate(nodes)}
+    waiting = list(nodes)
+    for node in waiting:  # more are added on the way
+        if all(one in places for one in wanted):
+            break
+        number, edges = places[node]
+        for edge, (below, _) in enumerate(node.next_functions):
+            if below is not None and below not in places:
+                places[below] = number, (*edges, edge)
+                waiting.append(below)
+    return {node: places[node] for node in wanted if node in places}
+
+
+def node_at(place: GraphPlace, nodes: Sequence[Node]) -> Node | None:
+    """Return the node that stands at a place of a pass; None if there is none.
+
+    Args:
+        nodes: of the pass, in the order of the route.
+    """
+    node = nodes[place[0]]
+    for edge in place[1]:
+        edges = () if node is None else node.next_functions
+        node = edges[edge][0] if edge < len(edges) else None
+    return node
 
 
 def _is_resized(now: tuple[int, ...], known: tuple[int, ...], counts: tuple[int, int], then: tuple[int, int]) -> bool:

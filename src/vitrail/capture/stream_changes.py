@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.capture.additions import TOLERANCES, Unknown, norm_step
 from vitrail.capture.cut_pass import CutCall
 from vitrail.capture.recording import widen
+from vitrail.capture.signature import GraphPlace
 from vitrail.capture.streams import AttentionEvent
 from vitrail.capture.taps import Tap
 
@@ -124,12 +125,12 @@ class ChangeTables:
 
     Args:
         taps: where modules show each tensor, by its number; None where none does.
-        nodes: the number of its place in the graph, in the order of a route; none where that is not known.
+        places: where each stands in the graph: the number of a node of the route, and the edges that lead to it.
         shapes: of the tensors.
     """
 
     taps: list[Tap | None] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
+    places: list[GraphPlace] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
     calls: list[CallTable] = field(default_factory=list)
     pools: set[int] = field(default_factory=set)

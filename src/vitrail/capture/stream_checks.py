@@ -21,7 +21,7 @@ from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import autograd, memory_of, remembered
-from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, read_route
+from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
 from vitrail.capture.stream_changes import ChangeTables, ChangingPass
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
@@ -380,8 +380,8 @@ def _changing(tables: ChangeTables, run: PlainPass, nodes: Sequence[Node]) -> Ch
     found = run.changing(tables.taps)
     if found is None or [x.shape for x in found.tensors] != tables.shapes:
         return None
-    places = zip(found.tensors, tables.nodes, strict=True)
-    return found if all(node_of(x) is nodes[number] for x, number in places) else None
+    places = zip(found.tensors, tables.places, strict=True)
+    return found if all(node_of(x) is node_at(place, nodes) is not None for x, place in places) else None
 
 
 def remember_plain(
@@ -410,11 +410,15 @@ def remember_plain(
 
 def _placed(changes: FoundChanges, run: PlainPass, nodes: Sequence[Node]) -> ChangeTables | None:
     """Return the tables with places in the graph of a pass; None where it does not show what was measured."""
-    found, numbers = run.changing(changes.tables.taps), {node: number for number, node in enumerate(nodes)}
+    found = run.changing(changes.tables.taps)
     if found is None or not all(map(torch.equal, found.tensors, changes.tensors)):
         return None
-    places = [numbers.get(node_of(x), -1) for x in found.tensors]
-    return None if -1 in places else replace(changes.tables, nodes=places, shapes=[x.shape for x in found.tensors])
+    stand = [node_of(x) for x in found.tensors]
+    places = places_of({node for node in stand if node is not None}, nodes)
+    if not all(node in places for node in stand):
+        return None
+    shapes = [x.shape for x in found.tensors]
+    return replace(changes.tables, places=[places[node] for node in stand], shapes=shapes)
 
 
 def _attending(calls: Sequence[CutCall]) -> frozenset[int] | None:

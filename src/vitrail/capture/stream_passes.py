@@ -1,7 +1,7 @@
 """One forward pass of a model with several streams, differentiated, and handed out event by event."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from vitrail.capture.seams.call import call_dtype
 from vitrail.capture.shadow import autograd, hooks, once
 from vitrail.capture.stream_changes import ChangingPass, FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
-from vitrail.capture.taps import Tap, Tapped
+from vitrail.capture.taps import SUMS, Tap, Tapped, WatchSums
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
@@ -376,8 +376,11 @@ def stream_forward(
         modules = every_module(model) if attending else []
         handles += tapped.hooks(model) if taps else []
         places, cut = [modules[number] for number in attending], keep if taps else None
-        with hooks(handles), attention_calls(calls.append, safe=True, cut=cut, within=places):
+        adding = WatchSums(calls)
+        watching = adding if any(tap.module == SUMS for tap in taps) else nullcontext()
+        with hooks(handles), watching, attention_calls(calls.append, safe=True, cut=cut, within=places):
             output = run_model(model, some)
+        tapped.add_sums(adding.sums)
         read = read_answer(output, inputs, calls, generates=generates(model))
         roots = [x for x in tensors_in((some.args, some.kwargs)) if x.requires_grad]
         yield PlainPass(inputs, roots, calls, output, read, results, tapped)

@@ -1,20 +1,71 @@
-"""Tensors of a pass by where modules show them: what each module was given and what it gave.
+"""Tensors of a pass by where they are shown: what modules were given and gave, and sums of two tensors.
 
-A tensor that was found to be of use in one pass is read in another one by hooks on a few modules, and no function of
-the model is watched for it.
+A tensor that was found to be of use in one pass is read in another one by hooks on a few modules. Where no module shows
+it, all functions of the model are watched for the sum that it is an operand of.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from vitrail.capture.executions import Node, node_of
 from vitrail.capture.torch_private import writes_to
 from vitrail.models.taking import every_module
+
+ADDS = frozenset({"add", "__add__", "__radd__"})
+IN_PLACE = frozenset({"add_", "__iadd__"})
+"""Functions that add two tensors, by their names; those of the second kind write the sum into the first."""
+SUMS = -1
+"""Stands in place of a module for the sums of a pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """One sum of two tensors of one shape."""
+
+    operands: tuple[Tensor, Tensor]
+    nodes: tuple[Node | None, Node | None]  # where the two stand in the graph
+    result: Tensor
+    after: int  # how many attention calls came before
+    versions: tuple[int, int]  # of the two operands, which the model may write into later
+
+    def kept(self, side: int) -> bool:
+        """Whether the model has not written into an operand since."""
+        return writes_to(self.operands[side]) == self.versions[side]
+
+
+class WatchSums(TorchFunctionMode):
+    """Let every sum run as the model wrote it, and keep those of two tensors of one shape."""
+
+    def __init__(self, calls: Sized) -> None:
+        super().__init__()
+        self.calls = calls  # the attention calls so far
+        self.sums: list[Sum] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
+        """Run the function, and keep what it added."""
+        name = getattr(func, "__name__", "")
+        if kwargs or name not in ADDS | IN_PLACE or not _alike(args):
+            return func(*args, **(kwargs or {}))
+        nodes = (node_of(args[0]), node_of(args[1]))
+        first = args[0].detach().clone() if name in IN_PLACE else args[0]
+        out = func(*args)
+        versions = (writes_to(first), writes_to(args[1]))
+        self.sums.append(Sum((first, args[1]), nodes, out, len(self.calls), versions))
+        return out
+
+
+def _alike(args: tuple) -> bool:
+    """Whether the arguments are two floating-point tensors of one shape with an axis of channels."""
+    if len(args) != 2 or not all(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+        return False
+    return args[0].shape == args[1].shape and args[0].ndim >= 2
 
 
 @dataclass(frozen=True)
@@ -22,9 +73,9 @@ class Tap:
     """Where a pass shows a tensor.
 
     Args:
-        module: the number of a module among all modules of the model.
-        turn: how often that module had begun before, or ended.
-        place: the number of the argument; None for the first tensor that the module gives.
+        module: the number of a module among all modules of the model; `SUMS` where no module shows it.
+        turn: how often that module had begun before, or ended; the number of the sum.
+        place: the number of the argument, or of the operand; None for the first tensor that the module gives.
     """
 
     module: int
@@ -50,7 +101,7 @@ class Tapped:
         self.modules = every_module(model)
         begin = end = set(range(len(self.modules)))
         if self.wanted is not None:
-            begin = {tap.module for tap in self.wanted if tap.place is not None}
+            begin = {tap.module for tap in self.wanted if tap.place is not None} - {SUMS}
             end = {tap.module for tap in self.wanted if tap.place is None}
         entered = [(self.modules[number], partial(self._enter, number)) for number in begin]
         left = [(self.modules[number], partial(self._leave, number)) for number in end]
@@ -76,6 +127,12 @@ class Tapped:
     def _keep(self, tap: Tap, x: object) -> None:
         if isinstance(x, Tensor) and x.is_floating_point() and (self.wanted is None or tap in self.wanted):
             self.tensors[tap] = x, writes_to(x)
+
+    def add_sums(self, sums: Sequence[Sum]) -> None:
+        """Keep the operands of sums."""
+        for turn, one in enumerate(sums):
+            for place, (x, version) in enumerate(zip(one.operands, one.versions, strict=True)):
+                self.tensors[Tap(SUMS, turn, place)] = x, version
 
     def named(self) -> dict[int, Tap]:
         """Return where each tensor was shown first, by its identity, if nothing has been written into it since."""
