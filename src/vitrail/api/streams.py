@@ -12,16 +12,20 @@ from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, w
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
+from vitrail.capture.additions import Unknown
+from vitrail.capture.change_tables import FoundChanges, find_changes
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
 from vitrail.capture.reach import pass_down
 from vitrail.capture.recording import Layer, Readout
-from vitrail.capture.stream_changes import StreamChanges, changes
+from vitrail.capture.seams import AttentionCall
+from vitrail.capture.stream_changes import ChangingPass, StreamChanges, read_changes
 from vitrail.capture.stream_checks import (
-    has_known_streams,
+    KnownPass,
     hidden_tokens,
+    known_places,
     known_streams,
     measured_streams,
     remember_plain,
@@ -71,11 +75,8 @@ def _walks(
     model: nn.Module, requests: list[Request], settings: ComputeSettings
 ) -> tuple[list[ShownStream], list[Attribution]]:
     """The streams, and the result of every method that walks over them: from one pass if they are known."""
-    if not any(reads_changes(request) for request in requests):
-        known = _walks_known(model, requests, settings)
-        if known is not None:
-            return known
-    return _walks_measured(model, requests, settings)
+    known = _walks_known(model, requests, settings)
+    return _walks_measured(model, requests, settings) if known is None else known
 
 
 def _walks_known(
@@ -83,16 +84,22 @@ def _walks_known(
 ) -> tuple[list[ShownStream], list[Attribution]] | None:
     """The same from one pass, in which a pass that was measured is known again; None where it is not."""
     begun, inputs = time.perf_counter(), requests[0].inputs
-    if not has_known_streams(model, inputs):
+    adds = any(reads_changes(request) for request in requests)
+    places = known_places(model, inputs, changes=adds)
+    if places is None:
         return None
-    with stream_forward(model, inputs) as plain:
-        known = known_streams(plain, model)
-        if known is None:
+    with stream_forward(model, inputs, *places) as plain:
+        met = known_streams(plain, model)
+        if met is None:
             return None
-        (found, where), made = known, dict[Request, Attribution]()
+        known, changing = met
+        found, where, made = known.found, known.where, dict[Request, Attribution]()
         if found.refusal is not None or any(_refusal(one, found.shown, None) is not None for one in requests):
             return None
-        run = plain.on(found.streams)
+        changed = _known_changes(known, changing, plain.calls) if adds else None
+        if adds and changed is None:
+            return None
+        run = plain.on(found.streams, changed)
         for target, group in by_target(requests):
             needs = any(request.differentiates for request in group)
             scalars = [
@@ -126,7 +133,7 @@ def _walks_measured(
         if found.refusal is not None:
             raise SeamError(found.refusal)
         _check_inputs(inputs, shown)
-        changed, unknown = _changes(streams, samples, shown) if adds else (None, None)
+        changes, unknown = _changes(streams, samples, shown) if adds else (None, None)
         refused = {request: _refusal(request, shown, unknown) for request in requests}
         requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
         calls = [one.call for one in streams.seen.calls]
@@ -141,10 +148,11 @@ def _walks_measured(
         ]
         where = last_results(streams, answer)
     made: dict[Request, Attribution] = {}
-    with stream_forward(model, inputs) as plain:
+    taps = [] if changes is None else [tap for tap in changes.tables.taps if tap is not None]
+    with stream_forward(model, inputs, taps) as plain:
         if where is not None:
-            remember_plain(plain, model, found, where)
-        run = plain.on(streams, changed)
+            remember_plain(plain, model, found, where, changes)
+        run = plain.on(streams, None if changes is None else changes.changes)
         for (target, group), rows in zip(groups, starts, strict=True):
             parts, needs = run.answer.scalars(target), any(request.differentiates for request in group)
             scalars = [(part, run.gradients(part) if needs else None) for part in parts]
@@ -252,17 +260,35 @@ def _walks_several(plan: object) -> bool:
 
 def _changes(
     streams: Streams, samples: Tensor, shown: Sequence[ShownStream]
-) -> tuple[StreamChanges | None, SeamError | None]:
-    """How every layer transforms tokens, or why that is not known."""
-    real = ~hidden_tokens(streams)
+) -> tuple[FoundChanges | None, SeamError | None]:
+    """Return how every layer transforms tokens, or why that is not known."""
+    real = _real_tokens(streams, shown, [one.call for one in streams.seen.calls])
+    try:
+        return find_changes(streams, samples, real), None
+    except SeamError as why:
+        return None, why
+
+
+def _known_changes(
+    known: KnownPass, changing: ChangingPass | None, calls: Sequence[AttentionCall]
+) -> StreamChanges | None:
+    """Return the same in a pass that is known; None where it has to be measured."""
+    if known.changes is None or changing is None:
+        return None
+    try:
+        return read_changes(known.changes, changing, _real_tokens(known.found.streams, known.found.shown, calls))
+    except Unknown:  # what to say of it is found out where it is measured
+        return None
+
+
+def _real_tokens(streams: Streams, shown: Sequence[ShownStream], calls: Sequence[AttentionCall]) -> Tensor:
+    """Return which tokens are no padding."""
+    real = ~hidden_tokens(streams, calls)
     for one in shown:
         if one.mask is not None:
             real[one.tokens[~one.mask & (one.tokens >= 0)]] = False
             real[list(one.padding)] = False
-    try:
-        return changes(streams, samples, real), None
-    except SeamError as why:
-        return None, why
+    return real
 
 
 def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError | None) -> VitrailError | None:

@@ -11,45 +11,27 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.additions import is_norm
 from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.coded_gradients import EvenMaxima
 from vitrail.capture.detached import KeepDetached
-from vitrail.capture.executions import Node, node_of, start_graph
+from vitrail.capture.executions import Node, start_graph
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, note_parts, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
-from vitrail.capture.torch_private import writes_to
+from vitrail.capture.taps import Sum, Tapped, WatchSums
 from vitrail.capture.unseen_mixing import ModuleRun, runs_after
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
+from vitrail.models.taking import every_module
 
-ADDS = frozenset({"add", "__add__", "__radd__"})
-IN_PLACE = frozenset({"add_", "__iadd__"})
-"""Functions that add two tensors, by their names; those of the second kind write the sum into the first."""
 KEEPS_VALUES = (
     "View", "UnsafeView", "Reshape", "Transpose", "Permute", "Clone", "ToCopy", "Squeeze", "Unsqueeze", "Alias",
     "TBack", "Slice", "Select",
 )  # fmt: skip
 """How the names of graph nodes begin that hand values on as they are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """One sum of two tensors of one shape."""
-
-    operands: tuple[Tensor, Tensor]
-    nodes: tuple[Node | None, Node | None]  # where the two stand in the graph
-    result: Tensor
-    after: int  # how many attention calls came before
-    versions: tuple[int, int]  # of the two operands, which the model may write into later
-
-    def kept(self, side: int) -> bool:
-        """Whether the model has not written into an operand since."""
-        return writes_to(self.operands[side]) == self.versions[side]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,33 +41,6 @@ class Normed:
     module: nn.Module
     given: Tensor
     gave: Tensor
-
-
-class WatchSums(TorchFunctionMode):
-    """Let every sum run as the model wrote it, and keep those of two tensors of one shape."""
-
-    def __init__(self, seen: "Seen") -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
-        """Run the function, and keep what it added."""
-        name = getattr(func, "__name__", "")
-        if kwargs or name not in ADDS | IN_PLACE or not _alike(args):
-            return func(*args, **(kwargs or {}))
-        nodes = (node_of(args[0]), node_of(args[1]))
-        first = args[0].detach().clone() if name in IN_PLACE else args[0]
-        out = func(*args)
-        versions = (writes_to(first), writes_to(args[1]))
-        self.seen.sums.append(Sum((first, args[1]), nodes, out, len(self.seen.calls), versions))
-        return out
-
-
-def _alike(args: tuple) -> bool:
-    """Whether the arguments are two floating-point tensors of one shape with an axis of channels."""
-    if len(args) != 2 or not all(isinstance(x, Tensor) and x.is_floating_point() for x in args):
-        return False
-    return args[0].shape == args[1].shape and args[0].ndim >= 2
 
 
 def base_of(node: Node | None) -> Node | None:
@@ -111,6 +66,7 @@ class CutCall:
     before: list[Tensor]  # the last floating-point tensors that modules were given or gave
     output: Tensor | None = None  # what it gave, cut from the graph
     order: tuple[int, ...] = ()  # the axes of `output` in the order [..., q, channels]
+    module: int = 0  # the number of the innermost module that ran
 
 
 @dataclass(eq=False)
@@ -125,9 +81,11 @@ class Seen:
     answer: Any = None
     sums: list[Sum] = field(default_factory=list)  # what was added and normed, where that is asked for
     norms: list[Normed] = field(default_factory=list)
+    tapped: Tapped = field(default_factory=Tapped)  # all that modules were given and gave, where that is asked for
     runs: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the first attention call
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
     detached: KeepDetached = field(default_factory=KeepDetached)
+    running: list[int] = field(default_factory=list)  # the numbers of the modules that run, outermost first
     by_chance: bool = False  # whether random numbers were drawn: another pass may order its tokens in another way
 
 
@@ -163,7 +121,7 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
         note_parts(model, call)
         if not torch.is_grad_enabled():
             raise no_graph(f"attention call {len(seen.calls) + 1}", why_no_gradient())
-        seen.calls.append(CutCall(call, seen.recent[-RECENT:]))
+        seen.calls.append(CutCall(call, seen.recent[-RECENT:], module=seen.running[-1] if seen.running else 0))
 
     def cut(out: Tensor, order: tuple[int, ...]) -> Tensor:
         leaf = out.detach().requires_grad_()
@@ -171,14 +129,16 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
         return leaf.clone()  # a copy, because models may write into what attention gave
 
     with in_precision(model, dtype), _graph_of_learned_tokens(model), hooks(handles):
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(partial(_enter, seen), with_kwargs=True))
+        for number, module in enumerate(every_module(model)):
+            handles.append(module.register_forward_pre_hook(partial(_enter, seen, number), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(_leave, seen)))
             if sums and is_norm(module):
                 handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
         handles += runs_after(model, seen.runs, lambda: bool(seen.calls))
-        adding = WatchSums(seen) if sums else nullcontext()
-        with adding, seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
+        handles += seen.tapped.hooks(model) if sums else []
+        adding = WatchSums(seen.calls)
+        seen.sums = adding.sums
+        with adding if sums else nullcontext(), seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
             seen.answer = run_model(model, inputs)
     seen.by_chance = not torch.equal(start, torch.get_rng_state())
     if not seen.calls:
@@ -224,12 +184,14 @@ def rooted(inputs: Inputs) -> Inputs:
     return replace(usable, args=tuple(map(leaf, usable.args)), kwargs=kwargs)
 
 
-def _enter(seen: Seen, module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _enter(seen: Seen, number: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    seen.running.append(number)
     for x in (*args, *kwargs.values()):
         _keep(seen, x)
 
 
 def _leave(seen: Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
+    seen.running.pop()
     first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
     if not isinstance(first, Tensor) or not first.is_floating_point():
         return

@@ -194,6 +194,11 @@ def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
     return {node for node in _nodes_behind(start, targets) if node in targets}
 
 
+def is_made_of(start: list[Node | None], target: Node | None) -> bool:
+    """Return True if a walk back through the graph, which begins at the first of these, meets a node."""
+    return target is not None and any(node is target for node in _nodes_behind(start[::-1], {target}))
+
+
 DIGITS = 128
 """Channels are numbered in digits of this base."""
 Channels = tuple[int, ...] | range | None

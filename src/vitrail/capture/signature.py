@@ -2,7 +2,7 @@
 
 What is measured of a model holds for another input only if the model does the same with its tokens. A `Route` holds
 the operations between the tokens and what the last block gives, and the indices, axes and matrices that these moved
-rows by. It is read once, which takes some milliseconds. `Route.holds` asks of another pass whether it is the same.
+rows by. It is read once, which takes some milliseconds. `Route.nodes_in` asks of another pass whether it is the same.
 
 What an answer is made of after the last block is part of a route by its operations alone. Its indices are not:
 which tokens an answer reads is measured in every call.
@@ -111,6 +111,10 @@ UNSEEN = ("CopySlices", "AsStridedBackward0")
 """Operations that do not show where they put rows."""
 
 
+GraphPlace = tuple[int, tuple[int, ...]]
+"""Where a node stands: the number of a node of a route, and the edges that lead from there to it."""
+
+
 @dataclass(frozen=True, eq=False)
 class GraphEnds:
     """Where the graph of a pass is read."""
@@ -190,8 +194,8 @@ class Route:
     hidden: bool  # whether something on the way does not show itself in the graph
     counts: tuple[int, int] = (1, 1)  # how many samples there were, and how many words each had
 
-    def holds(self, ends: GraphEnds) -> bool:
-        """Return True if the same was done to tokens in another pass.
+    def nodes_in(self, ends: GraphEnds) -> list[Node] | None:
+        """Return the nodes of another pass in the order of this route; None unless the same was done to tokens there.
 
         All of it stands in one function, because every call of an explanation passes it.
         """
@@ -201,7 +205,7 @@ class Route:
             tuple([kinds.get(type(node)) for node in ends.nodes]) != self.kinds
             or tuple([places[node] for node in ends.nodes]) != self.same
         ):
-            return False
+            return None
         try:
             for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
                 edges = node.next_functions
@@ -212,12 +216,12 @@ class Route:
                     if read != output or (
                         below is not nodes[met] if kind is None else kinds.get(type(below)) is not kind
                     ):
-                        return False
+                        return None
                     if met == -1:
                         nodes.append(below)
         except IndexError:  # a node of fewer edges
-            return False
-        return self._moves_alike(nodes, ends)
+            return None
+        return nodes if self._moves_alike(nodes, ends) else None
 
     def _moves_alike(self, nodes: list[Node], ends: GraphEnds) -> bool:
         """Return True if nodes moved rows by the same, and tables were asked for the same texts."""
@@ -229,6 +233,34 @@ class Route:
         if any([_asked_text(nodes[number], ends.ids) != text for number, text in self.tables]):
             return False
         return all(_is_same(_saved(nodes[number], name), value) for number, name, value in self.tensors)
+
+
+def places_of(wanted: Collection[Node], nodes: Sequence[Node]) -> dict[Node, GraphPlace]:
+    """Return where some nodes of a pass stand: on its route, or below it, as what is made of weights alone."""
+    places: dict[Node, GraphPlace] = {node: (number, ()) for number, node in enumerate(nodes)}
+    waiting = list(nodes)
+    for node in waiting:  # more are added on the way
+        if all(one in places for one in wanted):
+            break
+        number, edges = places[node]
+        for edge, (below, _) in enumerate(node.next_functions):
+            if below is not None and below not in places:
+                places[below] = number, (*edges, edge)
+                waiting.append(below)
+    return {node: places[node] for node in wanted if node in places}
+
+
+def node_at(place: GraphPlace, nodes: Sequence[Node]) -> Node | None:
+    """Return the node that stands at a place of a pass; None if there is none.
+
+    Args:
+        nodes: of the pass, in the order of the route.
+    """
+    node = nodes[place[0]]
+    for edge in place[1]:
+        edges = () if node is None else node.next_functions
+        node = edges[edge][0] if edge < len(edges) else None
+    return node
 
 
 def _is_resized(now: tuple[int, ...], known: tuple[int, ...], counts: tuple[int, int], then: tuple[int, int]) -> bool:

@@ -3,7 +3,7 @@
 Streams that were measured once are remembered, by all that decides them.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,20 +11,23 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.change_tables import FoundChanges
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.coded_gradients import MIXED, sources
-from vitrail.capture.cut_pass import Seen, cut_pass
+from vitrail.capture.cut_pass import CutCall, Seen, cut_pass
 from vitrail.capture.executions import node_of, reached, tensors_in
 from vitrail.capture.measure import CUT_PASS
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import autograd, memory_of, remembered
-from vitrail.capture.signature import GraphEnds, Route, ends_of, read_route
+from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
+from vitrail.capture.stream_changes import ChangeTables, ChangingPass
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
+from vitrail.capture.taps import Tap
 from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
@@ -144,11 +147,15 @@ def _check_same(index: int, keys: Tensor, values: Tensor) -> None:
         )
 
 
-def hidden_tokens(streams: Streams) -> Tensor:
-    """Which tokens are keys of some call and are seen by no query of any: padding, whatever its mask is called."""
+def hidden_tokens(streams: Streams, calls: Sequence[AttentionCall]) -> Tensor:
+    """Return which tokens are keys of some call and are seen by no query of any: padding, whatever its mask is called.
+
+    Args:
+        calls: all attention calls of the pass.
+    """
     asked, seen = (torch.zeros(streams.count, dtype=torch.bool) for _ in range(2))
     for event in streams.attentions:
-        call = streams.seen.calls[event.call].call
+        call = calls[event.call]
         asked[event.keys.flatten()] = True
         shown = call.weights if call.weights is not None else call.mask
         if shown is None:
@@ -274,13 +281,21 @@ class StreamsOfPass:
 
 
 @dataclass(eq=False)
+class KnownPass:
+    """What is known of passes over one route."""
+
+    found: StreamsOfPass
+    where: LastResults
+    attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
+    changes: ChangeTables | None = None  # where a method has asked for it, and modules show it
+
+
+@dataclass(eq=False)
 class _Known:
     """What is known of inputs of one form: tables for each route of tokens, or why there are none."""
 
     cut: Variants[StreamsOfPass] = field(default_factory=Variants[StreamsOfPass])  # of passes whose results are cut
-    plain: Variants[tuple[StreamsOfPass, LastResults]] = field(  # of passes as they are
-        default_factory=Variants[tuple[StreamsOfPass, LastResults]]
-    )
+    plain: Variants[KnownPass] = field(default_factory=Variants[KnownPass])  # of passes as they are
     refusal: SeamError | None = None
 
 
@@ -314,11 +329,11 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
     def measure(seen: Seen, streams: Streams | None = None) -> StreamsOfPass:
         new.clear()
         ends = _cut_ends(seen, inputs)
-        found = None if seen.by_chance else kept.cut.find(ends, partial(_again, seen=seen, inputs=inputs))
-        if found is None:
-            new.append(read_route(ends))
-            found = _measured(seen, inputs, kept, streams)
-        return found
+        met = None if seen.by_chance else kept.cut.find(ends, partial(_again, seen=seen, inputs=inputs))
+        if met is not None:
+            return met[0]
+        new.append(read_route(ends))
+        return _measured(seen, inputs, kept, streams)
 
     with _cut_pass_of_call(model, inputs, measure, sums=sums) as found:
         if new and not found.streams.seen.by_chance:
@@ -343,31 +358,90 @@ def _cut_pass_of_call(
         yield found
 
 
-def known_streams(run: PlainPass, model: nn.Module) -> tuple[StreamsOfPass, LastResults] | None:
-    """Return the streams of a pass as it is, and where tokens are read off it; None where it has to be measured.
+def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, ChangingPass | None] | None:
+    """Return what is known of a pass, and its tensors that changes are read off; None where it has to be measured.
 
     It is known if the same was done to tokens in a pass that was measured.
     """
-    known = _known_of(model, run.inputs).plain.find(_plain_ends(run), lambda one: one)
-    if known is None:
+    met = _known_of(model, run.inputs).plain.find(_plain_ends(run), lambda one: one)
+    if met is None:
         return None
-    found, where = known
-    return replace(found, shown=[_with_words(one, run.inputs) for one in found.shown]), where
+    known, nodes = met
+    found = replace(known.found, shown=[_with_words(one, run.inputs) for one in known.found.shown])
+    return replace(known, found=found), None if known.changes is None else _changing(known.changes, run, nodes)
 
 
-def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults) -> None:
-    """Remember the streams of a pass that was measured, for passes in which the same is done to tokens."""
+def _changing(tables: ChangeTables, run: PlainPass, nodes: Sequence[Node]) -> ChangingPass | None:
+    """Return the tensors that tables name in another pass; None unless each has its place in the graph there.
+
+    Args:
+        nodes: of the other pass, in the order of the route.
+    """
+    found = run.changing(tables.taps)
+    if found is None or [x.shape for x in found.tensors] != tables.shapes:
+        return None
+    places = zip(found.tensors, tables.places, strict=True)
+    return found if all(node_of(x) is node_at(place, nodes) is not None for x, place in places) else None
+
+
+def remember_plain(
+    run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults, changes: FoundChanges | None
+) -> None:
+    """Remember the streams of a pass that was measured, for passes in which the same is done to tokens.
+
+    Args:
+        changes: what its layers add to the streams, where that was measured.
+    """
     if found.streams.seen.by_chance:
         return
     known, ends = _known_of(model, run.inputs).plain, _plain_ends(run)
-    if not ends.complete or known.find(ends, lambda one: one) is not None:  # another scalar was asked for
+    if not ends.complete:
         return
-    known.keep(read_route(ends), (_released(found, saves=keeps_saved(model)), where))
+    met = known.find(ends, lambda one: one)
+    if met is None:
+        new = KnownPass(_released(found, saves=keeps_saved(model)), where, _attending(found.streams.seen.calls))
+        known.keep(route := read_route(ends), new)
+        met = new, route.nodes_in(ends) or []
+    one, nodes = met
+    if changes is not None and one.changes is None and not keeps_saved(model):
+        one.found, one.where = _released(found, saves=False), where  # tables are of these numbers of tokens
+        one.changes = _placed(changes, run, nodes)
 
 
-def has_known_streams(model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if streams of inputs of this form are known."""
-    return bool(_known_of(model, inputs).plain.routes)
+def _placed(changes: FoundChanges, run: PlainPass, nodes: Sequence[Node]) -> ChangeTables | None:
+    """Return the tables with places in the graph of a pass; None where it does not show what was measured."""
+    found = run.changing(changes.tables.taps)
+    if found is None or not all(map(torch.equal, found.tensors, changes.tensors)):
+        return None
+    stand = [node_of(x) for x in found.tensors]
+    places = places_of({node for node in stand if node is not None}, nodes)
+    if not all(node in places for node in stand):
+        return None
+    shapes = [x.shape for x in found.tensors]
+    return replace(changes.tables, places=[places[node] for node in stand], shapes=shapes)
+
+
+def _attending(calls: Sequence[CutCall]) -> frozenset[int] | None:
+    """Return the modules that make all attention calls; None where one is written by hand, in whatever modules."""
+    return None if any(one.call.weights is not None for one in calls) else frozenset(one.module for one in calls)
+
+
+def known_places(model: nn.Module, inputs: Inputs, *, changes: bool) -> tuple[frozenset[Tap], frozenset[int]] | None:
+    """Return where a pass over inputs of this form is read: tensors of modules, and modules that attend.
+
+    No modules that attend stand for all. None where no such pass is known.
+
+    Args:
+        changes: whether a method reads what layers add to the streams.
+    """
+    known = [one for _, one in _known_of(model, inputs).plain.routes if one.changes is not None or not changes]
+    if not known:
+        return None
+    taps = frozenset(
+        tap for one in known if changes and one.changes is not None for tap in one.changes.taps if tap is not None
+    )
+    attending = [one.attending for one in known if one.attending is not None]
+    return taps, frozenset[int]().union(*attending) if len(attending) == len(known) else frozenset()
 
 
 def _plain_ends(run: PlainPass) -> GraphEnds:

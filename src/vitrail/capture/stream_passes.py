@@ -1,8 +1,9 @@
 """One forward pass of a model with several streams, differentiated, and handed out event by event."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
-from vitrail.capture.cut_pass import rooted
+from vitrail.capture.cut_pass import CutCall, rooted
 from vitrail.capture.discovery import is_causal
 from vitrail.capture.executions import start_graph, tensors_in
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
@@ -20,12 +21,14 @@ from vitrail.capture.recording import Layer, Readout, Stream, own_dtypes
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype
-from vitrail.capture.shadow import autograd, hooks
-from vitrail.capture.stream_changes import FeedForward, StreamChanges
+from vitrail.capture.shadow import autograd, hooks, once
+from vitrail.capture.stream_changes import ChangingPass, FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
+from vitrail.capture.taps import SUMS, Tap, Tapped, WatchSums
+from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
-from vitrail.models.taking import generates
+from vitrail.models.taking import every_module, generates
 from vitrail.targets import Target, as_target
 
 Event = tuple[Transition, None] | tuple[AttentionEvent, Layer] | tuple[FeedForward, Layer]
@@ -329,6 +332,16 @@ class PlainPass:
     calls: list[AttentionCall]
     output: object
     answer: StreamAnswer
+    results: list[tuple[CutCall, int]]  # what each call gave, with its version then
+    tapped: Tapped
+
+    def changing(self, taps: Sequence[Tap | None]) -> ChangingPass | None:
+        """Return the tensors that are read off at some places; None if one is not as it was there any more."""
+        tensors, calls = self.tapped.read(taps), [one for one, _ in self.results]
+        kept = all(one.output is not None and writes_to(one.output) == version for one, version in self.results)
+        if tensors is None or not kept or len(calls) != len(self.calls):
+            return None
+        return ChangingPass(calls, tensors, self.tapped.modules)
 
     def on(self, streams: Streams, changes: StreamChanges | None = None) -> StreamPass:
         """Return the same pass on the tokens that were measured."""
@@ -341,19 +354,46 @@ class PlainPass:
 
 
 @contextmanager
-def stream_forward(model: nn.Module, inputs: Inputs) -> Iterator[PlainPass]:
-    """Run a shadow once and keep the operands of every attention call."""
+def stream_forward(
+    model: nn.Module, inputs: Inputs, taps: Collection[Tap] = (), attending: Collection[int] = ()
+) -> Iterator[PlainPass]:
+    """Run a shadow once and keep the operands of every attention call.
+
+    Args:
+        taps: which tensors of modules are kept beside, so that it can be read what layers add to the streams.
+        attending: the numbers of the modules that make all attention calls; none where that is not known.
+    """
     check_model(model)
     check_differentiable(model)
     calls: list[AttentionCall] = []
+    results: list[tuple[CutCall, int]] = []
+    tapped = Tapped(taps)
+
+    def keep(out: Tensor, order: tuple[int, ...]) -> Tensor:
+        results.append((CutCall(calls[-1], [], out, order), writes_to(out)))
+        return out
+
     with autograd(gradients=True):
         some = rooted(inputs)
-        handles = [module.register_forward_hook(_start) for module in model.modules()]
-        with hooks(handles), attention_calls(calls.append, safe=True):
+        handles = [module.register_forward_hook(_start) for module in once(model, "starts", partial(_starting, model))]
+        modules = every_module(model) if attending else []
+        handles += tapped.hooks(model) if taps else []
+        places, cut = [modules[number] for number in attending], keep if taps else None
+        adding = WatchSums(calls)
+        watching = adding if any(tap.module == SUMS for tap in taps) else nullcontext()
+        with hooks(handles), watching, attention_calls(calls.append, safe=True, cut=cut, within=places):
             output = run_model(model, some)
+        tapped.add_sums(adding.sums)
         read = read_answer(output, inputs, calls, generates=generates(model))
         roots = [x for x in tensors_in((some.args, some.kwargs)) if x.requires_grad]
-        yield PlainPass(inputs, roots, calls, output, read)
+        yield PlainPass(inputs, roots, calls, output, read, results, tapped)
+
+
+def _starting(model: nn.Module) -> list[nn.Module]:
+    """Return the modules at whose results the graph may begin: what trained weights make is in it already."""
+    held = [(module, [x for x in module._parameters.values() if x is not None]) for module in every_module(model)]
+    weighing = [(module, own) for module, own in held if own or isinstance(module, nn.Embedding)]
+    return [module for module, own in weighing if not own or not all(x.requires_grad for x in own)]
 
 
 def _start(module: nn.Module, args: tuple, out: object) -> None:

@@ -9,15 +9,15 @@ values.
 """
 
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.seams.call import AttentionCall, allowed_keys, call_shape, positional, read_sdpa
@@ -340,13 +340,44 @@ NotingAttention.__torch_function__._torchdynamo_disable = True  # pyright: ignor
 
 @contextmanager
 def attention_calls(
-    emit: Callable[[AttentionCall], None], *, safe: bool = False, cut: Cut | None = None
+    emit: Callable[[AttentionCall], None],
+    *,
+    safe: bool = False,
+    cut: Cut | None = None,
+    within: Collection[nn.Module] = (),
 ) -> Iterator[Follower]:
     """Report the attention calls of every model that runs inside the block, in this thread.
 
     Args:
         safe, cut: as for `InterceptAttention`.
+        within: the modules that make all calls, where that is known: all else runs at its own speed.
     """
     mode = InterceptAttention(emit, None, lambda: None, safe=safe, cut=cut)
-    with mode:
+    with _only_in(mode, within) if within else mode:
         yield mode.follower
+
+
+@contextmanager
+def _only_in(mode: InterceptAttention, modules: Collection[nn.Module]) -> Iterator[None]:
+    """Intercept attention while one of these modules runs."""
+    running: list[nn.Module] = []
+    entered = ExitStack()
+
+    def enter(module: nn.Module, args: tuple) -> None:
+        if not running:
+            entered.enter_context(mode)
+        running.append(module)
+
+    def leave(module: nn.Module, args: tuple, out: object) -> None:
+        running[-1:] = []  # torch calls this also where an error came before `enter`
+        if not running:
+            entered.close()
+
+    handles = [module.register_forward_pre_hook(enter, prepend=True) for module in modules]
+    handles += [module.register_forward_hook(leave, always_call=True) for module in modules]
+    try:
+        yield
+    finally:  # torch calls no hook after a KeyboardInterrupt
+        entered.close()
+        for handle in handles:
+            handle.remove()

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from vitrail.capture.signature import GraphEnds, Route
+from vitrail.capture.signature import GraphEnds, Node, Route
 from vitrail.models.inputs import Inputs
 
 T = TypeVar("T")
@@ -93,8 +93,10 @@ class Variants(Generic[T]):
     routes: list[tuple[Route, T]] = field(default_factory=list)
     journals: dict[Hashable, T] = field(default_factory=dict)
 
-    def find(self, ends: GraphEnds, fit: Callable[[T], T | None]) -> T | None:
-        """Return what is known of passes like one that ran; None if there was no such pass.
+    def find(self, ends: GraphEnds, fit: Callable[[T], T | None]) -> tuple[T, list[Node]] | None:
+        """Return what is known of passes like one that ran, and the nodes of this one in the order of its route.
+
+        None if there was no such pass.
 
         Args:
             ends: where the graph of the pass is read.
@@ -102,11 +104,12 @@ class Variants(Generic[T]):
         """
         for place, (route, known) in enumerate(self.routes):
             found = fit(known)
-            if found is None or not route.holds(ends):
+            nodes = None if found is None else route.nodes_in(ends)
+            if found is None or nodes is None:
                 continue
             if place:
                 self.routes.insert(0, self.routes.pop(place))
-            return found
+            return found, nodes
         return None
 
     def keep(self, route: Route, found: T, *, most: int = MOST_ROUTES) -> None:
