@@ -210,7 +210,7 @@ class Route:
             for node, steps in zip(nodes, self.steps, strict=False):  # nodes are added on the way
                 edges = node.next_functions
                 if len(edges) != len(steps):
-                    return False
+                    return None
                 for place, output, kind, met in steps:
                     below, read = edges[place]
                     if read != output or (
