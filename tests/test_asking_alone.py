@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.errors import SeamError
 
 WIDTH, CLASS = 8, 1
 
@@ -89,3 +90,25 @@ class Named(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.model(input_ids)
+
+
+class InChunks(Asking):
+    """A block whose attention takes its queries some at a time."""
+
+    def forward(self, x: Tensor, maps: list[Tensor] | None = None) -> Tensor:
+        q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in self.attend(self.norm(x)).chunk(3, dim=-1))
+        parts = [F.scaled_dot_product_attention(some, k, v) for some in q.split(4, dim=2)]
+        x = x + torch.cat(parts, dim=2).transpose(1, 2).flatten(2)
+        return x + self.feed(x)
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+@pytest.mark.parametrize("method", ["gae", "rollout", "tokentm"])
+def test_queries_that_are_taken_some_at_a_time_are_refused(kind, method):
+    torch.manual_seed(0)
+    model = Asked(kind, ALL, ALL)
+    model.blocks = nn.ModuleList([InChunks(ALL), InChunks(ALL)])
+    model = model.double().eval()
+    x = {"input_ids": torch.randint(0, 30, (2, 7))} if kind == "text" else torch.randn(2, 3, 16, 16).double()
+    with pytest.raises(SeamError, match="takes its queries some at a time"):
+        vitrail.explain(Named(model) if kind == "text" else model, x, method, CLASS)

@@ -218,7 +218,7 @@ def test_what_autograd_cannot_differentiate_is_an_error_that_says_so(method):
 
 
 class Recurrence(nn.Module):
-    """A running mean that is written token by token, over values that are overwritten."""
+    """A running sum that is written token by token, over values that are overwritten."""
 
     def __init__(self):
         super().__init__()
@@ -228,11 +228,10 @@ class Recurrence(nn.Module):
     def forward(self, input_ids):
         x = self.embed(input_ids)
         keys, values = self.keys(x), self.values(x)
-        out, total, size = torch.zeros_like(values), torch.zeros_like(values[:, 0]), torch.ones_like(values[:, 0])
+        out, total = torch.zeros_like(values), torch.zeros_like(values[:, 0])
         for i in range(values.shape[1]):
-            weight = keys[:, i].exp()
-            total, size = total + weight * values[:, i], size + weight
-            out[:, i] = total / size
+            total = total + keys[:, i].exp() * values[:, i]
+            out[:, i] = total
             values[:, i] *= 2
         return self.head(out[:, -1])
 

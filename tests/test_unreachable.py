@@ -104,7 +104,7 @@ def test_what_reaches_the_answer_is_untouched(monkeypatch):
     inputs = {"input_ids": ids()}
     reached = changes(model, inputs, scalar)
     held = vitrail.explain(model, inputs, "le_grad", target).scores
-    monkeypatch.setattr("vitrail.api.hold_to_reach", lambda results, run: (results, False))
+    monkeypatch.setattr("vitrail.api.attributions.hold_to_reach", lambda results, run: (results, False))
     free = vitrail.explain(model, inputs, "le_grad", target).scores
     assert bool(free[~reached].any())
     assert torch.equal(held[reached], free[reached])

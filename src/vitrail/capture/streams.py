@@ -220,6 +220,7 @@ def _add_call(streams: Streams, index: int, one: CutCall) -> None:
             f"{one.call.no_query or 'its values are projected on the way'}. Use a gradient method."
         )
     rows, queries = _queries(streams, index, one, query)
+    _check_asked_together(streams, index, queries, key)
     keys = _keys(streams, index, one, key, rows, queries)
     streams.events.append(AttentionEvent(index, queries, keys, rows))
     straight = one.output.permute(one.order)
@@ -266,6 +267,24 @@ def _queries(streams: Streams, index: int, one: CutCall, query: Tensor) -> tuple
     raise refusal or SeamError(
         f"the queries of attention call {index + 1} depend on no tensor that a module was given. Use a gradient method."
     )
+
+
+def _check_asked_together(streams: Streams, index: int, queries: Tensor, key: Tensor) -> None:
+    """Refuse queries of tokens that stand in one sequence with tokens that ask in another call beside this one."""
+    asked = set(streams.sequence_of[queries].unique().tolist())
+    with_others = {source for source, target in streams.since if target in asked}
+    if not with_others or all(streams.sequences[number].queries for number in asked):
+        return
+    results = [place.tensor for place in streams.places if place.result and place.sequences & with_others]
+    if not key.requires_grad or not results:
+        return
+    gradients = torch.autograd.grad(key.sum(), results, retain_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise SeamError(
+            f"attention call {index + 1} asks for {queries.shape[1]} tokens and reads others as they were before those "
+            "asked: attention takes its queries some at a time, so no one map of them can be walked. Use a method that "
+            "follows gradients to the embeddings, such as attn_lrp or integrated_gradients."
+        )
 
 
 def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
