@@ -350,12 +350,9 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
             if place.result:
                 raise SeamError(_mixing(index, int((found == MIXED).sum()), found.numel()))
             continue
-        fed = (found >= 0) & (place.tokens >= 0)
-        if not bool(fed.any()):
+        here = _pairs_of(place, found, ~covered if is_known(place, number) else torch.ones_like(covered))
+        if len(here) == 0:
             continue
-        here = _unique(found[fed], place.tokens[fed])
-        if is_known(place, number):
-            here = here[~covered[here[:, 0]]]
         again = found_tokens[here[:, 1]] & ~covered[here[:, 0]]
         earlier += [(place, here[again])] if bool(again.any()) else []
         pairs.append(here[~again])
@@ -364,6 +361,17 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
         covered[here[:, 0]] = True
     every = torch.cat(pairs)
     return _Made(_unique(*every.T) if len(every) else every, tuple(earlier))
+
+
+def _pairs_of(place: Place, found: Tensor, rows: Tensor) -> Tensor:
+    """Every one of some rows that a place feeds, with the token that feeds it.
+
+    Args:
+        found: the row that every position of the place feeds.
+        rows: which rows are asked for.
+    """
+    fed = (found >= 0) & (place.tokens >= 0) & rows[found.clamp(min=0)]
+    return _unique(found[fed], place.tokens[fed]) if bool(fed.any()) else torch.zeros(0, 2, dtype=torch.long)
 
 
 def _fed_besides(place: Place, operand: Tensor, numbers: Tensor, covered: Tensor) -> Tensor:
