@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail.capture import additions
 from vitrail.capture.additions import at_zero, matrix
-from vitrail.errors import MissingTensorError
+from vitrail.errors import MissingTensorError, VitrailError
 from vitrail.methods import bi, tokentm
 
 transformers = pytest.importorskip("transformers")
@@ -652,3 +652,46 @@ def test_a_layer_scale_is_known_by_what_its_module_does(name, scales):
     for block, one in zip(blocks, recording.layers, strict=True):
         assert torch.equal(one.attention_scale, block.get_parameter(scales.format(1)))
         assert torch.equal(one.ffn_scale, block.get_parameter(scales.format(2)))
+
+
+class OnMaps(nn.Module):
+    """Attention between convolutions over feature maps, which take no rows of channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Conv2d(8, 24, 1)
+        self.out = nn.Sequential(nn.GELU(), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+
+    def forward(self, x):
+        q, k, v = self.mix(x).flatten(2).unflatten(1, (3, 2, 4)).transpose(3, 4).unbind(1)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.out(attended.transpose(2, 3).flatten(1, 2).unflatten(2, x.shape[2:]))
+
+
+class MapBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend, self.feed = OnMaps(), nn.Sequential(nn.Conv2d(8, 12, 1), nn.GELU(), nn.Conv2d(12, 8, 1))
+
+    def forward(self, x):
+        x = x + self.attend(x)
+        return x + self.feed(x)
+
+
+class Maps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 3)
+        self.blocks = nn.Sequential(MapBlock(), nn.MaxPool2d(3), MapBlock())
+
+    def forward(self, x):
+        return self.head(self.blocks(self.patches(x)).mean(dim=(2, 3)))
+
+
+def test_projections_that_take_feature_maps_are_no_raw_error():
+    torch.manual_seed(0)
+    model, x = Maps().double().eval(), torch.randn(2, 3, 12, 12).double()
+    assert vitrail.explain(model, x, "gae", 1).scores.shape == (2, 9)
+    assert vitrail.explain(model, x, target=1).scores.shape == (2, 9)
+    with pytest.raises(VitrailError):
+        vitrail.explain(model, x, "tokentm", 1)

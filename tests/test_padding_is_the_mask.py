@@ -109,3 +109,30 @@ def test_padding_that_another_mask_names_is_padding(own):
     alone = {"input_ids": words[:1, :5], **({} if own else {"padding": more["padding"][:1, :5]})}
     short = vitrail.explain(model, alone, "gae", targets.logit(3))
     torch.testing.assert_close(found.scores[:1, :5], short.scores)
+
+
+class AsksAlone(Small):
+    """The last token, the same word in every text, sees all others and is seen by none."""
+
+    def mask(self, input_ids, attention_mask):
+        n = input_ids.shape[1]
+        seen = causal(n) & (torch.arange(n) != n - 1)
+        return seen[None, None]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_last_token_that_no_token_sees_is_read(by_hand):
+    words = ids(2)
+    words[:, -1] = 9
+    words[:, :-1] = words[:, :-1].where(words[:, :-1] != 9, 8)
+    found = vitrail.explain(AsksAlone(by_hand=by_hand), {"input_ids": words}, "gae", targets.logit(3))
+    assert found.valid is None
+    assert found.readout.tolist() == [7, 7]
+
+
+def test_a_last_word_that_sparse_attention_leaves_out_is_read():
+    model = sparse(causal)
+    for seed in range(20):
+        found = vitrail.explain(model, {"input_ids": ids(2, 8, seed)}, "gae", targets.logit(3))
+        assert found.valid is None, seed
+        assert found.readout.tolist() == [7, 7], seed

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from stream_models import TABLE, prepared
+import transformers
+from stream_models import SEQ2SEQ, TABLE, prepared
 from torch.testing import assert_close
 
 import vitrail
@@ -365,3 +366,18 @@ def test_pictures_of_several_samples_in_one_map_are_refused():
     with pytest.raises(SeamError, match="several samples stand in one map"):
         vitrail.explain(model, inputs, "tokentm", case.target)
     assert vitrail.explain(model, prepared(case, batch=1)[1], "tokentm", case.target).streams["image"].grid == (4, 4)
+
+
+def test_padding_of_a_text_that_is_given_to_its_own_decoder_takes_no_part():
+    """BART classifies by a decoder that reads the text itself, moved by one place and without a mask."""
+    torch.manual_seed(0)
+    config = transformers.BartConfig(**{**SEQ2SEQ, "num_labels": 3, "pad_token_id": 0, "eos_token_id": 2})
+    model = transformers.BartForSequenceClassification(config).double().eval()
+    for x in model.parameters():
+        x.data += 0.1 * torch.randn_like(x)
+    words = torch.tensor([[3, 7, 11, 9, 4, 12, 8, 2], [5, 15, 12, 11, 6, 2, 0, 0]])
+    together = vitrail.explain(model, {"input_ids": words, "attention_mask": (words != 0).long()}, "tokentm", 1)
+    alone = vitrail.explain(model, {"input_ids": words[1:, :6]}, "tokentm", 1)
+    for name in ("encoder", "decoder"):
+        assert_close(together.streams[name].scores[1:, :6], alone.streams[name].scores)
+        assert float(together.streams[name].scores[1, 6:].abs().max()) == 0

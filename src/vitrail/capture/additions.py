@@ -57,8 +57,11 @@ def width_of(module: nn.Module) -> int | None:
 def is_affine(module: nn.Module, given: Tensor) -> bool:
     """Whether a module gives minus twice as much, its value at zero aside, where it is given minus twice as much."""
     rows = given.detach().flatten(0, -2)[:ROWS]
-    nothing = at_zero(module, rows.shape[-1], rows)
-    once, twice = (widen(_call_rows(module, factor * rows)) - nothing for factor in (1, -2))
+    try:
+        nothing = at_zero(module, rows.shape[-1], rows)
+        once, twice = (widen(_call_rows(module, factor * rows)) - nothing for factor in (1, -2))
+    except Unknown:
+        return False
     return _alike(twice, -2 * once, given.dtype)
 
 
@@ -89,8 +92,13 @@ def at_zero(module: nn.Module, width: int, like: Tensor) -> Tensor:
 def _call_rows(module: nn.Module, rows: Tensor) -> Tensor:
     """The module on rows of channels, each a sequence of its own; without hooks, whose users expect real inputs."""
     # Weights of a tensor class of their own handle torch functions themselves, also where modes are off.
-    with torch.no_grad(), with_functions():
-        out = module.forward(rows[:, None])
+    try:
+        with torch.no_grad(), with_functions():
+            out = module.forward(rows[:, None])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # modules fail in any way
+        raise Unknown(f"{type(module).__name__} takes no rows of channels, as a convolution does not") from error
     return (out[0] if isinstance(out, (tuple, list)) else out)[:, 0]
 
 

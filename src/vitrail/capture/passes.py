@@ -13,6 +13,7 @@ from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import Output, Scalar, parts
+from vitrail.capture.padding import FirstCall, hides_word
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.reach import named_by_mask, one_word, reach, unattended
 from vitrail.capture.recompute import light
@@ -65,9 +66,16 @@ class Pass:
     """One forward pass, ready to be differentiated as often as there are scalars to explain."""
 
     def __init__(
-        self, inputs: Inputs, capture: Capture, output: Output, settings: ComputeSettings, structure: Structure
+        self,
+        inputs: Inputs,
+        capture: Capture,
+        output: Output,
+        settings: ComputeSettings,
+        structure: Structure,
+        first_call: FirstCall,
     ) -> None:
         self.inputs, self.capture, self.output, self.settings = inputs, capture, output, settings
+        self.first_call = first_call
         if isinstance(structure.origin, str):
             raise no_origin(structure.origin, capture.body)
         self.structure, self.origin = structure, structure.origin
@@ -141,7 +149,7 @@ class Pass:
         """Return the padding where no attention mask was given; None where there is none.
 
         Tokens that the first layer hides from every query are padding if an argument of the model says so, or if all
-        of them are the same word, and if the answer does not read them.
+        of them are the same word, which is hidden at other places too, and if the answer does not read them.
         """
         hidden, index = unattended(call, self.inputs.batch), self.index
         if hidden is None or (hidden.device.type == "cpu" and not bool(hidden.any())):
@@ -157,7 +165,10 @@ class Pass:
         arguments = (*self.inputs.args, *self.inputs.kwargs.values())
         masks = [x for x in arguments if isinstance(x, Tensor) and x is not self.inputs.shown]
         words = hidden[:, index]
-        said = named_by_mask(words, masks) | named_by_mask(hidden, masks) | one_word(words, self.inputs.ids)
+        said = named_by_mask(words, masks) | named_by_mask(hidden, masks)
+        ids, own = self.inputs.ids, one_word(words, self.inputs.ids)
+        if ids is not None and (own.device.type != "cpu" or bool((own & ~said & words.any(dim=1)).any())):
+            said = said | own & hides_word(words, ids, index, call, self.first_call)
         return hidden & said[:, None] & ~self._read_by_answer(every)
 
     def _read_by_answer(self, every: Tensor) -> Tensor:

@@ -205,11 +205,23 @@ def _text(streams: Streams, index: int, sequence: Sequence, inputs: Inputs) -> S
                 continue
             fed = own
         tokens = torch.where(fed >= 0, fed + sequence.first, -1)
-        mask = inputs.kwargs.get(MASKS.get(name or "", ""))
-        mask = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == ids.shape else None
+        mask = _mask_of(name, ids, inputs)
         label = "decoder" if name == "decoder_input_ids" else "text"
         return ShownStream(label, "text", tokens, index, words=ids.detach().cpu(), given=name, mask=mask)
     return None
+
+
+def _mask_of(name: str | None, ids: Tensor, inputs: Inputs) -> Tensor | None:
+    """Return which words are real by the mask that came with them.
+
+    BART gives the given text, moved by one place, to its decoder: behind a text, its columns are padding there too.
+    """
+    moved = name is None and inputs.ids is not None and torch.equal(ids[:, 1:], inputs.ids[:, :-1])
+    mask = inputs.kwargs.get("attention_mask" if moved else MASKS.get(name or "", ""))
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        return None
+    mask = mask.bool().cpu()
+    return None if moved and bool((mask[:, 1:] & ~mask[:, :-1]).any()) else mask
 
 
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}

@@ -345,19 +345,21 @@ def _transition(pairs: Tensor, tokens: Tensor) -> Transition:
 def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) -> _Made:
     """What the rows of an operand are made of.
 
-    Places are asked from the last to the first. What the tokens found so far are made of is not asked again, unless
-    there are rows that nothing was found to feed.
+    Places are asked from the last to the first. What the tokens found so far are made of is asked again only for rows
+    that nothing was found to feed.
     """
     pairs, earlier = [torch.zeros(0, 2, dtype=torch.long)], []
     known: frozenset[int] = frozenset()
     found_tokens = torch.zeros(streams.count, dtype=torch.bool)
     covered = torch.zeros(int(numbers.max()) + 1, dtype=torch.bool)
 
+    def is_known(place: Place, number: int) -> bool:
+        until = streams.known_until(known)
+        return all(number < until.get(i, -1) for i in place.sequences)
+
     def open_question(number: int) -> bool:
-        place, until = streams.places[number], streams.known_until(known)
-        if all(number < until.get(i, -1) for i in place.sequences):
-            return False
-        return not (place.sequences <= known and bool(covered.all()))
+        place = streams.places[number]
+        return not bool(covered.all()) or not (is_known(place, number) or place.sequences <= known)
 
     for number, found in _fed(streams, operand, numbers, open_question):
         place = streams.places[number]
@@ -367,10 +369,9 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
             if place.result:
                 raise SeamError(_mixing(index, int((found == MIXED).sum()), found.numel()))
             continue
-        fed = (found >= 0) & (place.tokens >= 0)
-        if not bool(fed.any()):
+        here = _pairs_of(place, found, ~covered if is_known(place, number) else torch.ones_like(covered))
+        if len(here) == 0:
             continue
-        here = _unique(found[fed], place.tokens[fed])
         again = found_tokens[here[:, 1]] & ~covered[here[:, 0]]
         earlier += [(place, here[again])] if bool(again.any()) else []
         pairs.append(here[~again])
@@ -379,6 +380,17 @@ def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) ->
         covered[here[:, 0]] = True
     every = torch.cat(pairs)
     return _Made(_unique(*every.T) if len(every) else every, tuple(earlier))
+
+
+def _pairs_of(place: Place, found: Tensor, rows: Tensor) -> Tensor:
+    """Every one of some rows that a place feeds, with the token that feeds it.
+
+    Args:
+        found: the row that every position of the place feeds.
+        rows: which rows are asked for.
+    """
+    fed = (found >= 0) & (place.tokens >= 0) & rows[found.clamp(min=0)]
+    return _unique(found[fed], place.tokens[fed]) if bool(fed.any()) else torch.zeros(0, 2, dtype=torch.long)
 
 
 def _fed_besides(place: Place, operand: Tensor, numbers: Tensor, covered: Tensor) -> Tensor:
