@@ -168,15 +168,13 @@ def as_image(given: object) -> Any:  # noqa: ANN401
     """A PIL image of a picture, of the name of its file, or of an array [h, w, 3]."""
     from PIL import Image
 
-    from vitrail.models.loading.images import BROKEN, open_image, to_rgb, upright
+    from vitrail.models.loading.images import open_image, reading, to_rgb, upright
 
     if isinstance(given, (str, Path)):
         return open_image(as_path(given, "an image"))
     if isinstance(given, Image.Image):
-        try:
+        with reading():  # it was opened, but nothing was read of it yet
             return to_rgb(upright(given))
-        except BROKEN as error:  # it was opened, but nothing was read of it yet
-            raise InputError(f"the picture cannot be read: {error}") from error
     if isinstance(given, Tensor):
         raise InputError("a list of tensors is no batch: stack them with torch.stack, as the model takes them.")
     if isinstance(given, np.ndarray):

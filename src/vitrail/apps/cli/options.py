@@ -19,7 +19,8 @@ import vitrail
 from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
 from vitrail.models.folders import PICTURES, TEXTS
-from vitrail.models.texts import check_text, is_blank
+from vitrail.models.texts import check_text, decode_text, is_blank
+from vitrail.models.texts import read_text as read_file
 
 ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
 """What one explanation can be written as."""
@@ -95,24 +96,14 @@ def read_text(given: str) -> str:
     if given == "-":
         if sys.stdin is None:
             raise InputError("stdin is closed: there is no text to read from it.")
-        return check_text(_decoded(sys.stdin.buffer.read(), "stdin"), "stdin")
+        return check_text(decode_text(sys.stdin.buffer.read(), "stdin"), "stdin")
     if os.path.isdir(given):
         raise InputError(f"{given} is a folder, but the model reads text: give a text or a .txt file.")
     if looks_like_file(given) and Path(given).suffix.lower() == ".txt":
-        try:
-            return check_text(_decoded(Path(given).read_bytes(), given), given)
-        except OSError as error:
-            raise InputError(f"{given} cannot be read as text: {error.strerror}.") from error
+        return check_text(read_file(Path(given)), given)
     if os.path.isfile(given):
         raise InputError(f"{given} is a file that is not .txt, but the model reads text.")
     return check_text(given, "the argument")
-
-
-def _decoded(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where} cannot be read as text: it is not UTF-8.") from error
 
 
 def check_presets(specs: Sequence[Spec], preset: str) -> None:

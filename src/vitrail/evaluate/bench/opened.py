@@ -35,7 +35,7 @@ from vitrail.evaluate.data.files import read_lines, require_file
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.evaluate.stitch import SHIPPED, open_shipped
 from vitrail.models.folders import images_in
-from vitrail.models.loading import Loaded, find_device, load
+from vitrail.models.loading import Loaded, load
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -232,16 +232,15 @@ class Opened:
 @lru_cache(maxsize=2)
 def open_model(spec: ModelSpec, device: str) -> Opened:
     """The model, loaded once; two stay loaded."""
-    place = find_device(device)
     with own_generators():  # a new model draws its first weights
-        loaded = load(spec.name, arch=spec.arch)
+        loaded = load(spec.name, arch=spec.arch, device=device)
     if loaded.task not in KINDS:
         raise ModelError(
             f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or "
             "texts or answer questions, and causal language models."
         )
-    loaded.model.to(place).requires_grad_(requires_grad=False)
-    return Opened(loaded, place)
+    loaded.model.requires_grad_(requires_grad=False)
+    return Opened(loaded, torch.device(device))
 
 
 @lru_cache(maxsize=4)

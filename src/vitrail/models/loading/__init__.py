@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 LONGEST_NAME = 1024
 
 
-def load(name: str | Path, *, arch: str | None = None, pickles: bool = False, task: str | None = None) -> Loaded:
-    """A model that is ready to be explained, in evaluation mode on the CPU.
+def load(
+    name: str | Path,
+    *,
+    arch: str | None = None,
+    pickles: bool = False,
+    task: str | None = None,
+    device: str = "cpu",
+) -> Loaded:
+    """A model that is ready to be explained, in evaluation mode.
 
     Args:
         name: `photo`, `sentiment` or `lookup` (the models inside the package), a timm name, a Hugging Face id or
@@ -26,10 +33,13 @@ def load(name: str | Path, *, arch: str | None = None, pickles: bool = False, ta
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
         task: `causal` refuses all but causal language models; None takes every model.
+        device: where its weights are kept, such as `cuda`.
     """
+    place = find_device(device)
     loaded = _load(name, arch, task, pickles=pickles)
     if task not in (None, loaded.task):
         raise wrong_task(str(name), loaded.task)
+    loaded.model.to(place)
     return loaded
 
 

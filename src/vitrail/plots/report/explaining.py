@@ -29,6 +29,7 @@ from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.folders import TEXTS, files_in, images_in
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
+from vitrail.models.texts import read_text
 from vitrail.plots.pictures import Picture, as_picture, sample_map, thumbnail, with_map
 from vitrail.plots.report.pages import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
 from vitrail.plots.tokens import pieces
@@ -69,7 +70,7 @@ def _pictures(source: Path, loaded: Loaded, *, squash: bool) -> list[Item]:
 
 def _texts(source: Path, loaded: Loaded) -> list[Item]:
     def read(text: str | Path) -> tuple[Sample, str]:
-        text = _content(text) if isinstance(text, Path) else text
+        text = read_text(text) if isinstance(text, Path) else text
         return loaded.text(text.strip()), text.strip()
 
     if source.is_dir():
@@ -77,19 +78,11 @@ def _texts(source: Path, loaded: Loaded) -> list[Item]:
         if not paths:
             raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
         return [(path.name, partial(read, path)) for path in paths]
-    lines = enumerate(_content(source).splitlines(), 1)
+    lines = enumerate(read_text(source).splitlines(), 1)
     found: list[Item] = [(f"line {n}", partial(read, line)) for n, line in lines if line.strip()]
     if not found:
         raise InputError(f"{source} is empty: write one sentence on each line.")
     return found
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path} cannot be read as text: {reason}.") from error
 
 
 FILL = "black"
