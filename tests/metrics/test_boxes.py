@@ -70,5 +70,5 @@ def test_boxes_that_are_none_are_refused(boxes, help):
 
 
 def test_a_negative_margin_is_refused():
-    with pytest.raises(InputError, match="at least 0, not -1"):
+    with pytest.raises(InputError, match="at least 0 and at most 10000, not -1"):
         metrics.pointing_game(np.ones((1, 2, 2)), np.ones((1, 2, 2)), margin=-1)

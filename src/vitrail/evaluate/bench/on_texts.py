@@ -14,10 +14,12 @@ from torch import Tensor
 
 from vitrail.errors import InputError
 from vitrail.evaluate import answers, metrics
-from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
+from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
 from vitrail.evaluate.data.examples import TextExample
+from vitrail.evaluate.metrics.areas import drops, log_ratios
+from vitrail.evaluate.metrics.arrays import f1_of
 from vitrail.evaluate.metrics.texts import blank_id, kept_ids, top
 
 
@@ -91,15 +93,18 @@ def real_rows(batch: Batch, scores: Tensor) -> list[np.ndarray]:
 
 def _drop(name: str, metric: str, *, higher: bool, absolute: bool = False) -> Column:
     def features(values: Stored) -> Array:
-        drops = np.array([[row["p"]] for (row,) in values]) - np.array([row["p_k"] for (row,) in values])
-        return (np.abs(drops) if absolute else drops).mean(axis=1, keepdims=True)
+        return drops(*_probabilities(values), absolute=absolute).mean(axis=1, keepdims=True)
 
     return Column(name, (metric,), higher, features)
 
 
 def _log_odds(values: Stored) -> Array:
-    clean, removed = np.array([[row["p"]] for (row,) in values]), np.array([row["p_k"] for (row,) in values])
-    return (np.log(np.maximum(removed, TINY)) - np.log(np.maximum(clean, TINY))).mean(axis=1, keepdims=True)
+    return log_ratios(*_probabilities(values)).mean(axis=1, keepdims=True)
+
+
+def _probabilities(values: Stored) -> tuple[Array, Array]:
+    """The clean probability of each text, and those at each level."""
+    return np.array([row["p"] for (row,) in values]), np.array([row["p_k"] for (row,) in values])
 
 
 def _f1_columns(protocol: Protocol) -> list[Column]:
@@ -119,7 +124,7 @@ def _f1(values: Stored) -> Array:
 
 
 def _f1_curve(row: Mapping[str, Any]) -> Array:
-    return 2 * np.array(row["hits"], dtype=np.float64) / np.maximum(np.array(row["chosen"]) + row["gold"], 1)
+    return f1_of(np.array(row["hits"], dtype=np.float64), np.array(row["chosen"]), row["gold"])
 
 
 def _removal_panel(name: str) -> CurvePanel:
