@@ -1,17 +1,17 @@
 """Metrics of pictures as the bench runs them: counts against masks and boxes, points of perturbation curves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.evaluate import metrics
+from vitrail.evaluate import metrics, removal
 from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.protocols import Protocol
@@ -69,21 +69,9 @@ def known(found: T | str) -> T:
     return found
 
 
-def _watched(batch: Pictures) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """The model's logits of pictures as a function, and the list to which each of its calls adds what is predicted."""
-    predicted: list[Tensor] = []
-
-    def score(images: Tensor) -> Tensor:
-        logits = batch.score(images)
-        predicted.append(logits.argmax(dim=1))
-        return logits
-
-    return score, predicted
-
-
-def _points(hits: list[Tensor], probability: Float[np.ndarray, "b n"]) -> Values:
-    """Hits and probability of each example, from the hits of every level."""
-    pairs = zip(torch.stack(hits, dim=1).tolist(), probability.tolist(), strict=True)
+def _points(hits: Bool[np.ndarray, "b n"], probability: Float[np.ndarray, "b n"]) -> Values:
+    """Hits and probability of each example at every level."""
+    pairs = zip(hits.tolist(), probability.tolist(), strict=True)
     return [{"hits": list(map(int, hit)), "probability": likely} for hit, likely in pairs]
 
 
@@ -91,27 +79,19 @@ def curve(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
     """Hits and probability at every level, pixels or patches removed in this order."""
 
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
-        inner = [level for level in protocol.levels if 0 < level < 1]
-        score, predicted = _watched(batch)
-        found = metrics.perturbation_curve(
-            score,
+        found = removal.picture_curves(
+            batch.score,
             batch.images,
             shown.places if protocol.units == "patches" else shown.finest,
-            torch.tensor(shown.classes),
+            shown.classes,
+            levels=protocol.levels,
             order=order,
-            levels=inner,
             fill=batch.fill(protocol.fill),
             units=protocol.units,
-            batch=max(batch.settings.forward_batch, len(batch.images)),  # so that a level is never split
+            batch=batch.settings.forward_batch,
+            ends=(batch.logits, batch.without_everything(protocol.fill) if protocol.levels[-1] == 1 else None),
         )
-        # The first and the last point are the same for all maps: they are computed once for all methods.
-        ends = [batch.logits, *([batch.without_everything(protocol.fill)] if protocol.levels[-1] == 1 else [])]
-        points = [_probability(logits, shown.classes) for logits in ends]
-        tops = [logits.argmax(dim=1) for logits in ends]
-        judged = _judged(batch, protocol)
-        classes = [tops[0], *torch.cat(predicted).view(len(inner), -1), *tops[1:]]
-        probability = np.stack([points[0], *found.probability, *points[1:]], axis=1)
-        return _points([seen == judged for seen in classes], probability)
+        return _points(found.predicted == _judged(batch, protocol)[:, None], found.probability)
 
     return measure
 
@@ -132,10 +112,17 @@ def road(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
 
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
         levels = [level for level in protocol.levels if level < 1]
-        judged, labels = _judged(batch, protocol), torch.tensor(shown.classes)
-        score, predicted = _watched(batch)
+        predicted: list[Tensor] = []
+
+        def score(images: Tensor) -> Tensor:
+            logits = batch.score(images)
+            predicted.append(logits.argmax(dim=1).cpu())
+            return logits
+
+        labels = torch.tensor(shown.classes)
         found = metrics.road(score, batch.images, shown.finest, labels, order=order, levels=levels)
-        return _points([seen == judged for seen in predicted], found.curve)
+        hits = torch.stack(predicted, dim=1).numpy() == _judged(batch, protocol)[:, None]
+        return _points(hits, found.curve)
 
     return measure
 
@@ -144,9 +131,9 @@ def _masks(batch: Pictures) -> Tensor:
     return torch.stack([batch.mask(number) for number in range(len(batch.examples))])
 
 
-def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
+def _judged(batch: Pictures, protocol: Protocol) -> Int[np.ndarray, " b"]:
     """The class that counts as a hit."""
-    predicted = batch.logits.argmax(dim=1)
+    predicted = batch.logits.argmax(dim=1).cpu().numpy()
     if protocol.judged == "predicted":
         return predicted
     classes = batch.logits.shape[1]
@@ -154,12 +141,7 @@ def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
         if label is not None and not 0 <= label < classes:
             raise InputError(f"{key}: the label {label} is none of the model's {classes} classes.")
     known = [own if label is None else label for own, label in zip(predicted.tolist(), batch.labels, strict=True)]
-    return torch.tensor(known, device=predicted.device)
-
-
-def _probability(logits: Tensor, classes: Sequence[int]) -> Float[np.ndarray, " b"]:
-    chosen = torch.tensor(classes, device=logits.device)[:, None]
-    return logits.log_softmax(dim=1).gather(1, chosen)[:, 0].double().exp().cpu().numpy()
+    return np.array(known)
 
 
 POINTS = 1 + len(THRESHOLDS)

@@ -13,31 +13,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.evaluate import answers, metrics
+from vitrail.evaluate import answers, metrics, removal
 from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
 from vitrail.evaluate.data.examples import TextExample
 from vitrail.evaluate.metrics.areas import drops, log_ratios
 from vitrail.evaluate.metrics.arrays import f1_of
-from vitrail.evaluate.metrics.texts import blank_id, kept_ids, top
+from vitrail.evaluate.metrics.texts import top
 
 
 def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Protocol], Values]:
     """The clean probability and that of every level, tokens deleted, replaced or kept alone."""
 
     def measure(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
-        levels, tokenizer = mode or protocol.text_mode, batch.opened.loaded.tokenizer
+        levels = mode or protocol.text_mode
         pairs = any(getattr(example, "second", None) is not None for example in batch.examples)
-        found = metrics.text_curve(
-            batch.score,
-            [row.tolist() for row in real_rows(batch, batch.inputs["input_ids"])],
+        found = removal.text_curves(
+            batch.opened.loaded,
+            real_rows(batch, batch.inputs["input_ids"]),
             real_rows(batch, shown.scores),
-            torch.tensor(shown.classes),
-            special=() if pairs and levels == "attcat" else kept_ids(tokenizer),
+            shown.classes,
             how=how,
             mode=levels,
-            pad=blank_id(tokenizer),
+            special=() if pairs and levels == "attcat" else None,
+            score=batch.score,
             batch=batch.settings.forward_batch,
         )
         return [{"p": p, "p_k": list(k)} for p, k in zip(found.p.tolist(), found.p_k.tolist(), strict=True)]

@@ -26,6 +26,7 @@ from vitrail.evaluate.data.examples import IGNORE, ImageExample
 from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 from vitrail.evaluate.data.segmented import SPELT_IN_VOC, VOC
 from vitrail.evaluate.metrics import fills
+from vitrail.evaluate.removal import seen_pixels
 from vitrail.evaluate.stitch import SHIPPED, open_shipped, plan_canvas, stitch
 
 # By VOC's class: numbers among ImageNet's 1,000 classes, (first, last) for neighbours.
@@ -234,9 +235,9 @@ def read_pictures(
             broken[example.key] = str(error)
             continue
         good.append(example)
-        pixels.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-    stacked = torch.stack(pixels) if pixels else torch.zeros(0, 3, *(opened.loaded.image_size or (1, 1)))
-    images = stacked.to(opened.device).to(next(opened.loaded.model.parameters()).dtype) / 255
+        assert picture is not None
+        pixels.append(seen_pixels(opened.loaded, picture))
+    images = torch.cat(pixels) if pixels else torch.zeros(0, 3, *(opened.loaded.image_size or (1, 1)))
     return Pictures(opened, settings, good, images, protocol.view), broken
 
 
