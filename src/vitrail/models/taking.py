@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError, TargetError, as_path
+from vitrail.models.shipped import MODELS
 from vitrail.models.texts import check_text
 from vitrail.targets import Target
 
@@ -69,7 +70,7 @@ def prepared(model: object, inputs: object) -> Prepared:
     """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
     if isinstance(inputs, Prepared):
         return inputs
-    holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
+    holder = _embedded(model) if isinstance(model, str) and model in MODELS else model
     config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
     named = getattr(holder, "class_names", None), getattr(config, "id2label", None)
     names = next((found for found in named if isinstance(found, (tuple, Mapping))), None)
@@ -204,12 +205,9 @@ def _embedded(name: str) -> Any:  # noqa: ANN401
     return zoo.load_plain(name)
 
 
-EMBEDDED = ("photo", "sentiment", "lookup")
-
-
 def taken(model: object) -> nn.Module:
     """The module to explain, or an error that says what was given and what to give instead."""
-    if isinstance(model, str) and model in EMBEDDED:
+    if isinstance(model, str) and model in MODELS:
         return _embedded(model).model
     if isinstance(model, nn.Module):
         sentences = any(base.__module__.startswith("sentence_transformers") for base in type(model).__mro__)
@@ -246,7 +244,7 @@ def _what(model: object) -> str:
         return "None. Did the function that builds the model return it?"
     if isinstance(model, str):
         return (
-            f"the text {model!r}. Names that work here are {', '.join(EMBEDDED)}. Load another model first, for "
+            f"the text {model!r}. Names that work here are {', '.join(MODELS)}. Load another model first, for "
             "example with vitrail.models.loading.load, transformers or timm, and pass it."
         )
     if isinstance(model, type):

@@ -19,6 +19,7 @@ import vitrail
 from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
 from vitrail.models.folders import PICTURES, TEXTS
+from vitrail.models.shipped import CLASSES, MODELS
 from vitrail.models.texts import check_text, decode_text, is_blank
 from vitrail.models.texts import read_text as read_file
 
@@ -29,7 +30,6 @@ STDOUT = Path("-")
 PRESETS = tuple(dict.fromkeys(["recommended", *(preset for entry in METHODS.values() for preset in entry.presets)]))
 FILES = {".wav", *TEXTS, *PICTURES}
 LONGEST_NAME = 255
-EMBEDDED = ("photo", "sentiment", "lookup")
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def check_source(source: Source, model: str = "") -> None:
 
 def check_model(name: str) -> None:
     """Refuse a misspelt name of an embedded model at once, without the libraries that know all other names."""
-    if name in EMBEDDED or os.path.exists(name) or "/" in name:
+    if name in MODELS or os.path.exists(name) or "/" in name:
         return
-    near = get_close_matches(name.strip().casefold(), EMBEDDED, n=1, cutoff=0.75)
+    near = get_close_matches(name.strip().casefold(), MODELS, n=1, cutoff=0.75)
     if near:
         raise ModelError(f"there is no model {name!r}. Did you mean {near[0]}? A Hugging Face id is owner/name.")
 
@@ -222,16 +222,6 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-CLASSES = {
-    "photo": (
-        "tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck",
-        "gas pump", "golf ball", "parachute",
-    ),
-    "sentiment": ("negative", "positive"),
-}  # fmt: skip
-"""The classes of the embedded models, for completion; a test compares them with the models."""
-
-
 def completes(words: Iterable[str]) -> Callable[[str], list[str]]:
     """A function that gives the words that begin like what is typed so far."""
     known = list(words)
@@ -245,7 +235,7 @@ def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 METHOD_NAMES = completes([DEFAULT_METHOD, *METHODS])
-MODEL_NAMES = completes(EMBEDDED)
+MODEL_NAMES = completes(MODELS)
 
 input_option = partial(typer.Option, rich_help_panel="What to explain")
 aim_option = partial(typer.Option, rich_help_panel="Model and methods")

@@ -9,7 +9,7 @@ from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import PICKLES, is_cached, load_huggingface, wrong_task
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
 from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights, timm_names
-from vitrail.models.zoo import NAMES as EMBEDDED
+from vitrail.models.shipped import MODELS as EMBEDDED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,14 +82,11 @@ def _check_name(name: str) -> Path:
     return path
 
 
-EMBEDDED_TASKS = {"photo": "image", "sentiment": "sequence", "lookup": "causal"}
-
-
 def load_embedded(name: str) -> Loaded:
     """A model inside the package with its preprocessing or tokenizer."""
     from vitrail.models.zoo.photo import SIZE
 
-    found, task = zoo.load_plain(name), EMBEDDED_TASKS[name]
+    found, task = zoo.load_plain(name), EMBEDDED[name]
     text = task != "image"
     return Loaded(
         model=found.model,
