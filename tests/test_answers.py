@@ -358,7 +358,11 @@ def test_the_command_line_answers(language_model, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"caf\xe9", "doc.txt is no text in UTF-8: byte 3"), (b" \n", "doc.txt is empty"), (None, "cannot be read: No")],
+    [
+        (b"caf\xe9", "doc.txt is not text in UTF-8: byte 3"),
+        (b" \n", "doc.txt is empty"),
+        (None, "there is no file"),
+    ],
 )
 def test_a_context_that_cannot_be_read_is_named(content, words, tmp_path):
     from vitrail.apps.cli.explain import read_document

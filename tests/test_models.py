@@ -11,8 +11,10 @@ from saved_models import ARCH, save_bert, save_gpt2, save_headless_bert, save_qu
 from torch.testing import assert_close
 
 from vitrail.api.many import picture_batches
-from vitrail.apps.cli.explain import _readable
-from vitrail.apps.cli.options import looks_like_file
+from vitrail.apps.cli.explain import _readable, read_document
+from vitrail.apps.cli.options import looks_like_file, read_text
+from vitrail.apps.web import Limits
+from vitrail.apps.web.explaining import read_picture
 from vitrail.errors import InputError, ModelError, TargetError
 from vitrail.evaluate.bench.opened import read_picture_folder
 from vitrail.evaluate.data.labelled import IMAGENETTE, find_pictures
@@ -20,6 +22,8 @@ from vitrail.evaluate.data.segmented import read_text_layout
 from vitrail.models.folders import PICTURES, images_in
 from vitrail.models.loading import find_class, find_token, load
 from vitrail.models.loading.images import FORMATS, View, open_image
+from vitrail.models.taking import as_image
+from vitrail.models.texts import read_text as read_text_file
 from vitrail.plots.report.explaining import items_of
 from vitrail.tools.audit import read_folders
 
@@ -310,3 +314,39 @@ def test_the_endings_are_those_that_pillow_knows_of_the_formats_that_are_opened(
     Image.init()
     assert {ending for ending, form in Image.registered_extensions().items() if form in FORMATS} == PICTURES
     assert all(looks_like_file(f"absent{ending}") for ending in PICTURES)
+
+
+TEXT_DOORS = {
+    "explain": lambda path: read_text(str(path)),
+    "answer": read_document,
+    "report": lambda path: items_of(path.parent, load("sentiment"), squash=False, limit=None)[0][1]()[1],
+    "rationales": lambda path: read_text_file(path, key="").strip(),
+}
+
+
+@pytest.mark.parametrize("door", TEXT_DOORS)
+def test_a_text_is_read_the_same_through_every_door(door, tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree")
+    assert TEXT_DOORS[door](path) == "one\ntwo\nthree"
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match=r"one\.txt is not text in UTF-8: byte 3 cannot be read"):
+        TEXT_DOORS[door](path)
+
+
+PICTURE_DOORS = {
+    "explain": open_image,
+    "many": lambda path: picture_batches([path], np.array)[0].load(),
+    "bench": lambda path: read_picture_folder(path.parent)[0].image,
+    "page": lambda path: read_picture(path.read_bytes(), Limits()),
+    "python": lambda path: as_image(Image.open(path)),
+}
+
+
+@pytest.mark.parametrize("door", PICTURE_DOORS)
+def test_a_picture_that_is_cut_short_is_refused_in_the_same_words(door, tmp_path):
+    Image.effect_noise((64, 64), 90).save(tmp_path / "one.png")
+    whole = (tmp_path / "one.png").read_bytes()
+    (tmp_path / "one.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"cannot be read as an image: image file is truncated"):
+        PICTURE_DOORS[door](tmp_path / "one.png")

@@ -1,5 +1,7 @@
 """Words become values in one place."""
 
+import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,8 @@ import pytest
 from vitrail.errors import MethodError, OptionError
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench.protocols import PROTOCOLS, find_protocol
-from vitrail.methods import METHODS, ByKind, parse_spec
-from vitrail.methods.option_text import parse_call, read_value
+from vitrail.methods import METHODS, ByKind, option_text, parse_spec
+from vitrail.methods.option_text import parse_call, plain_types, read_value
 
 NUMBERS = [
     ("2", (str, int), 2),
@@ -106,3 +108,16 @@ def test_options_of_data_sets_have_their_declared_types():
     assert bench.parse_data("squad2(answerable=true)=dev.json").options == {"answerable": True}
     with pytest.raises(OptionError, match=r"imagenet has no option 'fould'\. Did you mean fold"):
         bench.parse_data("imagenet(fould=0)=val")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_types_read_from_the_source_are_those_of_the_function(name):
+    place = f"vitrail.methods.{METHODS[name].built_by}"
+    given = inspect.signature(option_text.load(place)).parameters
+    assert option_text.types_of(place) == {option: plain_types(given[option].annotation) for option in given}
+
+
+def test_an_annotation_that_is_not_in_the_table_is_looked_up_and_never_run():
+    for text in ("__import__('os').getcwd()", "Literal['a']", "Tensor", "1", "int & str"):
+        with pytest.raises(LookupError):
+            option_text._types(ast.parse(text, mode="eval").body)

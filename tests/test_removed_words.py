@@ -13,6 +13,7 @@ import vitrail
 from vitrail import targets
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics import text_curve
+from vitrail.models.loading import Loaded
 
 LONG, SHORT = [5, 7, 9, 11, 13, 6, 8, 3], [12, 14, 16, 18, 3]
 TIGHT = {"atol": 1e-10, "rtol": 0}
@@ -270,7 +271,8 @@ class Page:
     def __init__(self, model, ids):
         tokenizer = SimpleNamespace(all_special_ids=[], pad_token_id=0, eos_token_id=None, unk_token_id=None)
         self.sample = SimpleNamespace(inputs={"input_ids": torch.tensor([ids])})
-        self.opened = SimpleNamespace(loaded=SimpleNamespace(tokenizer=tokenizer, model=model), twin=None)
+        self.kind = "text"
+        self.opened = SimpleNamespace(loaded=Loaded(model, "", "text", "sequence", 2, tokenizer=tokenizer), twin=None)
         self.opened.twin = self.opened
 
 
@@ -288,7 +290,7 @@ def test_the_page_cuts_words_of_texts_without_special_tokens(kind):
         with unchecked():
             assert_close(removing._without_tokens(case, cells), truth, **TIGHT)
     with unchecked():
-        curves = removing._text(case, 1, None, -torch.arange(8.0).double()[None], "")
+        curves = removing._curves(case, 1, None, -torch.arange(8.0).double()[None], "")
     for level in (1, 5, 9):
         left = LONG[round(len(LONG) * level / 10) :]
         with torch.no_grad():

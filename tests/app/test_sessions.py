@@ -135,5 +135,5 @@ def test_a_text_that_cannot_be_explained_is_said_so(text):
 def test_the_examples_are_those_of_the_demo():
     assert tuple(kept.TEXTS.values()) == (*demo.SENTENCES, demo.QUESTION)
     assert [f"{name}.jpg" for name in kept.PICTURES] == list(demo.PICTURES)
-    with Image.open(kept.picture_path("temple")) as picture:
+    with Image.open(kept.PATHS["temple"]) as picture:
         assert picture.size[0] == picture.size[1]

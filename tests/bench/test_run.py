@@ -19,15 +19,17 @@ from transformers import (
 from type_checks import unchecked
 
 import vitrail
-from vitrail import compare
+from vitrail import compare, targets
 from vitrail.api import explainer
 from vitrail.apps.web import removing
+from vitrail.capture.forward import predict
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import worker
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.data import resize_mask
 from vitrail.evaluate.metrics import texts
+from vitrail.evaluate.stitch import open_shipped
 from vitrail.models.loading import load
 from vitrail.plots import report
 
@@ -161,10 +163,10 @@ def test_the_page_the_report_and_the_bench_remove_the_same_words(kind, kept, tmp
 
     opened = SimpleNamespace(loaded=loaded)
     opened.twin = opened
-    case = SimpleNamespace(opened=opened, sample=loaded.text(text))
+    case = SimpleNamespace(kind="text", opened=opened, sample=loaded.text(text))
     gae = vitrail.explain(loaded.model, case.sample.inputs, "gae")
     with unchecked():
-        (on_page,) = removing._text(case, int(gae.target.first[0]), gae, gae.scores.double(), "")
+        (on_page,) = removing._curves(case, int(gae.target.first[0]), gae, gae.scores.double(), "")
         removed_at, _ = removing._removed_tokens(case, gae, gae.scores.double())
 
     np.testing.assert_allclose(on_page, measured["p_k"], rtol=1e-4)
@@ -173,6 +175,40 @@ def test_the_page_the_report_and_the_bench_remove_the_same_words(kind, kept, tmp
     ids = case.sample.inputs["input_ids"][0].numpy()
     assert ids[removed_at == 255].tolist() == kept
     assert [levels[-1].tolist() for levels in left if len(levels) == 11] == [kept or [0]] * len(left)
+
+
+def test_the_page_the_report_and_the_bench_have_the_same_curve_of_a_picture(place, plan_of, tmp_path, monkeypatch):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    open_shipped("temple").save(folder / "temple.png")
+    (protocol,) = bench.protocols_of(("vitrail",))
+    plan = plan_of(
+        data=(bench.DataSpec("pictures", str(folder)),),
+        trials=(bench.Trial("gae"),),
+        protocols=(protocol.with_(levels=list(removing.LEVELS), view="crop", units="patches"),),
+        metrics=("positive",),
+    )
+    bench.run(plan, tmp_path / "r.db")
+    (measured,) = values(tmp_path / "r.db", "gae", "positive").values()
+
+    loaded = load(str(place / "vit"))
+    sample = loaded.image(open_shipped("temple"))
+    best = targets.logit(int(predict(loaded.model, sample.inputs).logits.argmax()))
+    (entry,) = report.of_inputs(loaded, folder, "gae", targets=[best], curves=True).entries
+
+    opened = SimpleNamespace(loaded=loaded)
+    opened.twin = opened
+    case = SimpleNamespace(kind="image", opened=opened, sample=sample)
+    gae = vitrail.explain(loaded.model, sample.inputs, "gae", best)
+    label = int(gae.target.first[0])
+    with unchecked():
+        (on_page,) = removing._curves(case, label, gae, gae.scores, "black")
+        monkeypatch.setattr(removing, "unit_of", lambda like: "pixels")  # as the report removes them
+        (of_pixels,) = removing._curves(case, label, gae, gae.scores, "black")
+
+    assert np.ptp(on_page) > 0.01
+    np.testing.assert_allclose(on_page, measured["probability"], rtol=1e-5)
+    np.testing.assert_allclose(of_pixels, entry.rows[0].maps[0].curve, rtol=1e-5)
 
 
 def test_a_second_run_computes_nothing_and_changes_nothing(plan_of, tmp_path, monkeypatch):

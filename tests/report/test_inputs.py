@@ -183,7 +183,7 @@ def test_texts_may_be_lines_or_files_and_broken_ones_are_listed(bert, tmp_path):
     assert [(e.name, e.text) for e in lines.entries] == [("line 1", "the quick fox"), ("line 3", "a dull film .")]
     files = report.of_inputs(bert, tmp_path, "attcat")
     assert [e.name for e in files.entries] == ["a.txt"]
-    assert "it is not UTF-8" in files.broken["b.txt"]
+    assert "is not text in UTF-8" in files.broken["b.txt"]
     (shown,) = lines.entries[0].rows[0].maps
     assert [piece.text for piece in shown.pieces] == ["[CLS]", "the", "quick", "fox", "[SEP]"]
 

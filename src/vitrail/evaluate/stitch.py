@@ -6,7 +6,6 @@ between two patches, so that no patch shows both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from itertools import accumulate, cycle
 from typing import TYPE_CHECKING
 
@@ -17,12 +16,11 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError, suggest
+from vitrail.models.shipped import picture_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SHIPPED = ("golf_ball", "temple")
-"""Guide pictures that come with the package."""
 Size = tuple[int, int]
 Images = Float[Tensor, "_ c _ _"]
 
@@ -174,5 +172,5 @@ def open_shipped(name: str) -> "Image":
     """A guide picture of the package."""
     from PIL import Image
 
-    with files("vitrail.apps.demo").joinpath("pictures", f"{name}.jpg").open("rb") as file, Image.open(file) as picture:
+    with Image.open(picture_path(name)) as picture:
         return picture.convert("RGB")

@@ -169,8 +169,14 @@ def read_options(
     return {option: read_value(text, kinds(option), f"{option}={text!r} of {owner}") for option, text in texts.items()}
 
 
-NAMES = {"Any": object, "Callable": Callable, "Mapping": Mapping, "Path": Path, "Sequence": Sequence}
-"""Names besides the built-in ones that may occur in the annotation of an option."""
+TYPES: dict[str, type] = {
+    **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, Path)},
+    "Any": object,
+    "Callable": Callable,
+    "Mapping": Mapping,
+    "Sequence": Sequence,
+}
+"""What the annotation of an option may be made of."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +210,24 @@ def types_of(place: str) -> Mapping[str, tuple[type, ...]]:
     """The types of each option of the function `module:name`."""
     try:
         options = _source(place)[1]
-        texts = {option.arg: ast.unparse(option.annotation) for option, _ in options if option.annotation}
-        return {name: plain_types(eval(text, dict(NAMES))) for name, text in texts.items()}
-    except (LookupError, NameError, TypeError, ValueError):
+        return {option.arg: _types(option.annotation) for option, _ in options if option.annotation}
+    except (LookupError, ValueError):
         given = inspect.signature(load(place)).parameters
         return {name: plain_types(option.annotation) for name, option in given.items()}
+
+
+def _types(annotation: ast.expr) -> tuple[type, ...]:
+    """The types of an annotation as `plain_types` gives them; LookupError where the text alone does not say them."""
+    match annotation:
+        case ast.Name(id=name):
+            return (TYPES[name],)
+        case ast.Constant(value=None):
+            return (NoneType,)
+        case ast.Subscript(value=kind):
+            return _types(kind)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return (*_types(left), *_types(right))
+    raise LookupError(ast.unparse(annotation))
 
 
 def _source(place: str) -> tuple[str, list[tuple[ast.arg, ast.expr]]]:

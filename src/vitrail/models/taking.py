@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError, TargetError, as_path
+from vitrail.models.shipped import MODELS
 from vitrail.models.texts import check_text
 from vitrail.targets import Target
 
@@ -69,7 +70,7 @@ def prepared(model: object, inputs: object) -> Prepared:
     """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
     if isinstance(inputs, Prepared):
         return inputs
-    holder = _embedded(model) if isinstance(model, str) and model in EMBEDDED else model
+    holder = _embedded(model) if isinstance(model, str) and model in MODELS else model
     config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
     named = getattr(holder, "class_names", None), getattr(config, "id2label", None)
     names = next((found for found in named if isinstance(found, (tuple, Mapping))), None)
@@ -168,15 +169,13 @@ def as_image(given: object) -> Any:  # noqa: ANN401
     """A PIL image of a picture, of the name of its file, or of an array [h, w, 3]."""
     from PIL import Image
 
-    from vitrail.models.loading.images import BROKEN, open_image, to_rgb, upright
+    from vitrail.models.loading.images import open_image, reading, to_rgb, upright
 
     if isinstance(given, (str, Path)):
         return open_image(as_path(given, "an image"))
     if isinstance(given, Image.Image):
-        try:
+        with reading():  # it was opened, but nothing was read of it yet
             return to_rgb(upright(given))
-        except BROKEN as error:  # it was opened, but nothing was read of it yet
-            raise InputError(f"the picture cannot be read: {error}") from error
     if isinstance(given, Tensor):
         raise InputError("a list of tensors is no batch: stack them with torch.stack, as the model takes them.")
     if isinstance(given, np.ndarray):
@@ -206,12 +205,9 @@ def _embedded(name: str) -> Any:  # noqa: ANN401
     return zoo.load_plain(name)
 
 
-EMBEDDED = ("photo", "sentiment", "lookup")
-
-
 def taken(model: object) -> nn.Module:
     """The module to explain, or an error that says what was given and what to give instead."""
-    if isinstance(model, str) and model in EMBEDDED:
+    if isinstance(model, str) and model in MODELS:
         return _embedded(model).model
     if isinstance(model, nn.Module):
         sentences = any(base.__module__.startswith("sentence_transformers") for base in type(model).__mro__)
@@ -248,7 +244,7 @@ def _what(model: object) -> str:
         return "None. Did the function that builds the model return it?"
     if isinstance(model, str):
         return (
-            f"the text {model!r}. Names that work here are {', '.join(EMBEDDED)}. Load another model first, for "
+            f"the text {model!r}. Names that work here are {', '.join(MODELS)}. Load another model first, for "
             "example with vitrail.models.loading.load, transformers or timm, and pass it."
         )
     if isinstance(model, type):

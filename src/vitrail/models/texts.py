@@ -7,8 +7,9 @@ text that is cut into tokens.
 import re
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, one_line
 
 
 def is_blank(text: str) -> bool:
@@ -29,6 +30,31 @@ def check_text(text: object, where: str = "the text") -> str:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise InputError(f"{where} holds half a character (a lone surrogate). Was it decoded as UTF-8?")
     return text.strip()
+
+
+def read_text(path: Path, *, key: str | None = None) -> str:
+    """Return the text of a file in UTF-8; some programs begin it with a mark, which is no part of it.
+
+    Args:
+        key: the example that the file belongs to, named in errors.
+    """
+    where = f"{key}: {path}" if key else str(path)
+    try:
+        return decode_text(path.read_bytes(), where)
+    except FileNotFoundError as error:
+        raise InputError(f"{key}: there is no file {path}." if key else f"there is no file {path}.") from error
+    except OSError as error:
+        raise InputError(f"{where} cannot be read as text: {error.strerror or one_line(error)}.") from error
+
+
+def decode_text(data: bytes, where: str) -> str:
+    """Return bytes in UTF-8 as a text whose lines end as in all texts of Python."""
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where} is not text in UTF-8: byte {error.start} cannot be read. Save it as UTF-8."
+        ) from error
 
 
 Span = tuple[int, int]

@@ -28,9 +28,10 @@ from vitrail.attribution import Attribution
 from vitrail.capture.forward import PredictedLogits, predict
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError, VitrailWarning, suggest
-from vitrail.evaluate.stitch import SHIPPED, Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch
+from vitrail.evaluate.stitch import Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
+from vitrail.models.shipped import PICTURES
 from vitrail.targets import AnyTarget, Index, Target, as_target
 
 RECOGNISED = 0.5
@@ -224,7 +225,7 @@ def guided(
         classes = list(first) if isinstance(first, tuple) else [None] * len(seen.logits)
         if isinstance(guide_image, Sequence) and not guide_image:
             raise InputError("the list of guides is empty: leave it out to use the guides that come with the package.")
-        given = [open_shipped(name) for name in SHIPPED] if guide_image is None else guide_image
+        given = [open_shipped(name) for name in PICTURES] if guide_image is None else guide_image
         several = given if isinstance(given, Sequence) else [given]
         found = [read_guide(one, own, seen, setup) for one in several]
         found = [choose(found, classes)] if guide_image is None else found

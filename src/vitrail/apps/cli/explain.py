@@ -25,7 +25,7 @@ from vitrail.apps.cli.screen import counted, note, plain, reported
 from vitrail.errors import InputError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, Spec, parse_spec
 from vitrail.models.folders import images_in
-from vitrail.models.texts import is_blank
+from vitrail.models.texts import is_blank, read_text
 
 if TYPE_CHECKING:
     from vitrail.apps.cli.session import Work
@@ -256,13 +256,12 @@ def explain_data_set(folder: Path, place: Path, request: Asked, loaded: "Loaded"
 
 def _readable(folder: Path) -> tuple[list[Path], list[Path]]:
     """The images of a folder by their first bytes, and the files that are named like images and are none."""
-    from PIL import Image
-
-    from vitrail.models.loading.images import BROKEN, readable_formats
+    from vitrail.models.loading.images import read_header, reading
 
     images, sound = images_in(folder), []
     for path in images:
-        with suppress(*BROKEN), Image.open(path, formats=readable_formats()):
+        with suppress(InputError), reading(path), path.open("rb") as file:
+            read_header(file)
             sound.append(path)
     if not sound:
         raise InputError(f"none of the {len(images)} images of {folder} can be read.")
@@ -286,12 +285,7 @@ Examples:
 
 def read_document(path: Path) -> str:
     """The text of a file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some programs begin a text with a mark
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text in UTF-8: byte {error.start} cannot be read. Save it as UTF-8.") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    text = read_text(path)
     if is_blank(text):
         raise InputError(f"{path} is empty, so no answer rests on it. Leave it out.")
     return text

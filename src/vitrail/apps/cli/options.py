@@ -19,7 +19,9 @@ import vitrail
 from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
 from vitrail.models.folders import PICTURES, TEXTS
-from vitrail.models.texts import check_text, is_blank
+from vitrail.models.shipped import CLASSES, MODELS
+from vitrail.models.texts import check_text, decode_text, is_blank
+from vitrail.models.texts import read_text as read_file
 
 ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
 """What one explanation can be written as."""
@@ -28,7 +30,6 @@ STDOUT = Path("-")
 PRESETS = tuple(dict.fromkeys(["recommended", *(preset for entry in METHODS.values() for preset in entry.presets)]))
 FILES = {".wav", *TEXTS, *PICTURES}
 LONGEST_NAME = 255
-EMBEDDED = ("photo", "sentiment", "lookup")
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ def check_source(source: Source, model: str = "") -> None:
 
 def check_model(name: str) -> None:
     """Refuse a misspelt name of an embedded model at once, without the libraries that know all other names."""
-    if name in EMBEDDED or os.path.exists(name) or "/" in name:
+    if name in MODELS or os.path.exists(name) or "/" in name:
         return
-    near = get_close_matches(name.strip().casefold(), EMBEDDED, n=1, cutoff=0.75)
+    near = get_close_matches(name.strip().casefold(), MODELS, n=1, cutoff=0.75)
     if near:
         raise ModelError(f"there is no model {name!r}. Did you mean {near[0]}? A Hugging Face id is owner/name.")
 
@@ -95,24 +96,14 @@ def read_text(given: str) -> str:
     if given == "-":
         if sys.stdin is None:
             raise InputError("stdin is closed: there is no text to read from it.")
-        return check_text(_decoded(sys.stdin.buffer.read(), "stdin"), "stdin")
+        return check_text(decode_text(sys.stdin.buffer.read(), "stdin"), "stdin")
     if os.path.isdir(given):
         raise InputError(f"{given} is a folder, but the model reads text: give a text or a .txt file.")
     if looks_like_file(given) and Path(given).suffix.lower() == ".txt":
-        try:
-            return check_text(_decoded(Path(given).read_bytes(), given), given)
-        except OSError as error:
-            raise InputError(f"{given} cannot be read as text: {error.strerror}.") from error
+        return check_text(read_file(Path(given)), given)
     if os.path.isfile(given):
         raise InputError(f"{given} is a file that is not .txt, but the model reads text.")
     return check_text(given, "the argument")
-
-
-def _decoded(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where} cannot be read as text: it is not UTF-8.") from error
 
 
 def check_presets(specs: Sequence[Spec], preset: str) -> None:
@@ -231,16 +222,6 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-CLASSES = {
-    "photo": (
-        "tench", "English springer", "cassette player", "chain saw", "church", "French horn", "garbage truck",
-        "gas pump", "golf ball", "parachute",
-    ),
-    "sentiment": ("negative", "positive"),
-}  # fmt: skip
-"""The classes of the embedded models, for completion; a test compares them with the models."""
-
-
 def completes(words: Iterable[str]) -> Callable[[str], list[str]]:
     """A function that gives the words that begin like what is typed so far."""
     known = list(words)
@@ -254,7 +235,7 @@ def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 METHOD_NAMES = completes([DEFAULT_METHOD, *METHODS])
-MODEL_NAMES = completes(EMBEDDED)
+MODEL_NAMES = completes(MODELS)
 
 input_option = partial(typer.Option, rich_help_panel="What to explain")
 aim_option = partial(typer.Option, rich_help_panel="Model and methods")

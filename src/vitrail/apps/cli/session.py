@@ -11,7 +11,7 @@ from vitrail.apps.cli.screen import busy, note
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError, as_path
 from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec
-from vitrail.models.loading import Loaded, Sample, find_class, find_device, find_token, load, silent
+from vitrail.models.loading import Loaded, Sample, find_class, find_token, load, silent
 from vitrail.models.loading.images import open_image
 from vitrail.targets import Target
 
@@ -20,11 +20,8 @@ PREDICTED = "none"
 
 def open_model(name: str, arch: str | None, device: str = "cpu", *, task: str | None = None) -> Loaded:
     """The model, ready on the device; for a task, if one is named."""
-    place = find_device(device)
     with busy(f"loading {name}"), silent():
-        loaded = load(name, arch=arch, task=task)
-    loaded.model.to(place)
-    return loaded
+        return load(name, arch=arch, task=task, device=device)
 
 
 def sample_of(source: Source, loaded: Loaded) -> Sample:

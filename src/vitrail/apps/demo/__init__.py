@@ -11,7 +11,10 @@ from vitrail import zoo
 from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
+from vitrail.models import shipped
 from vitrail.models.prompts import read_prompt
+from vitrail.models.shipped import DEMO_SENTENCES as SENTENCES
+from vitrail.models.shipped import QUESTION
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import PAGE_SCRIPT, answer_body, attribution_block, document, render
@@ -22,16 +25,9 @@ from vitrail.tools.generations import Generation, generate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PICTURES = {f"{name}.jpg": origin for name, origin in zoo.EXAMPLES.items()}
+PICTURES = {f"{name}.jpg": origin for name, origin in shipped.PICTURES.items()}
 SHOWN = "consensus"
 """The method of the sentences on the terminal: the default of `explain`."""
-SENTENCES = (
-    "nothing here is original, yet i loved every minute",
-    "the plot is not bad, but the endless dialogue is unbearably dull",
-    "despite a clumsy start, this turns out to be a small miracle",
-)
-QUESTION = "Anna: ring. Boris: key. Clara: lamp. David: map. Clara:"
-"""What the lookup model is asked: whoever has what, in its small language."""
 ON_ANSWER = "sentence_drop"
 """The method of the answer: it removes one sentence at a time, so each share is a measured effect."""
 ON_PICTURES = (

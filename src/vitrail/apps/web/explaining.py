@@ -4,9 +4,7 @@ Pictures and texts that visitors hand in are read here. The format is known from
 decoding.
 """
 
-import struct
 import threading
-import warnings
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +28,8 @@ from vitrail.capture.forward import predict
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample
-from vitrail.models.loading.images import BROKEN, to_rgb, upright
-from vitrail.models.texts import is_blank
+from vitrail.models.loading.images import read_header, reading, to_rgb, upright
+from vitrail.models.texts import check_text, is_blank
 from vitrail.relevance.runner import RerunMethod
 
 KINDS: dict[str, tuple[tuple[int, bytes], ...]] = {
@@ -57,20 +55,10 @@ def read_picture(data: bytes, limits: Limits) -> Image.Image:
     kinds = [kind for kind, marks in KINDS.items() if all(data.startswith(mark, place) for place, mark in marks)]
     if not kinds:
         raise InputError(f"this is not a picture the server can read: it takes {', '.join(KINDS)}, by content.")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(data), formats=kinds) as image:
-                _check_size(image, limits)  # only the header has been read so far
-                image.load()
-                return to_rgb(upright(image))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InputError("the picture is too large to open safely. Make it smaller.") from error
-    except InputError:
-        raise
-    except (*BROKEN, struct.error) as error:
-        raise InputError("the picture cannot be read: its file is damaged or cut short. Try another.") from error
+    with reading():
+        image = read_header(BytesIO(data), kinds)
+        _check_size(image, limits)  # only the header has been read so far
+        return to_rgb(upright(image))
 
 
 def _check_size(image: Image.Image, limits: Limits) -> None:
@@ -85,13 +73,11 @@ def _check_size(image: Image.Image, limits: Limits) -> None:
 
 def read_text(text: str, limits: Limits) -> str:
     """The text without spaces around it, if it is one and not too long."""
-    plain = text.strip()
-    if is_blank(plain):
+    if is_blank(text):
         raise InputError("there is no text yet: write a sentence.")
+    plain = check_text(text)
     if len(plain) > limits.letters:
         raise InputError(f"the text has {len(plain)} characters, but at most {limits.letters} are accepted.")
-    if any("\ud800" <= letter <= "\udfff" for letter in plain):
-        raise InputError("the text holds half a character (a lone surrogate). Paste it again.")
     return plain
 
 

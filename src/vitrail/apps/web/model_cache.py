@@ -23,10 +23,6 @@ from vitrail.models.loading import EMBEDDED, Loaded, load, silent
 
 KEPT = 3
 """Models that stay loaded beside the embedded ones."""
-PICTURES = frozenset({"photo"})
-"""The embedded models that read pictures; the others read text."""
-OFFERED = ("photo", "sentiment", "lookup")
-"""The embedded models on the page; of each kind the first is opened with the first input of that kind."""
 READS = {"image": "pictures", "text": "text"}
 
 
@@ -79,7 +75,7 @@ class ModelCache:
 
     def names(self, kind: str) -> list[str]:
         """The models offered for pictures or text; what an allowed one reads is known only once it is open."""
-        own = [name for name in OFFERED if (name in PICTURES) == (kind == "image")]
+        own = [name for name, task in EMBEDDED.items() if (task == "image") == (kind == "image")]
         with self._table:
             known = {name: opened.kind for name, opened in self._open.items()}
         return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]

@@ -1,6 +1,6 @@
 """Remove parts of an input and watch the probability: in the order of a map, at random, from the centre, or by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -14,12 +14,11 @@ from vitrail.apps.web.explaining import Case, Explorer
 from vitrail.apps.web.model_cache import running
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.capture.forward import predict
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS, filled
 from vitrail.evaluate.metrics.perturbation import UNITS
 from vitrail.evaluate.metrics.texts import HOWS, MODES, blank_id, kept_ids
+from vitrail.evaluate.removal import picture_curves, seen_pixels, text_curves, text_logits
 
 RANDOM = 8
 """Random orders that every map is compared with."""
@@ -80,7 +79,7 @@ def baselines(
         random = [torch.rand(n, generator=torch.Generator().manual_seed(seed)).double() for seed in range(RANDOM)]
         orders = torch.stack([*random, _from_centre(like)])
         with running(case.opened.twin, job, "removing parts at random", _passes(case, len(orders))):
-            curves = explorer.results.put(key, MEASURES[case.kind](case, target, like, orders, fill))
+            curves = explorer.results.put(key, _curves(case, target, like, orders, fill))
     return curves[:-1], curves[-1]
 
 
@@ -89,9 +88,9 @@ def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fil
     key = ("removal", case.key, target, found.method, found.preset, fill)
     if (known := explorer.results.get(key)) is not None:
         return known
-    order = found.shown[:1].detach().double().cpu()
+    order = found.shown[:1].detach().cpu()  # in its own precision, as the bench ranks it
     with running(case.opened.twin, job, f"removing parts in the order of {found.method}", _passes(case, 1)):
-        (curve,) = MEASURES[case.kind](case, target, found, order, fill)
+        (curve,) = _curves(case, target, found, order, fill)
     return explorer.results.put(key, Removal(curve, *REMOVED[case.kind](case, found, order)))
 
 
@@ -111,7 +110,8 @@ def _from_centre(like: Attribution) -> Float[Tensor, " n"]:
 
 def pixels_of(case: Case) -> Float[Tensor, "1 3 h w"]:
     """What the model saw, in 0..1."""
-    return torch.from_numpy(np.array(case.sample.picture)).permute(2, 0, 1)[None].float() / 255
+    assert case.sample.picture is not None
+    return seen_pixels(case.opened.loaded, case.sample.picture)
 
 
 def unit_of(like: Attribution) -> str:
@@ -122,12 +122,17 @@ def unit_of(like: Attribution) -> str:
     return "patches" if even else "pixels"
 
 
-def _image(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
+def _curves(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
+    """The curve of each order."""
+    loaded, labels = case.opened.twin.loaded, [target] * len(orders)
+    if case.kind == "text":
+        ids, _ = _ids(case)
+        scores = [order.numpy() for order in orders]
+        return text_curves(loaded, [ids] * len(orders), scores, labels, batch=BATCH).p_k
     assert like.grid is not None
-    images, maps = pixels_of(case).expand(len(orders), -1, -1, -1), orders.reshape(len(orders), *like.grid)
-    how = {"levels": LEVELS, "fill": fill, "units": unit_of(like), "batch": BATCH}
-    logits, labels = case.opened.twin.loaded.logits, [target] * len(orders)
-    return metrics.perturbation_curve(logits, images, maps, labels, **how).probability.T
+    maps, how = orders.reshape(len(orders), *like.grid), {"fill": fill, "units": unit_of(like), "batch": BATCH}
+    image = pixels_of(case)
+    return picture_curves(loaded.logits, image, maps, labels, levels=LEVELS, **how).probability
 
 
 def ends_of(explorer: Explorer, case: Case, target: int, job: Job) -> dict[str, float]:
@@ -162,15 +167,6 @@ def _ids(case: Case) -> tuple[np.ndarray, Bool[np.ndarray, " t"]]:
     return ids, ~np.isin(ids, list(kept_ids(case.opened.loaded.tokenizer)))
 
 
-def _text(case: Case, target: int, like: Attribution, orders: Tensor, fill: str) -> Float[np.ndarray, "o l"]:
-    (ids, _), scorer, tokenizer = _ids(case), _scorer(case.opened.twin.loaded.model), case.opened.loaded.tokenizer
-    special, pad = kept_ids(tokenizer), blank_id(tokenizer)
-    texts, scores, labels = [ids] * len(orders), [order.numpy() for order in orders], [target] * len(orders)
-    # Without special tokens nothing is left at the end but one blank.
-    found = metrics.text_curve(scorer, texts, scores, labels, special=special, pad=pad, how="cut", batch=BATCH)
-    return found.p_k
-
-
 def _removed_tokens(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8[np.ndarray, " n"], None]:
     ids, ordinary = _ids(case)
     candidates, counts = MODES["paper"](np.argsort(-order[0].numpy(), kind="stable"), ordinary)
@@ -178,12 +174,6 @@ def _removed_tokens(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8
     return _levels(np.stack([np.isin(places, candidates[:count]) for count in counts])), None
 
 
-def _scorer(model: torch.nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    device = next(model.parameters()).device
-    return lambda ids, mask: predict(model, {"input_ids": ids.to(device), "attention_mask": mask.to(device)}).logits
-
-
-MEASURES = {"image": _image, "text": _text}
 REMOVED = {"image": _removed_pixels, "text": _removed_tokens}
 
 
@@ -212,4 +202,4 @@ def _without_tokens(case: Case, cells: list[int]) -> Float[Tensor, "1 c"]:
     blank = blank_id(case.opened.loaded.tokenizer)
     left = HOWS["cut"](ids, np.isin(np.arange(len(ids)), cells) & ordinary, ordinary, blank)
     together = torch.from_numpy(left)[None]
-    return _scorer(case.opened.loaded.model)(together, torch.ones_like(together))
+    return text_logits(case.opened.loaded, together, torch.ones_like(together))

@@ -10,13 +10,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
-from importlib.resources import as_file, files
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vitrail.apps.web import MEGABYTE, BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
 from vitrail.apps.web.workers import Job
+from vitrail.models import shipped
 
 
 @dataclass(frozen=True)
@@ -157,26 +157,13 @@ class Sessions:
         self._folder.cleanup()
 
 
-PICTURES = {"golf_ball": "golf ball", "temple": "temple"}
-SENTENCES = (
-    "nothing here is original, yet i loved every minute",
-    "the plot is not bad, but the endless dialogue is unbearably dull",
-    "despite a clumsy start, this turns out to be a small miracle",
-)
-QUESTIONS = {"sentence-4": "Anna: ring. Boris: key. Clara: lamp. David: map. Clara:"}
-TEXTS = {**{f"sentence-{number + 1}": sentence for number, sentence in enumerate(SENTENCES)}, **QUESTIONS}
+PICTURES = {name: name.replace("_", " ") for name in shipped.PICTURES}
+QUESTIONS = {"sentence-4": shipped.QUESTION}
+TEXTS = {**{f"sentence-{number + 1}": sentence for number, sentence in enumerate(shipped.DEMO_SENTENCES)}, **QUESTIONS}
 MODELS = {name: "lookup" if name in QUESTIONS else "sentiment" for name in TEXTS}
 """The embedded model that each text was written for."""
 SIDE = 160
-
-
-def picture_path(name: str) -> Path:
-    """The path of an example's picture."""
-    with as_file(files("vitrail.apps").joinpath("demo", "pictures", f"{name}.jpg")) as path:
-        return path
-
-
-PATHS = {name: picture_path(name) for name in PICTURES}
+PATHS = {name: shipped.picture_path(name) for name in PICTURES}
 EXAMPLES = {
     **{name: Input("image", "", sha256(path.read_bytes()).hexdigest(), path=path) for name, path in PATHS.items()},
     **{name: Input("text", "", sha256(text.encode()).hexdigest(), text=text) for name, text in TEXTS.items()},

@@ -79,7 +79,6 @@ class Shown:
 Stored = Sequence[tuple[Any, ...]]
 """For each example, what is stored of the metrics that a column needs."""
 Array = np.ndarray
-TINY = float(np.finfo(np.float64).tiny)
 ARROWS = {True: "↑", False: "↓", None: ""}
 
 

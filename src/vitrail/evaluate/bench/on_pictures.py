@@ -1,22 +1,23 @@
 """Metrics of pictures as the bench runs them: counts against masks and boxes, points of perturbation curves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.evaluate import metrics
-from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
+from vitrail.evaluate import metrics, removal
+from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.pictures import Pictures
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.data.segmented import VOC
-from vitrail.evaluate.metrics.localisation import SETTINGS, THRESHOLDS
+from vitrail.evaluate.metrics.areas import abpcs, drops, log_ratios
+from vitrail.evaluate.metrics.localisation import THRESHOLDS, at_place, pooled_scores, voc_scores
 
 T = TypeVar("T")
 
@@ -68,21 +69,9 @@ def known(found: T | str) -> T:
     return found
 
 
-def _watched(batch: Pictures) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """The model's logits of pictures as a function, and the list to which each of its calls adds what is predicted."""
-    predicted: list[Tensor] = []
-
-    def score(images: Tensor) -> Tensor:
-        logits = batch.score(images)
-        predicted.append(logits.argmax(dim=1))
-        return logits
-
-    return score, predicted
-
-
-def _points(hits: list[Tensor], probability: Float[np.ndarray, "b n"]) -> Values:
-    """Hits and probability of each example, from the hits of every level."""
-    pairs = zip(torch.stack(hits, dim=1).tolist(), probability.tolist(), strict=True)
+def _points(hits: Bool[np.ndarray, "b n"], probability: Float[np.ndarray, "b n"]) -> Values:
+    """Hits and probability of each example at every level."""
+    pairs = zip(hits.tolist(), probability.tolist(), strict=True)
     return [{"hits": list(map(int, hit)), "probability": likely} for hit, likely in pairs]
 
 
@@ -90,27 +79,19 @@ def curve(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
     """Hits and probability at every level, pixels or patches removed in this order."""
 
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
-        inner = [level for level in protocol.levels if 0 < level < 1]
-        score, predicted = _watched(batch)
-        found = metrics.perturbation_curve(
-            score,
+        found = removal.picture_curves(
+            batch.score,
             batch.images,
             shown.places if protocol.units == "patches" else shown.finest,
-            torch.tensor(shown.classes),
+            shown.classes,
+            levels=protocol.levels,
             order=order,
-            levels=inner,
             fill=batch.fill(protocol.fill),
             units=protocol.units,
-            batch=max(batch.settings.forward_batch, len(batch.images)),  # so that a level is never split
+            batch=batch.settings.forward_batch,
+            ends=(batch.logits, batch.without_everything(protocol.fill) if protocol.levels[-1] == 1 else None),
         )
-        # The first and the last point are the same for all maps: they are computed once for all methods.
-        ends = [batch.logits, *([batch.without_everything(protocol.fill)] if protocol.levels[-1] == 1 else [])]
-        points = [_probability(logits, shown.classes) for logits in ends]
-        tops = [logits.argmax(dim=1) for logits in ends]
-        judged = _judged(batch, protocol)
-        classes = [tops[0], *torch.cat(predicted).view(len(inner), -1), *tops[1:]]
-        probability = np.stack([points[0], *found.probability, *points[1:]], axis=1)
-        return _points([seen == judged for seen in classes], probability)
+        return _points(found.predicted == _judged(batch, protocol)[:, None], found.probability)
 
     return measure
 
@@ -121,7 +102,7 @@ def steps(run: Callable[..., metrics.Curve]) -> Callable[[Pictures, Shown, Proto
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
         most = max(batch.settings.forward_batch, len(batch.images))
         found = run(batch.score, batch.images, shown.finest, torch.tensor(shown.classes), batch=most)
-        return [{"mean": value} for value in found.probability.mean(axis=0).tolist()]
+        return [{"mean": value} for value in metrics.areas(found.probability, rule="mean").tolist()]
 
     return measure
 
@@ -131,10 +112,17 @@ def road(order: str) -> Callable[[Pictures, Shown, Protocol], Values]:
 
     def measure(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
         levels = [level for level in protocol.levels if level < 1]
-        judged, labels = _judged(batch, protocol), torch.tensor(shown.classes)
-        score, predicted = _watched(batch)
+        predicted: list[Tensor] = []
+
+        def score(images: Tensor) -> Tensor:
+            logits = batch.score(images)
+            predicted.append(logits.argmax(dim=1).cpu())
+            return logits
+
+        labels = torch.tensor(shown.classes)
         found = metrics.road(score, batch.images, shown.finest, labels, order=order, levels=levels)
-        return _points([seen == judged for seen in predicted], found.curve)
+        hits = torch.stack(predicted, dim=1).numpy() == _judged(batch, protocol)[:, None]
+        return _points(hits, found.curve)
 
     return measure
 
@@ -143,9 +131,9 @@ def _masks(batch: Pictures) -> Tensor:
     return torch.stack([batch.mask(number) for number in range(len(batch.examples))])
 
 
-def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
+def _judged(batch: Pictures, protocol: Protocol) -> Int[np.ndarray, " b"]:
     """The class that counts as a hit."""
-    predicted = batch.logits.argmax(dim=1)
+    predicted = batch.logits.argmax(dim=1).cpu().numpy()
     if protocol.judged == "predicted":
         return predicted
     classes = batch.logits.shape[1]
@@ -153,12 +141,7 @@ def _judged(batch: Pictures, protocol: Protocol) -> Tensor:
         if label is not None and not 0 <= label < classes:
             raise InputError(f"{key}: the label {label} is none of the model's {classes} classes.")
     known = [own if label is None else label for own, label in zip(predicted.tolist(), batch.labels, strict=True)]
-    return torch.tensor(known, device=predicted.device)
-
-
-def _probability(logits: Tensor, classes: Sequence[int]) -> Float[np.ndarray, " b"]:
-    chosen = torch.tensor(classes, device=logits.device)[:, None]
-    return logits.log_softmax(dim=1).gather(1, chosen)[:, 0].double().exp().cpu().numpy()
+    return np.array(known)
 
 
 POINTS = 1 + len(THRESHOLDS)
@@ -167,35 +150,25 @@ CLASSES = len(VOC)
 
 def segmentation_columns(protocol: Protocol) -> list[Column]:
     """Pixel accuracy, mAP, mIoU and mF1 of object and background."""
-    chosen = tuple(SETTINGS[protocol.threshold])
     return [
-        Column(name, ("segmentation",), higher=True, features=_counts, finish=partial(_at_threshold, chosen, part))
+        Column(name, ("segmentation",), higher=True, features=_counts, finish=partial(_at_threshold, protocol, part))
         for part, name in enumerate(("pixel accuracy", "mAP", "mIoU", "mF1"))
     ]
 
 
 def _counts(values: Stored) -> Array:
-    confusion = np.array([row["confusion"] for (row,) in values], dtype=np.float64)
-    hits, alarms, misses, _ = np.moveaxis(confusion, -1, 0)
-    f1 = 2 * hits / np.maximum(2 * hits + alarms + misses, 1)
-    precision = np.array([[row["average_precision"]] for (row,) in values])
-    return np.concatenate([confusion.reshape(len(values), -1), f1, precision], axis=1)
+    """Of each example the counts, F1 at every threshold, and the average precision."""
+    counts = metrics.SegmentationCounts.from_rows([row for (row,) in values])
+    confusion = counts.confusion.reshape(len(values), -1).astype(np.float64)
+    return np.concatenate([confusion, counts.f1, counts.average_precision[:, None]], axis=1)
 
 
-def _at_threshold(chosen: tuple[int, ...], part: int, means: Array) -> Array:
-    """Pixel accuracy, mAP, mIoU or mF1 in per cent, at the chosen threshold with the highest mIoU."""
+def _at_threshold(protocol: Protocol, part: int, means: Array) -> Array:
+    """Pixel accuracy, mAP, mIoU or mF1 in per cent."""
     confusion = means[..., : 4 * POINTS].reshape(*means.shape[:-1], POINTS, 4)
     f1, precision = means[..., 4 * POINTS : 5 * POINTS], means[..., -1]
-    hits, alarms, misses, rejections = np.moveaxis(confusion, -1, 0)
-    both = np.stack([rejections, hits], axis=-1)
-    iou = (both / np.maximum(both + (alarms + misses)[..., None], TINY)).mean(axis=-1)
-    best = np.array(chosen)[iou[..., list(chosen)].argmax(axis=-1)]
-    accuracy = (hits + rejections) / np.maximum(confusion.sum(axis=-1), TINY)
-
-    def at(per_threshold: Array) -> Array:
-        return np.take_along_axis(per_threshold, best[..., None], axis=-1)[..., 0]
-
-    return 100 * (at(accuracy), precision, at(iou), at(f1))[part]
+    accuracy, iou, best = pooled_scores(confusion, protocol.threshold)
+    return 100 * (accuracy, precision, iou.mean(axis=-1), at_place(f1, best))[part]
 
 
 def voc_columns(protocol: Protocol) -> list[Column]:
@@ -219,11 +192,8 @@ def _over_classes(part: int, means: Array) -> Array:
     """Pixel accuracy or mIoU in per cent, at the threshold with the highest mIoU over the classes that are there."""
     counts = means.reshape(*means.shape[:-1], 1 + 2 * len(THRESHOLDS), CLASSES)
     true, shared, shown = np.split(counts, [1, 1 + len(THRESHOLDS)], axis=-2)
-    union = shown + true - shared
-    iou = (shared / np.maximum(union, TINY)).sum(axis=-1) / np.maximum((union > 0).sum(axis=-1), 1)
-    accuracy = shared.sum(axis=-1) / np.maximum(true.sum(axis=-1), TINY)
-    best = iou.argmax(axis=-1)[..., None]
-    return 100 * np.take_along_axis((accuracy, iou)[part], best, axis=-1)[..., 0]
+    accuracy, means, _ = voc_scores(shared, shown, true)
+    return 100 * at_place((accuracy, means)[part], means.argmax(axis=-1))
 
 
 def _curve_columns(order: str, protocol: Protocol) -> list[Column]:
@@ -243,19 +213,23 @@ def _areas(protocol: Protocol, values: Stored) -> Array:
 
 
 def _drops(values: Stored) -> Array:
-    likely = np.array([row["probability"] for (row,) in values])
-    return (likely[:, :1] - likely).mean(axis=1, keepdims=True)
+    likely = _likely(values)
+    return drops(likely[:, 0], likely).mean(axis=1, keepdims=True)
 
 
 def _log_odds(values: Stored) -> Array:
-    likely = np.log(np.maximum([row["probability"] for (row,) in values], TINY))
-    return (likely - likely[:, :1]).mean(axis=1, keepdims=True)
+    likely = _likely(values)
+    return log_ratios(likely[:, 0], likely).mean(axis=1, keepdims=True)
+
+
+def _likely(values: Stored) -> Array:
+    return np.array([row["probability"] for (row,) in values])
 
 
 def _gaps(values: Stored) -> Array:
     """The mean distance of the two probability curves: how far the order of the map matters."""
-    pairs = [np.mean(low["probability"]) - np.mean(high["probability"]) for high, low in values]
-    return np.array(pairs)[:, None]
+    high, low = (np.array([row[place]["probability"] for row in values]) for place in (0, 1))
+    return abpcs(high.T, low.T)[:, None]
 
 
 def _accuracy(values: Stored) -> Array:

@@ -13,29 +13,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.evaluate import answers, metrics
-from vitrail.evaluate.bench.measure import TINY, Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
+from vitrail.evaluate import answers, metrics, removal
+from vitrail.evaluate.bench.measure import Array, Column, CurvePanel, Measure, Shown, Stored, Values, plain
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import Batch, Contexts, Texts
 from vitrail.evaluate.data.examples import TextExample
-from vitrail.evaluate.metrics.texts import blank_id, kept_ids, top
+from vitrail.evaluate.metrics.areas import drops, log_ratios
+from vitrail.evaluate.metrics.arrays import f1_of
+from vitrail.evaluate.metrics.texts import top
 
 
 def text_curve(how: str, mode: str | None = None) -> Callable[[Texts, Shown, Protocol], Values]:
     """The clean probability and that of every level, tokens deleted, replaced or kept alone."""
 
     def measure(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
-        levels, tokenizer = mode or protocol.text_mode, batch.opened.loaded.tokenizer
+        levels = mode or protocol.text_mode
         pairs = any(getattr(example, "second", None) is not None for example in batch.examples)
-        found = metrics.text_curve(
-            batch.score,
-            [row.tolist() for row in real_rows(batch, batch.inputs["input_ids"])],
+        found = removal.text_curves(
+            batch.opened.loaded,
+            real_rows(batch, batch.inputs["input_ids"]),
             real_rows(batch, shown.scores),
-            torch.tensor(shown.classes),
-            special=() if pairs and levels == "attcat" else kept_ids(tokenizer),
+            shown.classes,
             how=how,
             mode=levels,
-            pad=blank_id(tokenizer),
+            special=() if pairs and levels == "attcat" else None,
+            score=batch.score,
             batch=batch.settings.forward_batch,
         )
         return [{"p": p, "p_k": list(k)} for p, k in zip(found.p.tolist(), found.p_k.tolist(), strict=True)]
@@ -91,15 +93,18 @@ def real_rows(batch: Batch, scores: Tensor) -> list[np.ndarray]:
 
 def _drop(name: str, metric: str, *, higher: bool, absolute: bool = False) -> Column:
     def features(values: Stored) -> Array:
-        drops = np.array([[row["p"]] for (row,) in values]) - np.array([row["p_k"] for (row,) in values])
-        return (np.abs(drops) if absolute else drops).mean(axis=1, keepdims=True)
+        return drops(*_probabilities(values), absolute=absolute).mean(axis=1, keepdims=True)
 
     return Column(name, (metric,), higher, features)
 
 
 def _log_odds(values: Stored) -> Array:
-    clean, removed = np.array([[row["p"]] for (row,) in values]), np.array([row["p_k"] for (row,) in values])
-    return (np.log(np.maximum(removed, TINY)) - np.log(np.maximum(clean, TINY))).mean(axis=1, keepdims=True)
+    return log_ratios(*_probabilities(values)).mean(axis=1, keepdims=True)
+
+
+def _probabilities(values: Stored) -> tuple[Array, Array]:
+    """The clean probability of each text, and those at each level."""
+    return np.array([row["p"] for (row,) in values]), np.array([row["p_k"] for (row,) in values])
 
 
 def _f1_columns(protocol: Protocol) -> list[Column]:
@@ -119,7 +124,7 @@ def _f1(values: Stored) -> Array:
 
 
 def _f1_curve(row: Mapping[str, Any]) -> Array:
-    return 2 * np.array(row["hits"], dtype=np.float64) / np.maximum(np.array(row["chosen"]) + row["gold"], 1)
+    return f1_of(np.array(row["hits"], dtype=np.float64), np.array(row["chosen"]), row["gold"])
 
 
 def _removal_panel(name: str) -> CurvePanel:

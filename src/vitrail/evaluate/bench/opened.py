@@ -33,9 +33,10 @@ from vitrail.evaluate.data.contexts import CONTEXTS, GENERATED
 from vitrail.evaluate.data.examples import Dataset, DatasetEntry, Example, ImageExample, TextExample
 from vitrail.evaluate.data.files import read_lines, require_file
 from vitrail.evaluate.data.pictures import PictureFile
-from vitrail.evaluate.stitch import SHIPPED, open_shipped
+from vitrail.evaluate.stitch import open_shipped
 from vitrail.models.folders import images_in
-from vitrail.models.loading import Loaded, find_device, load
+from vitrail.models.loading import Loaded, load
+from vitrail.models.shipped import PICTURES, SENTENCES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,24 +98,6 @@ def own_generators(*, device: str = "cpu", seed: int | None = None) -> Iterator[
 
 CUTS = ((0.0, 0.0, 1.0), (0.0, 0.0, 0.85), (0.15, 0.0, 0.85), (0.0, 0.15, 0.85), (0.15, 0.15, 0.85), (0.1, 0.1, 0.8))
 """Left, top and side of each cut, as shares of the picture."""
-SENTENCES = (
-    "nothing here is original, yet i loved every minute",
-    "the plot is not bad, but the endless dialogue is unbearably dull",
-    "despite a clumsy start, this turns out to be a small miracle",
-    "a warm and funny film with two wonderful leads",
-    "two hours of noise without a single idea",
-    "the camera finds beauty in the plainest of rooms",
-    "so predictable that you could leave after ten minutes",
-    "quiet, patient and in the end deeply moving",
-    "the jokes fall flat and the songs are worse",
-    "it is hard to imagine a better cast for this story",
-    "a lazy sequel that insults its audience",
-    "sharp writing makes even the smallest scene a pleasure",
-    "neither scary nor funny, just loud and tedious",
-    "an honest portrait of friendship, told with great charm",
-    "the acting is wooden and the ending makes no sense",
-    "you will leave the cinema smiling",
-)
 
 
 def read_picture_folder(source: str | Path) -> Dataset[ImageExample]:
@@ -143,7 +126,7 @@ def read_sentences(source: str | Path) -> Dataset[TextExample]:
 
 def read_demo_pictures(source: str | Path = "") -> Dataset[ImageExample]:
     """Cuts of the two pictures of the demo, each also mirrored."""
-    made = [(name, cut, mirrored) for name in SHIPPED for mirrored in (False, True) for cut in CUTS]
+    made = [(name, cut, mirrored) for name in PICTURES for mirrored in (False, True) for cut in CUTS]
     keys = [f"{name}-{CUTS.index(cut)}{'-mirrored' if mirrored else ''}" for name, cut, mirrored in made]
     return Dataset("demo_pictures", "vitrail.demo", range(len(made)), keys.__getitem__, partial(_cut, keys, made))
 
@@ -232,16 +215,15 @@ class Opened:
 @lru_cache(maxsize=2)
 def open_model(spec: ModelSpec, device: str) -> Opened:
     """The model, loaded once; two stay loaded."""
-    place = find_device(device)
     with own_generators():  # a new model draws its first weights
-        loaded = load(spec.name, arch=spec.arch)
+        loaded = load(spec.name, arch=spec.arch, device=device)
     if loaded.task not in KINDS:
         raise ModelError(
             f"{loaded.name} is a model for {loaded.task} tasks; the bench measures models that classify images or "
             "texts or answer questions, and causal language models."
         )
-    loaded.model.to(place).requires_grad_(requires_grad=False)
-    return Opened(loaded, place)
+    loaded.model.requires_grad_(requires_grad=False)
+    return Opened(loaded, torch.device(device))
 
 
 @lru_cache(maxsize=4)

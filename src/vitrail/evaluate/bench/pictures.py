@@ -26,7 +26,9 @@ from vitrail.evaluate.data.examples import IGNORE, ImageExample
 from vitrail.evaluate.data.labelled import IMAGENETTE_SYNSETS
 from vitrail.evaluate.data.segmented import SPELT_IN_VOC, VOC
 from vitrail.evaluate.metrics import fills
-from vitrail.evaluate.stitch import SHIPPED, open_shipped, plan_canvas, stitch
+from vitrail.evaluate.removal import seen_pixels
+from vitrail.evaluate.stitch import open_shipped, plan_canvas, stitch
+from vitrail.models.shipped import PICTURES
 
 # By VOC's class: numbers among ImageNet's 1,000 classes, (first, last) for neighbours.
 IMAGENET: Mapping[str, tuple[int | tuple[int, int], ...]] = {
@@ -234,21 +236,21 @@ def read_pictures(
             broken[example.key] = str(error)
             continue
         good.append(example)
-        pixels.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-    stacked = torch.stack(pixels) if pixels else torch.zeros(0, 3, *(opened.loaded.image_size or (1, 1)))
-    images = stacked.to(opened.device).to(next(opened.loaded.model.parameters()).dtype) / 255
+        assert picture is not None
+        pixels.append(seen_pixels(opened.loaded, picture))
+    images = torch.cat(pixels) if pixels else torch.zeros(0, 3, *(opened.loaded.image_size or (1, 1)))
     return Pictures(opened, settings, good, images, protocol.view), broken
 
 
 def guide_identity(guide: str) -> str:
     """The identity of a guide: the name of one in the package, or the name and content of a file."""
-    if guide in SHIPPED:
+    if guide in PICTURES:
         return guide
     try:
         digest = hashlib.sha256(Path(guide).read_bytes()).hexdigest()
     except OSError as error:
         raise InputError(
-            f"there is no guide {guide}: give one of {', '.join(SHIPPED)} or the path of a picture ({error.strerror})."
+            f"there is no guide {guide}: give one of {', '.join(PICTURES)} or the path of a picture ({error.strerror})."
         ) from error
     return f"{Path(guide).name} {digest[:12]}"
 
@@ -279,7 +281,7 @@ def _read_guide(opened: Opened, guide: str, identity: str) -> tuple[Tensor, int]
     """
     from vitrail.models.loading.images import open_image
 
-    picture = open_shipped(guide) if guide in SHIPPED else open_image(Path(guide))
+    picture = open_shipped(guide) if guide in PICTURES else open_image(Path(guide))
     seen = np.array(opened.loaded.image(picture, squash=True).picture)
     pixels = torch.from_numpy(seen).permute(2, 0, 1)[None].to(opened.device) / 255
     pixels = pixels.to(next(opened.loaded.model.parameters()).dtype)

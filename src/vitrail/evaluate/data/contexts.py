@@ -15,7 +15,8 @@ import numpy as np
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate.data.examples import ContextExample, Dataset, DatasetEntry
-from vitrail.evaluate.data.files import read_text, require_file
+from vitrail.evaluate.data.files import require_file
+from vitrail.models.texts import read_text
 from vitrail.models.texts import sentences as sentence_spans
 
 NOUNS = ("river", "garden", "market", "tower", "bridge", "harbor", "library", "castle", "meadow", "station", "museum")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import InputError, MissingExtraError, as_path, one_line
+from vitrail.models.texts import read_text
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -46,19 +47,6 @@ def first_of(paths: Iterable[Path], what: str, *, within: Path) -> Path:
             return path
     names = " or ".join(str(path.relative_to(within)) for path in tried)
     raise InputError(f"there is no {what} in {within}: looked for {names}.")
-
-
-def read_text(path: Path, *, key: str | None = None) -> str:
-    """The text of a file in UTF-8; an error names the example that it belongs to."""
-    example = f"{key}: " if key else ""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise InputError(f"{example}there is no file {path}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{example}{path} is not text in UTF-8: {one_line(error)}") from error
-    except OSError as error:
-        raise InputError(f"{example}{path} cannot be read: {one_line(error)}") from error
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401

@@ -1,8 +1,7 @@
 """Pictures and masks of data sets: from files, archives, arrays and outlines."""
 
-import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -44,25 +43,23 @@ class PictureFile:
 
     def __call__(self) -> "Image":
         """The picture as RGB."""
-        image = _decode(self.key, self.source, load=True, turn=self.upright)
-        from vitrail.models.loading.images import to_rgb
+        with _reading(self.key, self.source) as file:
+            from vitrail.models.loading.images import decode, to_rgb, upright
 
-        try:
-            return to_rgb(image)
-        except InputError as error:
-            raise InputError(f"{self.key}: {self.source}: {error}") from error
+            image = decode(file)
+            return to_rgb(upright(image) if self.upright else image)
 
     @property
     def is_turned(self) -> bool:
         """Return True if the picture is turned when it is read; False where it cannot be read."""
         if not self.upright:
             return False
-        require_pillow()
-        from vitrail.models.loading.images import BROKEN
-
         try:
-            return _decode(self.key, self.source, load=False).getexif().get(ORIENTATION, 1) != 1
-        except (InputError, *BROKEN):
+            with _reading(self.key, self.source) as file:
+                from vitrail.models.loading.images import read_header
+
+                return read_header(file).getexif().get(ORIENTATION, 1) != 1
+        except InputError:
             return False
 
     def stored(self) -> bytes:
@@ -75,7 +72,10 @@ class PictureFile:
 
 def open_mask(key: str, source: Source, picture: Source, meanings: Mapping[int, int]) -> Mask:
     """A mask stored as a picture: palette entries or grey levels, one per pixel of its picture, by their meanings."""
-    image = _decode(key, source, load=True)
+    with _reading(key, source) as file:
+        from vitrail.models.loading.images import decode
+
+        image = decode(file)
     if image.mode not in ONE_CHANNEL:
         raise InputError(f"{key}: {source} is no mask: it has mode {image.mode}, not one channel of numbers.")
     if image.size != (size := size_of(key, picture)):
@@ -85,7 +85,10 @@ def open_mask(key: str, source: Source, picture: Source, meanings: Mapping[int, 
 
 def size_of(key: str, source: Source) -> tuple[int, int]:
     """Width and height, without decoding the picture."""
-    return _decode(key, source, load=False).size
+    with _reading(key, source) as file:
+        from vitrail.models.loading.images import read_header
+
+        return read_header(file).size
 
 
 def from_array(pixels: np.ndarray) -> "Image":
@@ -104,29 +107,16 @@ def require_pillow() -> None:
         raise MissingExtraError("pictures are read with Pillow: pip install 'vitrail[data]'") from error
 
 
-def _decode(key: str, source: Source, *, load: bool, turn: bool = False) -> "Image":
+@contextmanager
+def _reading(key: str, source: Source) -> Iterator[BytesIO]:
+    """Give the bytes of a picture, and name the picture in the error where they cannot be read."""
     require_pillow()
-    from PIL import Image
+    from vitrail.models.loading.images import reading
 
-    from vitrail.models.loading.images import BROKEN, check_size, readable_formats, upright
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image = Image.open(BytesIO(source.read_bytes()), formats=readable_formats())
-            check_size(image.size)
-            if load:
-                image.load()
-            return upright(image) if turn else image
-    except InputError as error:
-        raise InputError(f"{key}: {source}: {error}") from error
-    except Image.DecompressionBombError as error:
-        raise InputError(f"{key}: {source} is too large to open safely.") from error
-    except FileNotFoundError as error:
-        raise InputError(f"{key}: there is no image at {source}.") from error
-    except BROKEN as error:
-        words = re.sub(r" <_io\.BytesIO object at 0x[0-9a-f]+>", "", one_line(error))  # results would differ by it
-        raise InputError(f"{key}: {source} cannot be read as an image: {words}") from error
+    if isinstance(source, Path) and not source.exists():
+        raise InputError(f"{key}: there is no image at {source}.")
+    with reading(f"{key}: {source}"):
+        yield BytesIO(source.read_bytes())
 
 
 def translate(key: str, values: np.ndarray, meanings: Mapping[int, int]) -> Mask:

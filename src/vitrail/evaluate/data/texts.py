@@ -31,10 +31,10 @@ from vitrail.evaluate.data.files import (
     open_rows,
     read_all,
     read_json,
-    read_text,
     require_file,
 )
 from vitrail.models.folders import TEXTS, files_in, require_folder
+from vitrail.models.texts import read_text
 
 UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
 

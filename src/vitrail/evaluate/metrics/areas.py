@@ -18,7 +18,7 @@ import scipy
 from jaxtyping import Float
 
 from vitrail.errors import InputError
-from vitrail.evaluate.metrics.arrays import Numbers, check_same, look_up, numbers_of, to_array
+from vitrail.evaluate.metrics.arrays import TINY, Numbers, check_same, look_up, numbers_of, to_array
 
 Points = Float[np.ndarray, " l"]
 Curves = Float[np.ndarray, "l n"]
@@ -95,8 +95,13 @@ def abpc(positive: Numbers, negative: Numbers) -> float:
         positive: probability with the highest-scored removed first, `[levels]` or `[levels, n]`.
         negative: the same with the lowest-scored removed first.
     """
+    return float(abpcs(positive, negative).mean())
+
+
+def abpcs(positive: Numbers, negative: Numbers) -> Float[np.ndarray, " n"]:
+    """AGCAM's area between the perturbation curves `[levels, n]` of each example."""
     check_same(to_array(positive).shape, to_array(negative).shape, "the shapes of the two curves")
-    return area(negative, rule="mean") - area(positive, rule="mean")
+    return areas(negative, rule="mean") - areas(positive, rule="mean")
 
 
 def aopc(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> float:
@@ -112,9 +117,13 @@ def aopc(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> float:
 
 def aopc_per_level(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> Points:
     """AOPC at each level, the mean over examples."""
+    return drops(p, p_k, absolute=absolute).mean(axis=0)
+
+
+def drops(p: Numbers, p_k: Numbers, *, absolute: bool = False) -> Float[np.ndarray, "n l"]:
+    """p - p_k of each example at each level."""
     clean, removed = _probabilities(p, p_k)
-    drops = clean - removed
-    return (np.abs(drops) if absolute else drops).mean(axis=0)
+    return np.abs(clean - removed) if absolute else clean - removed
 
 
 def log_odds(p: Numbers, p_k: Numbers) -> float:
@@ -128,7 +137,13 @@ def log_odds_per_level(p: Numbers, p_k: Numbers) -> Points:
     zeros = int((clean == 0).sum() + (removed == 0).sum())
     if zeros:
         raise InputError(f"{zeros} probabilities are exactly 0, and log 0 is infinite: take the softmax in float64.")
-    return np.log(removed / clean).mean(axis=0)
+    return log_ratios(p, p_k).mean(axis=0)
+
+
+def log_ratios(p: Numbers, p_k: Numbers) -> Float[np.ndarray, "n l"]:
+    """log(p_k / p) of each example at each level; a probability of 0 counts as the smallest number."""
+    clean, removed = _probabilities(p, p_k)
+    return np.log(np.maximum(removed, TINY)) - np.log(np.maximum(clean, TINY))
 
 
 def comprehensiveness(p: Numbers, p_without: Numbers) -> float:

@@ -16,6 +16,8 @@ from vitrail.errors import InputError, OptionError, is_whole, suggest
 
 Numbers: TypeAlias = Tensor | np.ndarray | Sequence[Any]
 Entry = TypeVar("Entry")
+TINY = float(np.finfo(np.float64).tiny)
+"""The least divisor, and the least argument of a logarithm: what is 0 / 0 is 0."""
 
 
 def look_up(table: Mapping[str, Entry], name: str, what: str) -> Entry:
@@ -164,3 +166,8 @@ def average_precision(
     before[:, 1:] = (found * last).cummax(dim=1).values[:, :-1]
     steps = ((found - before) * last).to(scores.dtype) * found / seen.clamp(min=1)
     return steps.sum(dim=1) / found[:, -1].clamp(min=1)
+
+
+def f1_of(hits: np.ndarray, predicted: np.ndarray, gold: np.ndarray) -> np.ndarray:
+    """Return F1 from how many are right, predicted and gold; 0 where it is 0 / 0."""
+    return 2 * hits / np.maximum(predicted + gold, 1)

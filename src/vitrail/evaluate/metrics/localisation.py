@@ -29,12 +29,14 @@ from torch import Tensor
 from vitrail.errors import InputError
 from vitrail.evaluate.metrics.arrays import (
     MOST_STEPS,
+    TINY,
     Numbers,
     average_precision,
     brief,
     check_axes,
     check_number,
     check_same,
+    f1_of,
     flags_of,
     look_up,
     maps_and_masks,
@@ -46,6 +48,7 @@ from vitrail.evaluate.metrics.arrays import (
 )
 
 THRESHOLDS = tuple(k / 10 for k in range(10))
+Array = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,12 @@ class SegmentationCounts:
     def __len__(self) -> int:
         """How many examples."""
         return len(self.confusion)
+
+    @property
+    def f1(self) -> Float[np.ndarray, "b s"]:
+        """F1 of each example at every threshold."""
+        hits, alarms, misses, _ = np.moveaxis(self.confusion, -1, 0)
+        return f1_of(hits, hits + alarms, hits + misses)
 
     def take(self, index: Numbers) -> "SegmentationCounts":
         """Some of the examples, or a resampling of them."""
@@ -129,25 +138,45 @@ def aggregate_segmentation(
     counts: SegmentationCounts | Iterable[SegmentationCounts], *, threshold: str = "mean"
 ) -> Segmentation:
     """The measures over all examples, from counts or from a stream of them, of which only sums are kept."""
-    settings = look_up(SETTINGS, threshold, "threshold")
+    look_up(SETTINGS, threshold, "threshold")
     examples, precision, confusion, f1 = 0, 0.0, np.zeros((1, 4)), np.zeros(1)
     for part in [counts] if isinstance(counts, SegmentationCounts) else counts:
         examples += len(part)
         precision += part.average_precision.sum()
         confusion = confusion + part.confusion.sum(axis=0)
-        f1 = f1 + _f1(part.confusion).sum(axis=0)
+        f1 = f1 + part.f1.sum(axis=0)
     if not examples:
         raise InputError("there are no examples to aggregate.")
-    iou = _iou(confusion)
-    best = settings[int(iou[list(settings)].mean(axis=1).argmax())]
+    accuracy, iou, best = pooled_scores(confusion, threshold)
     return Segmentation(
-        pixel_accuracy=float(confusion[best, [0, 3]].sum() / confusion[best].sum()),
-        mean_iou=float(iou[best].mean()),
+        pixel_accuracy=float(accuracy),
+        mean_iou=float(iou.mean()),
         mean_ap=float(precision / examples),
         mean_f1=float(f1[best] / examples),
-        iou=iou[best],
+        iou=iou,
         threshold=(None, *THRESHOLDS)[best],
     )
+
+
+def pooled_scores(confusion: Float[np.ndarray, "*n s 4"], threshold: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return accuracy `[*n]` and IoU `[*n, 2]` of pooled pixels, and the place `[*n]` of the threshold they belong to.
+
+    Args:
+        confusion: sums or means over examples.
+        threshold: as of `segmentation`; of several, the one with the highest mean IoU is taken.
+    """
+    places = np.array(SETTINGS[threshold])
+    hits, alarms, misses, rejections = np.moveaxis(confusion, -1, 0)
+    both = np.stack([rejections, hits], axis=-1)  # background and foreground; 0 where there is neither
+    iou = both / np.maximum(both + (alarms + misses)[..., None], TINY)
+    accuracy = (hits + rejections) / np.maximum(confusion.sum(axis=-1), TINY)
+    best = np.asarray(places[iou.mean(axis=-1)[..., places].argmax(axis=-1)])
+    return at_place(accuracy, best), np.take_along_axis(iou, best[..., None, None], axis=-2)[..., 0, :], best
+
+
+def at_place(values: Float[np.ndarray, "*n s"], places: Int[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """Return one value of each row."""
+    return np.take_along_axis(values, places[..., None], axis=-1)[..., 0]
 
 
 def row_f1(maps: Numbers, masks: Numbers) -> Float[np.ndarray, " b"]:
@@ -182,18 +211,6 @@ def _two_class_precision(
     scores = torch.cat([1 - scaled.flatten(1), scaled.flatten(1)], dim=1)
     positive = torch.cat([~foreground.flatten(1), foreground.flatten(1)], dim=1)
     return average_precision(scores, positive, counted.flatten(1).repeat(1, 2))
-
-
-def _iou(confusion: np.ndarray) -> np.ndarray:
-    """Background and foreground, 0 where there is neither."""
-    hits, alarms, misses, rejections = np.moveaxis(confusion, -1, 0)
-    both = np.stack([rejections, hits], axis=-1)
-    return both / np.maximum(both + (alarms + misses)[..., None], 1)
-
-
-def _f1(confusion: np.ndarray) -> np.ndarray:
-    hits, alarms, misses, _ = np.moveaxis(confusion, -1, 0)
-    return 2 * hits / np.maximum(2 * hits + alarms + misses, 1)
 
 
 IGNORED = (-1, 255)
@@ -250,16 +267,21 @@ def aggregate_voc(counts: Iterable[Int[np.ndarray, "s c 3"]]) -> VocScore:
     if not total.any():
         raise InputError("there are no examples to aggregate.")
     shared, predicted, true = np.moveaxis(total, -1, 0)
-    union = predicted + true - shared
-    iou = np.where(union > 0, shared / np.maximum(union, 1), np.nan)
-    means = np.nanmean(iou, axis=1)
+    accuracy, means, iou = voc_scores(shared, predicted, true)
     best = int(means.argmax())
-    return VocScore(
-        pixel_accuracy=float(shared[best].sum() / true[best].sum()),
-        mean_iou=float(means[best]),
-        iou=iou[best],
-        threshold=THRESHOLDS[best],
-    )
+    return VocScore(float(accuracy[best]), float(means[best]), iou[best], THRESHOLDS[best])
+
+
+def voc_scores(shared: Array, predicted: Array, true: Array) -> tuple[Array, Array, Array]:
+    """Return pixel accuracy, mean IoU and IoU of each class, NaN for classes that are nowhere.
+
+    Args:
+        shared: sums or means over examples `[..., c]`: pixels in both, in the prediction, in the truth.
+    """
+    union = predicted + true - shared
+    iou = shared / np.maximum(union, TINY)
+    means = iou.sum(axis=-1) / np.maximum((union > 0).sum(axis=-1), 1)
+    return shared.sum(axis=-1) / np.maximum(true.sum(axis=-1), TINY), means, np.where(union > 0, iou, np.nan)
 
 
 def _sizes(predicted: Int[Tensor, " p"], truth: Int[Tensor, " p"], count: int) -> Int[Tensor, "c 3"]:

@@ -37,6 +37,7 @@ from vitrail.evaluate.metrics.arrays import (
     check_no_nan,
     check_number,
     check_same,
+    f1_of,
     flags_of,
     look_up,
     numbers_of,
@@ -127,7 +128,7 @@ def top(scores: Float[np.ndarray, "n t"], k: int) -> Mask:
 
 def _scores(hits: np.ndarray, predicted: np.ndarray, gold: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Precision, recall and F1, 0 where they are 0 / 0."""
-    return hits / np.maximum(predicted, 1), hits / np.maximum(gold, 1), 2 * hits / np.maximum(predicted + gold, 1)
+    return hits / np.maximum(predicted, 1), hits / np.maximum(gold, 1), f1_of(hits, predicted, gold)
 
 
 def _trapezoids(gold: Bool[np.ndarray, " t"], scores: Float[np.ndarray, " t"]) -> float:

@@ -9,7 +9,7 @@ from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import PICKLES, is_cached, load_huggingface, wrong_task
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
 from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights, timm_names
-from vitrail.models.zoo import NAMES as EMBEDDED
+from vitrail.models.shipped import MODELS as EMBEDDED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 LONGEST_NAME = 1024
 
 
-def load(name: str | Path, *, arch: str | None = None, pickles: bool = False, task: str | None = None) -> Loaded:
-    """A model that is ready to be explained, in evaluation mode on the CPU.
+def load(
+    name: str | Path,
+    *,
+    arch: str | None = None,
+    pickles: bool = False,
+    task: str | None = None,
+    device: str = "cpu",
+) -> Loaded:
+    """A model that is ready to be explained, in evaluation mode.
 
     Args:
         name: `photo`, `sentiment` or `lookup` (the models inside the package), a timm name, a Hugging Face id or
@@ -26,10 +33,13 @@ def load(name: str | Path, *, arch: str | None = None, pickles: bool = False, ta
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
         task: `causal` refuses all but causal language models; None takes every model.
+        device: where its weights are kept, such as `cuda`.
     """
+    place = find_device(device)
     loaded = _load(name, arch, task, pickles=pickles)
     if task not in (None, loaded.task):
         raise wrong_task(str(name), loaded.task)
+    loaded.model.to(place)
     return loaded
 
 
@@ -72,14 +82,11 @@ def _check_name(name: str) -> Path:
     return path
 
 
-EMBEDDED_TASKS = {"photo": "image", "sentiment": "sequence", "lookup": "causal"}
-
-
 def load_embedded(name: str) -> Loaded:
     """A model inside the package with its preprocessing or tokenizer."""
     from vitrail.models.zoo.photo import SIZE
 
-    found, task = zoo.load_plain(name), EMBEDDED_TASKS[name]
+    found, task = zoo.load_plain(name), EMBEDDED[name]
     text = task != "image"
     return Loaded(
         model=found.model,

@@ -2,10 +2,13 @@
 
 import math
 import os
+import re
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,39 +17,78 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.errors import InputError
+from vitrail.errors import InputError, one_line
 from vitrail.models.loading.loaded import Sample
 
 Size = tuple[int, int]
+File = BinaryIO | BufferedIOBase
 BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, MemoryError)
 """What Pillow raises on files that are damaged or are no images."""
 INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "ICO", "JPEG2000", "TGA", "AVIF")
 """What is opened. Pillow knows more, and runs an outside program for some of them (gs for PostScript)."""
+ADDRESS = re.compile(r" <_io\.\w+ object at 0x[0-9a-f]+>")
 MOST_PIXELS = 100_000_000
 """A picture larger than this is no photograph. Its size is read before anything is decoded."""
 
 
-def open_image(source: Path | BinaryIO) -> Image.Image:
-    """The picture in a file as upright RGB, whatever its mode; transparent parts become white."""
-    path = source if isinstance(source, Path) else "the picture"
-    if isinstance(source, Path) and not os.path.isfile(source):  # which is False for a name that is too long
-        raise InputError(f"there is no image at {path}." if not os.path.exists(source) else f"{path} is not a file.")
+def open_image(source: Path | File) -> Image.Image:
+    """Return the picture in a file as upright RGB, whatever its mode; transparent parts become white."""
+    if not isinstance(source, Path):
+        with reading():
+            return to_rgb(upright(decode(source)))
+    if not os.path.isfile(source):  # which is False for a name that is too long
+        if os.path.exists(source):
+            raise InputError(f"{source} is not a file.")
+        raise InputError(f"there is no image at {source}.")
+    with reading(source), source.open("rb") as file:
+        return to_rgb(upright(decode(file)))
+
+
+@contextmanager
+def reading(what: object = None) -> Iterator[None]:
+    """Turn what Pillow raises on a picture into an InputError.
+
+    Args:
+        what: its name in errors, if it has one.
+    """
+    name = "the picture" if what is None else what
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(source, formats=readable_formats()) as image:
-                check_size(image.size)
-                image.load()
-                return to_rgb(upright(image))
+            yield
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        if what is None:
+            raise
+        raise InputError(f"{name}: {error}") from error
     except Image.DecompressionBombError as error:
-        raise InputError(f"{path} is too large to open: at most {MOST_PIXELS:,} pixels are read.") from error
+        raise InputError(f"{name} is too large to open: at most {MOST_PIXELS:,} pixels are read.") from error
     except Image.UnidentifiedImageError as error:
-        raise InputError(f"{path} cannot be read as an image: it is none of {', '.join(FORMATS)}.") from error
+        raise InputError(
+            f"{name} cannot be read as an image: it is none of {', '.join(FORMATS)}, or its file is damaged."
+        ) from error
     except BROKEN as error:
-        raise InputError(f"{path} cannot be read as an image: {error}") from error
+        words = ADDRESS.sub("", one_line(error))  # results of the bench would differ by it
+        damaged = "" if getattr(error, "errno", None) else " Its file is damaged or cut short."
+        raise InputError(f"{name} cannot be read as an image: {words}.{damaged}") from error
+
+
+def decode(file: File) -> Image.Image:
+    """Open and decode a picture of one of the formats that are read."""
+    image = read_header(file)
+    image.load()
+    return image
+
+
+def read_header(file: File, formats: Sequence[str] = ()) -> Image.Image:
+    """Open a picture without decoding it, and refuse one that is too large.
+
+    Args:
+        formats: which are tried; by default all that are read.
+    """
+    image = Image.open(file, formats=formats or readable_formats())
+    check_size(image.size)
+    return image
 
 
 def readable_formats() -> list[str]:

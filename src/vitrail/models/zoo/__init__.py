@@ -10,7 +10,6 @@ longer than an explanation. Their cards are in `vitrail/models/zoo/cards`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,14 @@ from torch import nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
 from vitrail.models import silent
+from vitrail.models.shipped import PICTURES, picture_path
 from vitrail.models.zoo.files import REPAIR, dequantise, read_checked, read_json
 from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
 from vitrail.models.zoo.texts import Tokenise, WordPieces, build_lookup, make_reader, make_tokeniser
 
 __all__ = ["EXAMPLES", "NAMES", "Embedded", "example", "load", "load_plain"]
 
-EXAMPLES = {
-    "golf_ball": "Golf ball: rendered by us, Apache-2.0.",
-    "temple": "Temple: Daniel Büchele, CC BY 2.0, cut to a square.",
-}
-"""Name -> where the picture comes from. They lie in `vitrail/apps/demo/pictures`."""
+EXAMPLES = PICTURES
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ def example(name: str = "golf_ball") -> Path:
     """The path of a picture that comes with the package: `golf_ball` or `temple`."""
     if not isinstance(name, str) or name not in EXAMPLES:
         raise InputError(f"there is no example {name!r}. {suggest(name, EXAMPLES)}")
-    return Path(str(resources.files("vitrail.apps.demo"))) / "pictures" / f"{name}.jpg"
+    return picture_path(name)
 
 
 def load(name: str) -> Embedded:

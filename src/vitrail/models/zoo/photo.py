@@ -8,8 +8,7 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.errors import InputError
-from vitrail.models.loading.images import BROKEN, check_size, to_rgb, upright
+from vitrail.models.loading.images import check_size, reading, to_rgb, upright
 from vitrail.models.taking import as_image
 
 SIZE = 160
@@ -33,12 +32,8 @@ def to_input(seen: Image.Image) -> Float[Tensor, "1 3 y x"]:
 def crop(image: Image.Image) -> Image.Image:
     """What the model sees: the picture upright, in colour on white, its middle square at 160 x 160 pixels."""
     check_size(image.size)
-    try:
+    with reading():
         picture = to_rgb(upright(image))
-    except InputError:
-        raise
-    except BROKEN as error:
-        raise InputError(f"the picture cannot be decoded: {error}. Is its file damaged or cut short?") from error
     return ImageOps.fit(picture, (SIZE, SIZE), Image.Resampling.BICUBIC)
 
 

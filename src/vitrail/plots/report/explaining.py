@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,12 +22,13 @@ from vitrail.api.requests import MethodSpec
 from vitrail.attribution import Attribution
 from vitrail.capture.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
-from vitrail.evaluate.metrics import agreement, perturbation_curve, text_curve
-from vitrail.evaluate.metrics.texts import blank_id, kept_ids
+from vitrail.evaluate import removal
+from vitrail.evaluate.metrics import agreement
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.folders import TEXTS, files_in, images_in
 from vitrail.models.inputs import read_inputs
 from vitrail.models.loading import Loaded, Sample, load
+from vitrail.models.texts import read_text
 from vitrail.plots.pictures import Picture, as_picture, sample_map, thumbnail, with_map
 from vitrail.plots.report.pages import LEVELS, RANDOM, Curve, Entry, Map, Report, Row
 from vitrail.plots.tokens import pieces
@@ -69,7 +69,7 @@ def _pictures(source: Path, loaded: Loaded, *, squash: bool) -> list[Item]:
 
 def _texts(source: Path, loaded: Loaded) -> list[Item]:
     def read(text: str | Path) -> tuple[Sample, str]:
-        text = _content(text) if isinstance(text, Path) else text
+        text = read_text(text) if isinstance(text, Path) else text
         return loaded.text(text.strip()), text.strip()
 
     if source.is_dir():
@@ -77,19 +77,11 @@ def _texts(source: Path, loaded: Loaded) -> list[Item]:
         if not paths:
             raise InputError(f"there are no .txt files in {source}, and {loaded.name} reads text.")
         return [(path.name, partial(read, path)) for path in paths]
-    lines = enumerate(_content(source).splitlines(), 1)
+    lines = enumerate(read_text(source).splitlines(), 1)
     found: list[Item] = [(f"line {n}", partial(read, line)) for n, line in lines if line.strip()]
     if not found:
         raise InputError(f"{source} is empty: write one sentence on each line.")
     return found
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path} cannot be read as text: {reason}.") from error
 
 
 FILL = "black"
@@ -107,31 +99,34 @@ def measure_of(loaded: Loaded) -> Measure:
 
 
 def _picture_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
-    image = loaded.pictures(read_inputs(sample.inputs).shown.detach())
-    size = (image.shape[2], image.shape[3])
-    noise = torch.rand(RANDOM, 1, *(found[0].grid or size), generator=torch.Generator().manual_seed(0))
-    noise = F.interpolate(noise, size=size, mode="bilinear", align_corners=False)[:, 0]
-    maps = torch.cat([*(a.heatmap(size).detach().to(image) for a in found), noise.to(image)])
-    images, labels = image.expand(len(maps), -1, -1, -1), [index] * len(maps)
-    inner = perturbation_curve(loaded.logits, images, maps, labels, levels=LEVELS[1:-1], fill=FILL).probability
-    # Nothing or all removed: the same for every map.
-    ends = perturbation_curve(loaded.logits, image, maps[:1], [index], levels=(0, 1), fill=FILL).probability
-    first, last = (np.broadcast_to(end, (1, len(maps))) for end in ends)
-    return _split(np.concatenate([first, inner, last]).T, len(found))
+    assert sample.picture is not None
+    image = removal.seen_pixels(loaded, sample.picture)
+    size, ends = (image.shape[2], image.shape[3]), removal.ends_of(loaded.logits, image, FILL)
+    generator = torch.Generator().manual_seed(0)
+    random = torch.rand(RANDOM, *(found[0].grid or size), generator=generator).to(image)
+
+    def curves(maps: Float[Tensor, "n y x"]) -> Float[np.ndarray, "n l"]:
+        classes = [index] * len(maps)
+        return removal.picture_curves(
+            loaded.logits, image, maps, classes, levels=LEVELS, fill=FILL, ends=ends
+        ).probability
+
+    rows = [curves(_finest(made, size)) for made in found]
+    return _split(np.concatenate([*rows, curves(random)]), len(found))
+
+
+def _finest(made: Attribution, size: tuple[int, int]) -> Float[Tensor, "1 y x"]:
+    """The map as the bench removes pixels in its order: a value for each patch where the method gives no finer one."""
+    if made.pixels is None and made.grid is not None:
+        return made.scores.reshape(1, *made.grid).detach()
+    return made.heatmap(size).detach()
 
 
 def _text_curves(loaded: Loaded, sample: Sample, found: Sequence[Attribution], index: int) -> Curves:
-    device = next(loaded.model.parameters()).device
-
-    def logits(ids: Tensor, mask: Tensor) -> Tensor:
-        return loaded.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-
     ids = np.asarray(read_inputs(sample.inputs).shown[0].cpu())
     generator = np.random.default_rng(0)
     scores = [*(a.scores[0].detach().cpu().numpy() for a in found), *generator.random((RANDOM, len(ids)))]
-    texts, labels = [ids] * len(scores), [index] * len(scores)
-    special, pad = kept_ids(loaded.tokenizer), blank_id(loaded.tokenizer)
-    curve = text_curve(logits, texts, scores, labels, special=special, how="cut", pad=pad)
+    curve = removal.text_curves(loaded, [ids] * len(scores), scores, [index] * len(scores))
     return _split(curve.p_k, len(found))
 
 
