@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture import additions
-from vitrail.capture.additions import at_zero, matrix
+from vitrail.capture.structure import updates
+from vitrail.capture.structure.projections import at_zero, matrix
 from vitrail.errors import MissingTensorError, VitrailError
 from vitrail.methods import bi, tokentm
 
@@ -629,8 +629,8 @@ def change_gate(block):
 @pytest.mark.parametrize("change", [change_number, change_gate])
 def test_what_is_added_as_it_is_is_compared_once_until_anything_changes(change, monkeypatch):
     model, compared = Small(lambda: (Number(),)).double().eval(), []
-    alike = additions._alike
-    monkeypatch.setattr(additions, "_alike", lambda *args: (compared.append(1), alike(*args))[1])
+    alike = updates.are_alike
+    monkeypatch.setattr(updates, "are_alike", lambda *args: (compared.append(1), alike(*args))[1])
     first = vitrail.explain(model, IDS, "tokentm", 1, anatomy=OWN).scores
     assert compared
     compared.clear()

@@ -12,8 +12,6 @@ from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, w
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
-from vitrail.capture.additions import Unknown
-from vitrail.capture.change_tables import FoundChanges, find_changes
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
@@ -21,7 +19,6 @@ from vitrail.capture.provenance import fingerprint
 from vitrail.capture.reach import pass_down
 from vitrail.capture.recording import Layer, Readout
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.stream_changes import ChangingPass, StreamChanges, read_changes
 from vitrail.capture.stream_checks import (
     KnownPass,
     hidden_tokens,
@@ -33,6 +30,8 @@ from vitrail.capture.stream_checks import (
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, last_results, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition
+from vitrail.capture.structure.projections import Unknown
+from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, StreamUpdates, find_updates, read_updates
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs
@@ -152,7 +151,7 @@ def _walks_measured(
     with stream_forward(model, inputs, taps) as plain:
         if where is not None:
             remember_plain(plain, model, found, where, changes)
-        run = plain.on(streams, None if changes is None else changes.changes)
+        run = plain.on(streams, None if changes is None else changes.updates)
         for (target, group), rows in zip(groups, starts, strict=True):
             parts, needs = run.answer.scalars(target), any(request.differentiates for request in group)
             scalars = [(part, run.gradients(part) if needs else None) for part in parts]
@@ -215,7 +214,7 @@ def _walked(run: StreamPass, group: list[Request], scalars: Scalars, settings: C
         events = Events(
             run.events(part, settings, gradients if needs else None),
             readout=start.to(wide),
-            lengths=None if run.changes is None else run.changes.lengths.nan_to_num(0.0).to(wide),
+            lengths=None if run.updates is None else run.updates.lengths.nan_to_num(0.0).to(wide),
             crosses=any(not torch.equal(event.queries, event.keys) for event in run.streams.attentions),
         )
         made = walk_events([*plans, *[REACH] * hides], events)
@@ -260,23 +259,21 @@ def _walks_several(plan: object) -> bool:
 
 def _changes(
     streams: Streams, samples: Tensor, shown: Sequence[ShownStream]
-) -> tuple[FoundChanges | None, SeamError | None]:
+) -> tuple[FoundUpdates | None, SeamError | None]:
     """Return how every layer transforms tokens, or why that is not known."""
     real = _real_tokens(streams, shown, [one.call for one in streams.seen.calls])
     try:
-        return find_changes(streams, samples, real), None
+        return find_updates(streams, samples, real), None
     except SeamError as why:
         return None, why
 
 
-def _known_changes(
-    known: KnownPass, changing: ChangingPass | None, calls: Sequence[AttentionCall]
-) -> StreamChanges | None:
+def _known_changes(known: KnownPass, changing: ReadPass | None, calls: Sequence[AttentionCall]) -> StreamUpdates | None:
     """Return the same in a pass that is known; None where it has to be measured."""
     if known.changes is None or changing is None:
         return None
     try:
-        return read_changes(known.changes, changing, _real_tokens(known.found.streams, known.found.shown, calls))
+        return read_updates(known.changes, changing, _real_tokens(known.found.streams, known.found.shown, calls))
     except Unknown:  # what to say of it is found out where it is measured
         return None
 
@@ -332,7 +329,7 @@ def _attribution(
     start = starts[0].readout if len(starts) == 1 else None
     # What was not measured, or is a choice where the method's paper has one stream alone.
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
-    changed = run.changes.assumed if run.changes is not None and reads_changes(request) else []
+    changed = run.updates.assumed if run.updates is not None and reads_changes(request) else []
     left_out = [*left_out, *[DROPPED.format(request.entry.name)] * any(one.dropped for _, one in found)]
     assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
     assumed += [said for one in shown if (said := _unlabelled(run.streams, one)) is not None]

@@ -12,46 +12,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.additions import is_norm
 from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.coded_gradients import EvenMaxima
 from vitrail.capture.detached import KeepDetached
-from vitrail.capture.executions import Node, start_graph
+from vitrail.capture.executions import start_graph
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_model, check_plain_call, no_graph, note_parts, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.shadow import autograd, hooks, in_precision
-from vitrail.capture.taps import Sum, Tapped, WatchSums
+from vitrail.capture.structure.taps import Sum, Trace, WatchSums
 from vitrail.capture.unseen_mixing import ModuleRun, runs_after
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module
-
-KEEPS_VALUES = (
-    "View", "UnsafeView", "Reshape", "Transpose", "Permute", "Clone", "ToCopy", "Squeeze", "Unsqueeze", "Alias",
-    "TBack", "Slice", "Select",
-)  # fmt: skip
-"""How the names of graph nodes begin that hand values on as they are."""
-
-
-@dataclass(frozen=True, eq=False)
-class Normed:
-    """One time that a norm ran."""
-
-    module: nn.Module
-    given: Tensor
-    gave: Tensor
-
-
-def base_of(node: Node | None) -> Node | None:
-    """The node whose values another one hands on as they are."""
-    while node is not None and node.name().startswith(KEEPS_VALUES):  # pyright: ignore[reportAttributeAccessIssue]
-        before = node.next_functions[0][0]  # pyright: ignore[reportAttributeAccessIssue]
-        if before is None:
-            break
-        node = before
-    return node
-
 
 T = TypeVar("T")
 RECENT = 24
@@ -79,9 +52,8 @@ class Seen:
     cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] before the first attention of a call
     inputs: Inputs | None = None  # with leaves for all floating-point tensors
     answer: Any = None
-    sums: list[Sum] = field(default_factory=list)  # what was added and normed, where that is asked for
-    norms: list[Normed] = field(default_factory=list)
-    tapped: Tapped = field(default_factory=Tapped)  # all that modules were given and gave, where that is asked for
+    sums: list[Sum] = field(default_factory=list)  # what was added, where that is asked for
+    trace: Trace = field(default_factory=Trace)  # all that modules were given and gave, where that is asked for
     runs: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the first attention call
     maxima: EvenMaxima = field(default_factory=EvenMaxima)
     detached: KeepDetached = field(default_factory=KeepDetached)
@@ -132,10 +104,10 @@ def _seen(model: nn.Module, inputs: Inputs, dtype: torch.dtype | None, *, sums: 
         for number, module in enumerate(every_module(model)):
             handles.append(module.register_forward_pre_hook(partial(_enter, seen, number), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(_leave, seen)))
-            if sums and is_norm(module):
-                handles.append(module.register_forward_hook(partial(_keep_norm, seen)))
         handles += runs_after(model, seen.runs, lambda: bool(seen.calls))
-        handles += seen.tapped.hooks(model) if sums else []
+        if sums:
+            seen.trace = Trace(every_module(model))
+            handles += seen.trace.hooks()
         adding = WatchSums(seen.calls)
         seen.sums = adding.sums
         with adding if sums else nullcontext(), seen.maxima, attention_calls(emit, safe=True, cut=cut), seen.detached:
@@ -200,11 +172,6 @@ def _leave(seen: Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noq
     if first.ndim == 4 and first.requires_grad:
         seen.cells.append(first)
     _keep(seen, first)
-
-
-def _keep_norm(seen: Seen, module: nn.Module, args: tuple, out: object) -> None:
-    if args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-        seen.norms.append(Normed(module, args[0], out))
 
 
 def _keep(seen: Seen, x: object) -> None:

@@ -14,16 +14,13 @@ from vitrail.capture.executions import (
     PARTS,
     Execution,
     Executions,
-    Node,
     PartNames,
     SeenCall,
     executions,
     find_parts,
-    from_data,
-    node_of,
-    reached,
     tensors_in,
 )
+from vitrail.capture.graph_nodes import Node, from_data, node_of, reached
 from vitrail.capture.outputs import LOGITS, named, read_output, run_model
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall

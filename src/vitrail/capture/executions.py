@@ -1,6 +1,5 @@
 """One pass that is only watched: every execution of a module, the attention calls between them, the parts of blocks."""
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -8,22 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import additions
 from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.detached import KeepDetached
+from vitrail.capture.graph_nodes import Node, node_of, reached
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import check_plain_call, note_parts, note_unapplied, why_no_gradient
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.structure.projections import hands_on, is_affine, is_norm, is_plain, width_of
+from vitrail.capture.structure.updates import Event, replay
 from vitrail.capture.torch_private import current_transform
 from vitrail.models.anatomy import Block
 from vitrail.models.inputs import Inputs
 
 SAMPLES = 2
 """How many samples are looked at."""
-Node = object
-"""A place in autograd's graph."""
 
 
 @dataclass(eq=False)
@@ -153,52 +152,6 @@ def start_graph(module: nn.Module, out: Tensor) -> bool:
     return out.requires_grad
 
 
-def node_of(x: Tensor | None) -> Node | None:
-    """Where a tensor stands in the graph; None where it has no gradient."""
-    if x is None or not x.requires_grad:
-        return None
-    if x.grad_fn is not None:
-        return x.grad_fn
-    if torch.is_inference_mode_enabled():  # nothing that is made here is in a graph
-        return None
-    try:
-        return torch.autograd.graph.get_gradient_edge(x).node
-    except (AssertionError, RuntimeError):  # inside an autograd function of the model's own there is no graph
-        return None
-
-
-def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iterator[Any]:
-    """The nodes that a walk back through the graph meets, each once; it does not go on behind those to stop at."""
-    waiting, known = [node for node in start if node is not None], set()
-    while waiting:
-        node: Any = waiting.pop()
-        if node in known:
-            continue
-        known.add(node)
-        yield node
-        if node not in stop:
-            waiting += [before for before, _ in node.next_functions if before is not None]
-
-
-def from_data(x: Tensor | None) -> bool:
-    """Whether a tensor depends on the input, and not on weights alone."""
-    return any(
-        node.name().startswith("EmbeddingBackward")
-        or not isinstance(getattr(node, "variable", None), (nn.Parameter, type(None)))
-        for node in _nodes_behind([node_of(x)])
-    )
-
-
-def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
-    """Those of the targets that a walk back through the graph meets; it does not go on behind a target."""
-    return {node for node in _nodes_behind(start, targets) if node in targets}
-
-
-def is_made_of(start: list[Node | None], target: Node | None) -> bool:
-    """Return True if a walk back through the graph, which begins at the first of these, meets a node."""
-    return target is not None and any(node is target for node in _nodes_behind(start[::-1], {target}))
-
-
 DIGITS = 128
 """Channels are numbered in digits of this base."""
 Channels = tuple[int, ...] | range | None
@@ -244,7 +197,7 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
     )
     events, tried = _events(block, inner), []
     for candidate in _variants(found, _behind(block, seen, output, inner, stream), inner, stream) or [found]:
-        tried.append((candidate, additions.replayed(candidate, events, seen.call)))
+        tried.append((candidate, replay(candidate, events, seen.call)))
         if "ffn_added" not in tried[-1][1]:
             break
     best, missing = tried[-1] if "ffn_added" not in tried[-1][1] else tried[0]
@@ -271,10 +224,10 @@ def _value(seen: SeenCall, inner: list[Execution], batch: int) -> tuple[Executio
 
 def _may_project(x: Execution) -> bool:
     """Whether a module is a linear layer: torch's own, one that says its width, or one whose numbers say that it is."""
-    if additions.is_plain(x.module) or isinstance(getattr(x.module, "in_features", None), int):
+    if is_plain(x.module) or isinstance(getattr(x.module, "in_features", None), int):
         return True
-    width = None if additions.is_norm(x.module) else additions.width_of(x.module)
-    return width is not None and width == x.given[0].shape[-1] and additions.is_affine(x.module, x.given[0])
+    width = None if is_norm(x.module) else width_of(x.module)
+    return width is not None and width == x.given[0].shape[-1] and is_affine(x.module, x.given[0])
 
 
 def _channels(value: Tensor, gave: Tensor) -> Channels:
@@ -332,7 +285,7 @@ def _variants(found: Block, after: list[Execution], inner: list[Execution], stre
     proposed = []
     for result in _results(after, stream):
         source = _source(result, after, stream)
-        norm = next((x for x in inner if x.gave is source.first and additions.is_norm(x.module)), None)
+        norm = next((x for x in inner if x.gave is source.first and is_norm(x.module)), None)
         without = replace(found, ffn_input=source.module, ffn_output=result.module)
         proposed += [without] if norm is None else [replace(without, ffn_norm=norm.module), without]
     return proposed
@@ -340,7 +293,7 @@ def _variants(found: Block, after: list[Execution], inner: list[Execution], stre
 
 def _computes(x: Execution) -> bool:
     """Whether an execution may compute something new of one tensor: no norm, no dropout, no layer scale."""
-    return len(x.given) == 1 and not additions.hands_on(x.module)
+    return len(x.given) == 1 and not hands_on(x.module)
 
 
 def _output(caller: Execution, seen: SeenCall, inner: list[Execution], stream: Tensor) -> Execution | nn.Module | None:
@@ -356,7 +309,7 @@ def _attention_norm(seen: SeenCall, inner: list[Execution], block: Execution) ->
     """The norm that reads what enters the block and that the queries, or the values, are made of."""
     call = seen.call
     start = [node_of(x) for x in (call.query, call.value, call.weights) if x is not None]
-    norms = [x for x in inner if x.ends < seen.at and additions.is_norm(x.module) and x.first is block.given[0]]
+    norms = [x for x in inner if x.ends < seen.at and is_norm(x.module) and x.first is block.given[0]]
     made = reached([node for node in start if node is not None], {x.gave_node for x in norms if x.gave_node})
     return next((x for x in norms if x.gave_node in made), None)
 
@@ -380,7 +333,7 @@ def _source(result: Execution, after: list[Execution], stream: Tensor) -> Execut
     return next((x for x in before if x.given[0].numel() == stream.numel()), result)
 
 
-def _events(block: Execution, inner: list[Execution]) -> list[additions.Event]:
+def _events(block: Execution, inner: list[Execution]) -> list[Event]:
     """Beginnings and ends of executions in the order in which they came."""
     ran = (block, *inner)
     moments = [(x.begins, x, ()) for x in ran] + [(x.ends, x, (x.gave,)) for x in ran]

@@ -31,7 +31,7 @@ from vitrail.capture.refusals import AT_THE_INPUTS, more_blocks
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
 from vitrail.capture.signature import GraphEnds
-from vitrail.capture.structure.variants import journaled, known_additions, measure_all, structure_of, variant_of
+from vitrail.capture.structure.variants import journaled, known_updates, measure_all, structure_of, variant_of
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (
     AnatomyError,
@@ -260,7 +260,7 @@ def _run_captured(
     stack.callback(capture.release)
     capture.ids, capture.batch = inputs.ids, inputs.batch
     if "output_weight" in plan.wanted.states and plan.structure is not None:
-        capture.additions = known_additions(model, plan.structure.form)
+        capture.unscaled = known_updates(model, plan.structure.form)
     if plan.recomputes and plan.structure is not None:
         capture.recomputed = recomputed(len(plan.body.blocks), plan.structure.together, plan.settings.memory, inputs)
         capture.again = partial(_run_again, model, capture)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.additions import Added, Adding, hooks_for, measured, watched_in
 from vitrail.capture.journal import Journal
 from vitrail.capture.layers import read_early
 from vitrail.capture.outputs import LOGITS, named
@@ -29,8 +28,10 @@ from vitrail.capture.seams.call import AttentionCall, first_tensor
 from vitrail.capture.seams.intercept import InterceptAttention, NotingAttention
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.signature import GraphEnds, ends_of
+from vitrail.capture.structure.updates import BlockTrace, BlockUpdates, measure_block, trace_hooks, watched_in
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import OtherBlocksError, SeamError, VitrailError
+from vitrail.models.taking import every_module
 
 
 @dataclass
@@ -41,8 +42,14 @@ class BlockCapture:
     states: dict[str, Tensor] = field(default_factory=dict)
     returned: object = None  # by the block, whatever else it gives beside the stream
     early: dict[Any, Any] = field(default_factory=dict)  # what was read of it as soon as it had run
-    adding: Adding | None = None  # what its sub-layers add to the stream, where that is asked for
-    added: Added | None = None  # the same, measured as soon as the block had run, in a pass without a graph
+    traced: BlockTrace | None = None  # what tells what its sub-layers add to the stream, where that is asked for
+    updates: BlockUpdates | None = None  # the same, measured as soon as the block had run, in a pass without a graph
+
+    def forget_trace(self) -> None:
+        """Free what tells what its sub-layers add: hooks hold it until the pass ends."""
+        if self.traced is not None:
+            self.traced.clear()
+            self.traced = None
 
 
 class Capture:
@@ -88,7 +95,7 @@ class Capture:
         self.answer: object = None  # what the module gave whose readout the anatomy knows
         self.same: Callable[[Tensor, Tensor], None] = lambda old, new: None  # called when one tensor replaces another
         self.notes: list[Any] = []  # what rules kept of the forward pass
-        self.additions: dict[int, set[str]] = {}  # which sub-layers are added as they are, by block, of this form
+        self.unscaled: dict[int, set[str]] = {}  # which sub-layers are added as they are, by block, of this form
         self.on_map: Callable[[int | None, Tensor, slice], None] = lambda block, relevance, rows: None  # of each map
 
     @property
@@ -96,13 +103,13 @@ class Capture:
         """The index of the block that runs."""
         return next((index for index, captured in enumerate(self.blocks) if captured is self.here), None)
 
-    def added(self, captured: BlockCapture) -> Added | None:
-        """What the sub-layers of a block add to the stream; None if it was not asked for."""
-        if captured.adding is None:
-            return captured.added
+    def updates_of(self, captured: BlockCapture) -> BlockUpdates | None:
+        """Measure what the sub-layers of a block add to the stream; None if it was not asked for."""
+        if captured.traced is None:
+            return captured.updates
         index = next(index for index, one in enumerate(self.blocks) if one is captured)
-        known = self.additions.setdefault(index, set())
-        return measured(captured.adding, captured.calls[0], ffn="ffn_added" in self.keep, known=known)
+        known = self.unscaled.setdefault(index, set())
+        return measure_block(captured.traced, captured.calls[0], ffn="ffn_added" in self.keep, known=known)
 
     def ends(self, answer: Tensor) -> GraphEnds:
         """Return where the graph of the pass is read, for its signature."""
@@ -119,15 +126,14 @@ class Capture:
             is_stored=self.is_stored,
         )
 
-    def measure_added(self, index: int, device: str) -> None:
+    def measure_updates(self, index: int, device: str) -> None:
         """Measure at once what the sub-layers of a block add, and free what that is measured by."""
         captured = self.blocks[index]
-        if captured.adding is None or len(captured.calls) != 1:
+        if captured.traced is None or len(captured.calls) != 1:
             return
         with torch.no_grad(), without_functions(), own_dtypes(device):
-            captured.added = self.added(captured)
-        captured.adding.clear()
-        captured.adding = None
+            captured.updates = self.updates_of(captured)
+        captured.forget_trace()
 
     def dropped(self, index: int, stream: Tensor, *, last: bool) -> Tensor:
         """Free what a block has left that is run again later; its stream, from which the next one goes on.
@@ -138,9 +144,7 @@ class Capture:
         captured, self.dropping = self.blocks[index], False
         captured.calls[:] = map(light, captured.calls)
         captured.states.clear()
-        if captured.adding is not None:
-            captured.adding.clear()
-            captured.adding = None
+        captured.forget_trace()
         if last:  # the graph begins here
             self.roots[:] = [stream]
             if index == len(self.blocks) - 1:
@@ -161,7 +165,7 @@ class Capture:
             captured.calls.clear()
             captured.states.clear()
             captured.early.clear()
-            captured.returned = captured.adding = captured.added = None
+            captured.returned = captured.traced = captured.updates = None
         self.roots.clear()
         self.arriving = self.beyond = None
         self.recomputed = self.again = None
@@ -296,10 +300,10 @@ def _add_hooks(handles: list[RemovableHandle], model: nn.Module, capture: Captur
         block, captured = capture.body.blocks[index], capture.blocks[index]
         handles.append(block.module.register_forward_pre_hook(partial(_enter, capture, index), with_kwargs=True))
         if "output_weight" in capture.keep:
-            captured.adding = Adding(block)
             place = "watched", block.module, block.output, block.ffn_output
-            watched = once(model, place, partial(watched_in, block))
-            handles += hooks_for(captured.adding, watched, partial(capture.filing, captured))
+            watched = once(model, place, lambda block=block: watched_in(block, every_module(block.module)))
+            captured.traced = BlockTrace(block)
+            handles += trace_hooks(captured.traced, watched, partial(capture.filing, captured))
         handles.append(block.module.register_forward_hook(partial(_leave, capture, index)))
         handles += _state_hooks(capture, index) if capture.keep & INSIDE else []
     if only is not None:
@@ -386,8 +390,8 @@ def _leave(capture: Capture, index: int, module: nn.Module, args: tuple, out: An
     In a pass without a graph, one begins after the last block.
     """
     capture.here, stream = capture.loose, first_tensor(out)
-    if not capture.cut and capture.blocks[index].adding is not None:
-        capture.measure_added(index, stream.device.type)
+    if not capture.cut and capture.blocks[index].traced is not None:
+        capture.measure_updates(index, stream.device.type)
     last = index == len(capture.blocks) - 1
     if last and not capture.cut:
         torch.set_grad_enabled(True)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.additions import Added, at_zero, is_plain, width_of
 from vitrail.capture.recording import Layer, Stream, own_dtypes
 from vitrail.capture.seams.call import AttentionCall, call_shape, operands_of
+from vitrail.capture.structure.projections import at_zero, is_plain, width_of
+from vitrail.capture.structure.updates import BlockUpdates, missing_in
 from vitrail.capture.torch_private import without_functions
 from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Block
@@ -51,7 +52,7 @@ STATES = tuple(Stream.__dataclass_fields__)
 
 def weights_of(
     block: Block | None,
-    added: Added | None,
+    updates: BlockUpdates | None,
     call: AttentionCall,
     *,
     states: Mapping[str, Tensor],
@@ -66,18 +67,19 @@ def weights_of(
     missing: dict[str, str] = dict.fromkeys(("query", "query_grad", "key"), call.no_query) if call.no_query else {}
     if loose is not None:
         missing = {**missing, **dict.fromkeys((*STATES, "output_weight"), loose)}
-    if block is None or added is None:
+    if block is None or updates is None:
         return {"missing": missing}
+    attention, ffn = updates
     found = {
-        "output_weight": added.weight,
-        "output_rows": added.rows,
+        "output_weight": attention.weight,
+        "output_rows": attention.rows,
         "value_bias": value_bias(block, call),
-        "attention_scale": added.scale,
-        "ffn_scale": added.ffn_scale,
+        "attention_scale": attention.scale,
+        "ffn_scale": ffn.scale,
     }
     weights = {name: None if x is None else x.detach() for name, x in found.items()}
     unknown = {"value_bias": UNKNOWN_BIAS} if block.discovered and block.value is None else {}
-    return {**weights, "missing": {**missing, **unknown, **of_other_shape(states), **added.missing}}
+    return {**weights, "missing": {**missing, **unknown, **of_other_shape(states), **missing_in(updates)}}
 
 
 def of_other_shape(states: Mapping[str, Tensor]) -> dict[str, str]:
@@ -96,7 +98,7 @@ def of_other_shape(states: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _turned(x: Tensor, entering: Tensor) -> bool:
-    """Return True if tokens and samples have changed places; of as many, what is added tells (`additions`)."""
+    """Return True if tokens and samples have changed places; of as many, what is added tells (`updates`)."""
     return x.ndim == 3 and x.shape != entering.shape and x.shape == entering.transpose(0, 1).shape
 
 
@@ -154,13 +156,13 @@ def tensors_of(
     # None for the pooling after the blocks, and where none are known.
     block = body.blocks[index] if index < len(body.blocks) else None
     states = {name: x for name, x in captured.states.items() if name in capture.keep}
-    added = captured.added if captured.adding is None else capture.added(captured)
-    if added is not None and states.pop("ffn_added", None) is not None and added.ffn_added is not None:
-        states["ffn_added"] = added.ffn_added  # as it is added to the stream
-    bare = added is None and not call.no_query and body.loose is None  # of its weights nothing is asked or missing
+    updates = captured.updates if captured.traced is None else capture.updates_of(captured)
+    if updates is not None and states.pop("ffn_added", None) is not None and updates[1].added is not None:
+        states["ffn_added"] = updates[1].added  # as it is added to the stream
+    bare = updates is None and not call.no_query and body.loose is None  # of its weights nothing is asked or missing
     stream = stream_around(block, states, gradients) if states or gradients else Stream()
     batch = batch or next(len(x) for x in vars(stream).values() if x is not None)
-    weights = {} if bare else weights_of(block, added, call, states=states, loose=body.loose)
+    weights = {} if bare else weights_of(block, updates, call, states=states, loose=body.loose)
     return {**operands_of(call, batch), **weights, "stream": stream}
 
 
@@ -221,9 +223,8 @@ def read_early(capture: "Capture", index: int) -> None:
             except VitrailError as error:  # raised where it is asked for, as a pass with NaN in it is made again
                 captured.early[early] = error
     passing = capture.plan.wanted.passing
-    if "output_weight" in passing and captured.adding is not None:
-        captured.adding.clear()  # hooks hold it until the pass ends
-        captured.adding = None
+    if "output_weight" in passing:
+        captured.forget_trace()
     for name in passing - {"entering", "leaving"} if index == len(capture.blocks) - 1 else passing:
         captured.states.pop(name, None)
 

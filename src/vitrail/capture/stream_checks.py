@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.change_tables import FoundChanges
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.coded_gradients import MIXED, sources
 from vitrail.capture.cut_pass import CutCall, Seen, cut_pass
@@ -22,12 +21,12 @@ from vitrail.capture.refusals import detached
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import autograd, memory_of, remembered
 from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
-from vitrail.capture.stream_changes import ChangeTables, ChangingPass
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.stream_passes import LastResults, PlainPass
 from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
-from vitrail.capture.taps import Tap
+from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, UpdateTables
+from vitrail.capture.structure.taps import Tap
 from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
@@ -287,7 +286,7 @@ class KnownPass:
     found: StreamsOfPass
     where: LastResults
     attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
-    changes: ChangeTables | None = None  # where a method has asked for it, and modules show it
+    changes: UpdateTables | None = None  # where a method has asked for it, and modules show it
 
 
 @dataclass(eq=False)
@@ -358,7 +357,7 @@ def _cut_pass_of_call(
         yield found
 
 
-def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, ChangingPass | None] | None:
+def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, ReadPass | None] | None:
     """Return what is known of a pass, and its tensors that changes are read off; None where it has to be measured.
 
     It is known if the same was done to tokens in a pass that was measured.
@@ -371,13 +370,13 @@ def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, Changing
     return replace(known, found=found), None if known.changes is None else _changing(known.changes, run, nodes)
 
 
-def _changing(tables: ChangeTables, run: PlainPass, nodes: Sequence[Node]) -> ChangingPass | None:
+def _changing(tables: UpdateTables, run: PlainPass, nodes: Sequence[Node]) -> ReadPass | None:
     """Return the tensors that tables name in another pass; None unless each has its place in the graph there.
 
     Args:
         nodes: of the other pass, in the order of the route.
     """
-    found = run.changing(tables.taps)
+    found = run.at_taps(tables.taps)
     if found is None or [x.shape for x in found.tensors] != tables.shapes:
         return None
     places = zip(found.tensors, tables.places, strict=True)
@@ -385,7 +384,7 @@ def _changing(tables: ChangeTables, run: PlainPass, nodes: Sequence[Node]) -> Ch
 
 
 def remember_plain(
-    run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults, changes: FoundChanges | None
+    run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults, changes: FoundUpdates | None
 ) -> None:
     """Remember the streams of a pass that was measured, for passes in which the same is done to tokens.
 
@@ -408,9 +407,9 @@ def remember_plain(
         one.changes = _placed(changes, run, nodes)
 
 
-def _placed(changes: FoundChanges, run: PlainPass, nodes: Sequence[Node]) -> ChangeTables | None:
+def _placed(changes: FoundUpdates, run: PlainPass, nodes: Sequence[Node]) -> UpdateTables | None:
     """Return the tables with places in the graph of a pass; None where it does not show what was measured."""
-    found = run.changing(changes.tables.taps)
+    found = run.at_taps(changes.tables.taps)
     if found is None or not all(map(torch.equal, found.tensors, changes.tensors)):
         return None
     stand = [node_of(x) for x in found.tensors]

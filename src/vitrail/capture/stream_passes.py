@@ -22,9 +22,9 @@ from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype
 from vitrail.capture.shadow import autograd, hooks, once
-from vitrail.capture.stream_changes import ChangingPass, FeedForward, StreamChanges
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
-from vitrail.capture.taps import SUMS, Tap, Tapped, WatchSums
+from vitrail.capture.structure.stream_updates import FeedForward, ReadPass, StreamUpdates
+from vitrail.capture.structure.taps import SUMS, Tap, Trace, WatchSums
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
@@ -186,7 +186,7 @@ class StreamPass:
     streams: Streams
     calls: list[AttentionCall]
     answer: StreamAnswer
-    changes: StreamChanges | None = None  # how its layers transform tokens, where a method asks for it
+    updates: StreamUpdates | None = None  # how its layers transform tokens, where a method asks for it
     ran: set[str] = field(default_factory=set)  # the backends that computed sums over its maps
 
     def gradients(self, part: Scalar, calls: Collection[int] | None = None) -> list[Tensor | None]:
@@ -232,40 +232,43 @@ class StreamPass:
                     continue
                 yield from self._feed_forward(event.call, arrives, needed=needs_gradient)
                 if not needs_gradient or arrives[event.call] is not None:  # else it takes no part
-                    yield event, self._changing(event, self._layer(event, arrives[event.call], scale, settings))
+                    yield event, self._updating(event, self._layer(event, arrives[event.call], scale, settings))
                     arrives[event.call] = None
 
     def _feed_forward(self, call: int, gradients: list[Tensor | None], *, needed: bool) -> Iterator[Event]:
         """The feed-forward layers between an attention call and the next one, last to first."""
-        if self.changes is None:
+        if self.updates is None:
             return
-        for one in reversed([layer for layer in self.changes.layers if layer.after == call + 1]):
+        for one, update in reversed([layer for layer in self.updates.layers if layer[0].after == call + 1]):
             if not needed or any(gradients[number] is not None for number in one.calls):
-                valid = (one.tokens >= 0) & self.changes.real[one.tokens.clamp(min=0)]
-                states = Stream(ffn_entering=one.entering, ffn_added=one.added)
-                start = torch.zeros(valid.shape, dtype=one.entering.dtype, device=one.entering.device)
+                valid = (one.tokens >= 0) & self.updates.real[one.tokens.clamp(min=0)]
+                states = Stream(ffn_entering=update.state, ffn_added=update.added)
+                assert update.state is not None
+                start = torch.zeros(valid.shape, dtype=update.state.dtype, device=update.state.device)
                 held = {"stream": states, "attends": False}
                 yield one, Layer(call, len(self.calls), valid.to(start.device), start, **held)
 
-    def _changing(self, event: AttentionEvent, layer: Layer) -> Layer:
+    def _updating(self, event: AttentionEvent, layer: Layer) -> Layer:
         """The layer with what it adds to its stream, where a method asks for that."""
-        if self.changes is None or event.call in self.changes.pools:
+        if self.updates is None or event.call in self.updates.pools:
             return layer
-        if event.call not in self.changes.calls:
+        if event.call not in self.updates.calls:
             raise SeamError(
                 f"the answer has a gradient at attention call {event.call + 1}, but was not found to be made of it, so "
                 "what the call adds is not known. Take a method that reads attention maps only, such as gae."
             )
-        added, device = self.changes.calls[event.call], layer.valid.device
-        valid = layer.valid & (self.changes.real[event.keys] & (added.places >= 0)).to(device)
+        update, device = self.updates.calls[event.call], layer.valid.device
+        assert update.weight is not None
+        assert update.places is not None
+        valid = layer.valid & (self.updates.real[event.keys] & (update.places >= 0)).to(device)
         if (visible := layer.visible) is not None:
             valid = valid & visible.any(dim=2).any(dim=1)
         return replace(
             layer,
             valid=valid,
-            output_weight=added.weight.to(device),
-            output_rows=None if added.rows is None else added.rows.to(device),
-            stream=Stream(entering=added.entering().to(device)),
+            output_weight=update.weight.to(device),
+            output_rows=None if update.rows is None else update.rows.to(device),
+            stream=Stream(entering=update.entering().to(device)),
         )
 
     def _scale(self, part: Scalar) -> float:
@@ -333,24 +336,24 @@ class PlainPass:
     output: object
     answer: StreamAnswer
     results: list[tuple[CutCall, int]]  # what each call gave, with its version then
-    tapped: Tapped
+    trace: Trace
 
-    def changing(self, taps: Sequence[Tap | None]) -> ChangingPass | None:
+    def at_taps(self, taps: Sequence[Tap | None]) -> ReadPass | None:
         """Return the tensors that are read off at some places; None if one is not as it was there any more."""
-        tensors, calls = self.tapped.read(taps), [one for one, _ in self.results]
+        tensors, calls = self.trace.read(taps), [one for one, _ in self.results]
         kept = all(one.output is not None and writes_to(one.output) == version for one, version in self.results)
         if tensors is None or not kept or len(calls) != len(self.calls):
             return None
-        return ChangingPass(calls, tensors, self.tapped.modules)
+        return ReadPass(calls, tensors, self.trace.modules)
 
-    def on(self, streams: Streams, changes: StreamChanges | None = None) -> StreamPass:
+    def on(self, streams: Streams, updates: StreamUpdates | None = None) -> StreamPass:
         """Return the same pass on the tokens that were measured."""
         if len(self.calls) != len(streams.attentions):
             raise SeamError(
                 f"the model made {len(streams.attentions)} attention calls when it was measured and {len(self.calls)} "
                 "now: what it runs depends on chance or on earlier calls, so its attention cannot be followed."
             )
-        return StreamPass(self.inputs, streams, self.calls, self.answer, changes)
+        return StreamPass(self.inputs, streams, self.calls, self.answer, updates)
 
 
 @contextmanager
@@ -367,7 +370,7 @@ def stream_forward(
     check_differentiable(model)
     calls: list[AttentionCall] = []
     results: list[tuple[CutCall, int]] = []
-    tapped = Tapped(taps)
+    trace = Trace(every_module(model) if taps or attending else (), taps)
 
     def keep(out: Tensor, order: tuple[int, ...]) -> Tensor:
         results.append((CutCall(calls[-1], [], out, order), writes_to(out)))
@@ -376,17 +379,16 @@ def stream_forward(
     with autograd(gradients=True):
         some = rooted(inputs)
         handles = [module.register_forward_hook(_start) for module in once(model, "starts", partial(_starting, model))]
-        modules = every_module(model) if attending else []
-        handles += tapped.hooks(model) if taps else []
-        places, cut = [modules[number] for number in attending], keep if taps else None
+        handles += trace.hooks() if taps else []
+        places, cut = [trace.modules[number] for number in attending], keep if taps else None
         adding = WatchSums(calls)
         watching = adding if any(tap.module == SUMS for tap in taps) else nullcontext()
         with hooks(handles), watching, attention_calls(calls.append, safe=True, cut=cut, within=places):
             output = run_model(model, some)
-        tapped.add_sums(adding.sums)
+        trace.add_sums(adding.sums)
         read = read_answer(output, inputs, calls, generates=generates(model))
         roots = [x for x in tensors_in((some.args, some.kwargs)) if x.requires_grad]
-        yield PlainPass(inputs, roots, calls, output, read, results, tapped)
+        yield PlainPass(inputs, roots, calls, output, read, results, trace)
 
 
 def _starting(model: nn.Module) -> list[nn.Module]:

@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.capture.additions import matrix
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.recording import Layer, widen
 from vitrail.capture.seams.intercept import Override
+from vitrail.capture.structure.projections import matrix
 from vitrail.errors import MethodError, MissingTensorError, OptionError
 from vitrail.methods.options import check_count, last_layer, min_max_over
 from vitrail.models.anatomy import Body

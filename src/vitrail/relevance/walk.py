@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitrail.capture.layers import Early
 from vitrail.capture.recording import Layer, Readout, Recording
-from vitrail.capture.stream_changes import FeedForward
 from vitrail.capture.streams import AttentionEvent, Transition
+from vitrail.capture.structure.stream_updates import FeedForward
 from vitrail.relevance.dense import backends_used
 
 Rows = Float[Tensor, "b q"]

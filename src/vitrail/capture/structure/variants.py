@@ -106,13 +106,13 @@ def measure_all(model: nn.Module, inputs: Inputs, body: Body, form: InputForm) -
     return measure_structure(model, inputs, body, form, most=inputs.batch) if known is None else known
 
 
-def known_additions(model: nn.Module, form: InputForm) -> dict[int, set[str]]:
+def known_updates(model: nn.Module, form: InputForm) -> dict[int, set[str]]:
     """By block, which sub-layers were found to be added as they are for inputs of this form; filled by passes.
 
     Where any setting of the model has changed, nothing is known: what is added may hang on it.
     """
     settings = once(model, "settings", lambda: tuple(settings_of(model)))
-    return remembered.get(model, "additions", (form.keys[0], settings), dict[int, set[str]])
+    return remembered.get(model, "updates", (form.keys[0], settings), dict[int, set[str]])
 
 
 def variant_of(

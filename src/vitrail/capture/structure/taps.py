@@ -5,18 +5,17 @@ it, all functions of the model are watched for the sum that it is an operand of.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.executions import Node, node_of
+from vitrail.capture.graph_nodes import Node, node_of
 from vitrail.capture.torch_private import writes_to
-from vitrail.models.taking import every_module
 
 ADDS = frozenset({"add", "__add__", "__radd__"})
 IN_PLACE = frozenset({"add_", "__iadd__"})
@@ -36,7 +35,7 @@ class Sum:
     versions: tuple[int, int]  # of the two operands, which the model may write into later
 
     def kept(self, side: int) -> bool:
-        """Whether the model has not written into an operand since."""
+        """Return True if the model has not written into an operand since."""
         return writes_to(self.operands[side]) == self.versions[side]
 
 
@@ -62,18 +61,17 @@ class WatchSums(TorchFunctionMode):
 
 
 def _alike(args: tuple) -> bool:
-    """Whether the arguments are two floating-point tensors of one shape with an axis of channels."""
+    """Return True if the arguments are two floating-point tensors of one shape with an axis of channels."""
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.is_floating_point() for x in args):
         return False
     return args[0].shape == args[1].shape and args[0].ndim >= 2
 
 
-@dataclass(frozen=True)
-class Tap:
+class Tap(NamedTuple):
     """Where a pass shows a tensor.
 
     Args:
-        module: the number of a module among all modules of the model; `SUMS` where no module shows it.
+        module: the number of a module; `SUMS` where no module shows it.
         turn: how often that module had begun before, or ended; the number of the sum.
         place: the number of the argument, or of the operand; None for the first tensor that the module gives.
     """
@@ -83,22 +81,31 @@ class Tap:
     place: int | None
 
 
+class Run(NamedTuple):
+    """One time that a module ran: its number, and the first tensors that it was given and gave."""
+
+    module: int
+    given: Tensor | None
+    gave: Tensor
+    version: int  # of `gave` when the module ended
+
+
 @dataclass(eq=False)
-class Tapped:
-    """The tensors that modules show in one pass, each with the version that it had then.
+class Trace:
+    """The tensors that modules show in one pass, in this order, each with the version that it had then.
 
     Args:
-        wanted: those that are kept; None for all.
+        modules: those that taps number.
+        wanted: the tensors that are kept; None for all.
     """
 
+    modules: Sequence[nn.Module] = ()
     wanted: Collection[Tap] | None = None
-    modules: list[nn.Module] = field(default_factory=list)
-    tensors: dict[Tap, tuple[Tensor, int]] = field(default_factory=dict)
+    shown: dict[Tap, tuple[Tensor, int]] = field(default_factory=dict)
     turns: Counter[tuple[int, str]] = field(default_factory=Counter)
 
-    def hooks(self, model: nn.Module) -> list[RemovableHandle]:
+    def hooks(self) -> list[RemovableHandle]:
         """Set the hooks that keep the tensors while a model runs."""
-        self.modules = every_module(model)
         begin = end = set(range(len(self.modules)))
         if self.wanted is not None:
             begin = {tap.module for tap in self.wanted if tap.place is not None} - {SUMS}
@@ -125,22 +132,32 @@ class Tapped:
         return self.turns[number, what] - 1
 
     def _keep(self, tap: Tap, x: object) -> None:
+        """Keep a tensor of real numbers that is wanted."""
         if isinstance(x, Tensor) and x.is_floating_point() and (self.wanted is None or tap in self.wanted):
-            self.tensors[tap] = x, writes_to(x)
+            self.shown[tap] = x, writes_to(x)
 
     def add_sums(self, sums: Sequence[Sum]) -> None:
         """Keep the operands of sums."""
         for turn, one in enumerate(sums):
             for place, (x, version) in enumerate(zip(one.operands, one.versions, strict=True)):
-                self.tensors[Tap(SUMS, turn, place)] = x, version
+                self.shown[Tap(SUMS, turn, place)] = x, version
+
+    def runs(self) -> Iterator[Run]:
+        """Give every time that a module ran, in the order in which they ended."""
+        given: dict[tuple[int, int], Tensor] = {}
+        for tap, (x, version) in self.shown.items():
+            if tap.place is not None:
+                given.setdefault((tap.module, tap.turn), x)
+            else:
+                yield Run(tap.module, given.get((tap.module, tap.turn)), x, version)
 
     def named(self) -> dict[int, Tap]:
         """Return where each tensor was shown first, by its identity, if nothing has been written into it since."""
-        kept = [(id(x), tap) for tap, (x, version) in self.tensors.items() if writes_to(x) == version]
+        kept = [(id(x), tap) for tap, (x, version) in self.shown.items() if writes_to(x) == version]
         return dict(reversed(kept))
 
     def read(self, taps: Sequence[Tap | None]) -> list[Tensor] | None:
         """Return the tensors at some places; None if one was not shown, or has been written into since."""
-        found = [None if tap is None else self.tensors.get(tap) for tap in taps]
+        found = [None if tap is None else self.shown.get(tap) for tap in taps]
         kept = [one[0] for one in found if one is not None and writes_to(one[0]) == one[1]]
         return kept if len(kept) == len(found) else None

@@ -1,0 +1,71 @@
+"""Places in autograd's graph: where a tensor stands, and what a walk back from there meets."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Node = object
+"""A place in autograd's graph."""
+KEEPS_VALUES = (
+    "View", "UnsafeView", "Reshape", "Transpose", "Permute", "Clone", "ToCopy", "Squeeze", "Unsqueeze", "Alias",
+    "TBack", "Slice", "Select",
+)  # fmt: skip
+"""How the names of graph nodes begin that hand values on as they are."""
+
+
+def node_of(x: Tensor | None) -> Node | None:
+    """Where a tensor stands in the graph; None where it has no gradient."""
+    if x is None or not x.requires_grad:
+        return None
+    if x.grad_fn is not None:
+        return x.grad_fn
+    if torch.is_inference_mode_enabled():  # nothing that is made here is in a graph
+        return None
+    try:
+        return torch.autograd.graph.get_gradient_edge(x).node
+    except (AssertionError, RuntimeError):  # inside an autograd function of the model's own there is no graph
+        return None
+
+
+def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iterator[Any]:
+    """The nodes that a walk back through the graph meets, each once; it does not go on behind those to stop at."""
+    waiting, known = [node for node in start if node is not None], set()
+    while waiting:
+        node: Any = waiting.pop()
+        if node in known:
+            continue
+        known.add(node)
+        yield node
+        if node not in stop:
+            waiting += [before for before, _ in node.next_functions if before is not None]
+
+
+def from_data(x: Tensor | None) -> bool:
+    """Whether a tensor depends on the input, and not on weights alone."""
+    return any(
+        node.name().startswith("EmbeddingBackward")
+        or not isinstance(getattr(node, "variable", None), (nn.Parameter, type(None)))
+        for node in _nodes_behind([node_of(x)])
+    )
+
+
+def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
+    """Those of the targets that a walk back through the graph meets; it does not go on behind a target."""
+    return {node for node in _nodes_behind(start, targets) if node in targets}
+
+
+def is_made_of(start: list[Node | None], target: Node | None) -> bool:
+    """Return True if a walk back through the graph, which begins at the first of these, meets a node."""
+    return target is not None and any(node is target for node in _nodes_behind(start[::-1], {target}))
+
+
+def base_of(node: Node | None) -> Node | None:
+    """The node whose values another one hands on as they are."""
+    while node is not None and node.name().startswith(KEEPS_VALUES):  # pyright: ignore[reportAttributeAccessIssue]
+        before = node.next_functions[0][0]  # pyright: ignore[reportAttributeAccessIssue]
+        if before is None:
+            break
+        node = before
+    return node
