@@ -195,3 +195,47 @@ def test_sums_that_no_module_shows_are_watched_and_those_in_place_are_measured_i
         passes.clear()
         alike(vitrail.explain(model, inputs, "tokentm", 3), wanted)
     assert len(passes) == count
+
+
+class GatedByWords(Added):
+    """What attention gives is halved, before or after its projection, where the first text has a large word."""
+
+    def __init__(self, place):
+        super().__init__(torch.add)
+        self.place, self.gate = place, torch.ones(())
+
+    def attend(self, x, y):
+        heads = [f(t).unflatten(-1, (2, 8)).transpose(1, 2) for f, t in zip(self.maps, (x, y, y), strict=False)]
+        given = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        return self.maps[3](given * self.gate) if self.place == "before" else self.maps[3](given) * self.gate
+
+    def forward(self, input_ids, decoder_input_ids):
+        self.gate = torch.where(input_ids.amax(dim=1) > 20, 0.5, 1.0).double()[:, None, None]
+        return super().forward(input_ids, decoder_input_ids)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_gate_that_was_open_when_a_model_was_measured_is_read_in_a_known_pass(place, counted):
+    torch.manual_seed(0)
+    model = GatedByWords(place).double().eval()
+    inputs = {"input_ids": torch.arange(5, 12)[None], "decoder_input_ids": torch.arange(9, 4, -1)[None]}
+    halved = {**inputs, "input_ids": inputs["input_ids"] + 20}
+    passes, wanted = counted(model), [fresh(model, x, 3) for x in (inputs, halved)]
+    for given, one in zip((inputs, halved, inputs), (*wanted, wanted[0]), strict=True):
+        alike(vitrail.explain(model, given, "tokentm", 3), one)
+    passes.clear()
+    alike(vitrail.explain(model, halved, "tokentm", 3), wanted[1])
+    assert len(passes) == 1
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_plain_projections_are_read_where_they_are_stored(name, monkeypatch):
+    from vitrail.capture.structure import stream_updates
+
+    model, inputs = prepared(TABLE[name])
+    derived, own = [], stream_updates._derivative
+    monkeypatch.setattr(stream_updates, "_derivative", lambda *args: derived.append(1) or own(*args))
+    for asked in (True, False):
+        vitrail.explain(model, inputs, "tokentm", TABLE[name].target)
+        assert bool(derived) is asked
+        derived.clear()

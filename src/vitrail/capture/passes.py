@@ -304,7 +304,7 @@ class Pass:
         captured.calls[:] = [light(call) for call in captured.calls]
         captured.states.clear()
         captured.early.clear()
-        captured.adding = captured.returned = None
+        captured.traced = captured.returned = None
         if index == len(self.capture.blocks) - 1:  # another scalar measures its readout by it
             assert self.capture.recomputed is not None
             assert self.capture.recomputed.leaf is not None

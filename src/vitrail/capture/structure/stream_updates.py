@@ -322,26 +322,6 @@ class FoundUpdates:
     updates: StreamUpdates
 
 
-@dataclass(frozen=True, eq=False)
-class _Entry:
-    """The sum at which the result of a call enters its stream."""
-
-    sum: Sum
-    side: int  # which operand is the state of the stream
-    channels: int
-    tokens: Tensor  # the token of every row of the operands, -1 for none
-
-    @property
-    def state(self) -> Tensor:
-        """What is added to."""
-        return self.sum.operands[self.side]
-
-    @property
-    def added(self) -> Tensor:
-        """What is added, with its graph."""
-        return self.sum.operands[1 - self.side]
-
-
 def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdates:
     """Return what every attention call and every feed-forward layer adds to the streams, and where a pass shows it.
 
@@ -352,7 +332,7 @@ def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdate
     seen = streams.seen
     tables, found, tensors = UpdateTables(), StreamUpdates.before_any(real), list[Tensor]()
     run = ReadPass(seen.calls, tensors, seen.trace.modules)
-    entries: list[_Entry] = []
+    of_calls: set[int] = set()
     results = {id(place.tensor): place for place in streams.places if place.result}
     for event in streams.attentions:
         place = results[id(seen.calls[event.call].output)]
@@ -360,19 +340,18 @@ def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdate
             continue
         try:
             _check_one_sample(event, samples)
-            entry = _entry(streams, event, place)
-            if entry is None:
+            entered = _entering_sum(streams, event, place)
+            if entered is None:
                 tables.pools.add(event.call)
                 continue
-            table = _read(streams, event, entry, run, found)
+            tables.calls.append(_read(streams, _table(streams, event, place, *entered, tensors), run, found))
+            of_calls.add(id(entered[0]))
         except Unknown as why:
             raise SeamError(
                 f"what attention call {event.call + 1} adds to its stream is not known: {why}. Take a method that "
                 "reads attention maps only, such as gae."
             ) from None
-        tables.calls.append(table)
-        entries.append(entry)
-    _find_feed_forward(streams, entries, samples, tensors, tables)
+    _find_feed_forward(streams, of_calls, samples, tensors, tables)
     found.read_layers(tables, run)
     seen.trace.add_sums(seen.sums)
     named = seen.trace.named()
@@ -400,8 +379,11 @@ def _is_used(streams: Streams, after: int, node: Node | None) -> bool:
     return is_made_of([node_of(x) for x in (*later, *tensors_in(streams.seen.answer))], node)
 
 
-def _entry(streams: Streams, event: AttentionEvent, place: Place) -> _Entry | None:
-    """The sum at which the result of a call enters its stream; None for a learned query, whose result enters none."""
+def _entering_sum(streams: Streams, event: AttentionEvent, place: Place) -> tuple[Sum, int] | None:
+    """Find the sum at which the result of a call enters its stream, and which operand is the state of the stream.
+
+    A learned query has none: its result enters no stream.
+    """
     call, leaf = streams.seen.calls[event.call].call, node_of(place.tensor)
     asks = [node_of(x) for x in (call.query, call.value, call.key) if x is not None]
     for some in (x for x in streams.seen.sums if x.after > event.call):
@@ -414,19 +396,38 @@ def _entry(streams: Streams, event: AttentionEvent, place: Place) -> _Entry | No
             continue
         if not some.kept(side):
             raise Unknown("the model writes into the stream after the sum, so it is not there any more")
-        return _rows_of_sum(some, side, place)
+        return some, side
     if not from_data(call.query):
         return None
     raise Unknown("no sum was seen of it and of a state that its queries are made of")
 
 
-def _rows_of_sum(some: Sum, side: int, place: Place) -> _Entry:
-    added = some.operands[1 - side]
+def _table(
+    streams: Streams, event: AttentionEvent, place: Place, some: Sum, side: int, tensors: list[Tensor]
+) -> CallTable:
+    """Tell which tokens the rows of a sum are that a call enters its stream by."""
+    state, added = some.operands[side], some.operands[1 - side]
+    own, channels = None, -1
     for channels in (-1, 1) if added.ndim == 4 else (-1,):
-        tokens = _tokens(added, channels, place)
-        if tokens is not None:
-            return _Entry(some, side, channels, tokens)
-    raise Unknown("rows of what is added are made of more than one token")
+        own = _tokens(added, channels, place)
+        if own is not None:
+            break
+    if own is None:
+        raise Unknown("rows of what is added are made of more than one token")
+    rows = torch.nonzero(own >= 0)[:, 0]
+    at = rows_of(own[rows], event.queries.flatten(), streams.count)
+    asked = rows_of(event.queries, own, streams.count)
+    tokens = own
+    for other in streams.places:  # to whose rows other calls add, as where queries attend in chunks
+        missing = bool((rows_of(event.keys, tokens, streams.count) < 0).any())
+        leaf = node_of(other.tensor) if missing and other.result else None
+        if leaf is None or not reached([node_of(added)], {leaf}):
+            continue
+        more = _tokens(added, channels, other)
+        if more is not None and not bool(torch.isin(more[more >= 0], tokens).any()):
+            tokens = torch.where(tokens < 0, more, tokens)
+    read = rows_of(event.keys, tokens, streams.count)
+    return CallTable(event, _number(state, tensors), _number(added, tensors), channels, tokens, rows, at, asked, read)
 
 
 def _tokens(x: Tensor, channels: int, place: Place) -> Tensor | None:
@@ -444,25 +445,18 @@ def _tokens(x: Tensor, channels: int, place: Place) -> Tensor | None:
     return torch.full((shape.numel(),), -1).index_copy(0, pairs[:, 0], pairs[:, 1])
 
 
-def _read(streams: Streams, event: AttentionEvent, entry: _Entry, run: ReadPass, found: StreamUpdates) -> CallTable:
-    """Make the table of a call and read what it adds: with the norm between only where it is not linear without it."""
-    rows = torch.nonzero(entry.tokens >= 0)[:, 0]
-    at = rows_of(entry.tokens[rows], event.queries.flatten(), streams.count)
-    asked = rows_of(event.queries, entry.tokens, streams.count)
-    tokens = _with_other_calls(streams, event, entry)
-    read = rows_of(event.keys, tokens, streams.count)
-    operands = _number(entry.state, run.tensors), _number(entry.added, run.tensors)
-    table = CallTable(event, *operands, entry.channels, tokens, rows, at, asked, read)
+def _read(streams: Streams, table: CallTable, run: ReadPass, found: StreamUpdates) -> CallTable:
+    """Complete the table of a call by its projection and values, and read what it adds."""
     try:
         weight = _derivative(table, run)
     except Unknown:
-        norm = _norm_between(streams, event, entry, run.tensors)
+        norm = _norm_between(streams, table, run)
         if norm is None:
             raise
         table = replace(table, norm=norm)
         weight = _derivative(table, run)
-    if bool((read < 0).any()):
-        x, of = _read_by_values(event, streams.seen.calls[event.call])
+    if bool((table.read < 0).any()):
+        x, of = _read_by_values(table.event, streams.seen.calls[table.event.call])
         table = replace(table, values=(_number(x, run.tensors), of))
     found.read_call(table, run, _behind_norm(table, run, weight))
     return replace(table, linear=_linear_layer(streams, table, run, weight))
@@ -480,29 +474,13 @@ def _linear_layer(streams: Streams, table: CallTable, run: ReadPass, weight: Ten
     return None
 
 
-def _with_other_calls(streams: Streams, event: AttentionEvent, entry: _Entry) -> Tensor:
-    """Return the token of every row of the state, also where other calls add, as where queries attend in chunks."""
-    tokens = entry.tokens
-    for other in streams.places:
-        missing = bool((rows_of(event.keys, tokens, streams.count) < 0).any())
-        leaf = node_of(other.tensor) if missing and other.result else None
-        if leaf is None or not reached([node_of(entry.added)], {leaf}):
-            continue
-        more = _tokens(entry.added, entry.channels, other)
-        if more is not None and not bool(torch.isin(more[more >= 0], tokens).any()):
-            tokens = torch.where(tokens < 0, more, tokens)
-    return tokens
-
-
-def _norm_between(
-    streams: Streams, event: AttentionEvent, entry: _Entry, tensors: list[Tensor]
-) -> tuple[int, int, int] | None:
+def _norm_between(streams: Streams, table: CallTable, run: ReadPass) -> tuple[int, int, int] | None:
     """Find the norm whose result is what is added."""
-    leaf, added, trace = node_of(streams.seen.calls[event.call].output), entry.added, streams.seen.trace
-    for run in trace.runs() if leaf is not None and entry.channels == -1 else ():
-        same = is_norm(trace.modules[run.module]) and run.gave.shape == added.shape and torch.equal(run.gave, added)
-        if same and run.given is not None and reached([node_of(run.given)], {leaf}):
-            return run.module, _number(run.given, tensors), _number(run.gave, tensors)
+    leaf, added = node_of(streams.seen.calls[table.event.call].output), run.tensors[table.added]
+    for one in streams.seen.trace.runs() if leaf is not None and table.channels == -1 else ():
+        same = is_norm(run.modules[one.module]) and one.gave.shape == added.shape and torch.equal(one.gave, added)
+        if same and one.given is not None and reached([node_of(one.given)], {leaf}):
+            return one.module, _number(one.given, run.tensors), _number(one.gave, run.tensors)
     return None
 
 
@@ -532,11 +510,10 @@ def _read_by_values(event: AttentionEvent, one: CutCall) -> tuple[Tensor, Tensor
 
 
 def _find_feed_forward(
-    streams: Streams, entries: Sequence[_Entry], samples: Tensor, tensors: list[Tensor], tables: UpdateTables
+    streams: Streams, of_calls: set[int], samples: Tensor, tensors: list[Tensor], tables: UpdateTables
 ) -> None:
     """Add the feed-forward layers in order: sums of a state of the stream and of what is made of it."""
-    widths = {flat(entry.state, entry.channels).shape[1] for entry in entries}
-    of_calls = {id(entry.sum) for entry in entries}
+    widths = {tensors[table.state].shape[table.channels] for table in tables.calls}
     branches: list[tuple[Node, Node]] = []
     results = [place for place in streams.places if place.result]
     for some in reversed(streams.seen.sums):
