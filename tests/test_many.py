@@ -22,7 +22,7 @@ import vitrail
 from vitrail import targets, zoo
 from vitrail.api.many import Batch, PartStore, picture_batches
 from vitrail.errors import InputError, OptionError
-from vitrail.evaluate.bench.worker import Cluster
+from vitrail.evaluate.bench.engines import Cluster
 
 pytest.importorskip("pyarrow")
 

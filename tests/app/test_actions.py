@@ -278,6 +278,15 @@ def test_what_if_asks_the_model_without_those_parts(explorer, session, do, tiny)
     assert text["after"][0]["probability"] == pytest.approx(said[plain.best].item(), abs=1e-5)
 
 
+def test_what_if_and_attention_of_another_class_explain_nothing_again(do, tiny, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(vitrail, "compare", None)
+        do("whatif", input=BALL, model=tiny, cells=(0,), target=1)  # the grid is known from what the model said
+    do("explain", input=BALL, model=tiny, methods=("gae",))
+    monkeypatch.setattr(vitrail, "compare", None)
+    do("attention", input=BALL, model=tiny, target=1)
+
+
 def test_contrast_is_the_library_s_detail(explorer, session, do, tiny):
     case = case_of(explorer, session, BALL, tiny)
     first, second = case.probs.topk(2).indices.tolist()

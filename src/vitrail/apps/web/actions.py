@@ -69,7 +69,7 @@ def explain(explorer: Explorer, session: Session, ask: guard.ExplainAsk, job: Jo
         return
     case, target = yield from _situation(explorer, session, ask, job)
     said = {"card": payload.model_card(case.opened.loaded), "cautions": payload.cautions(case)}
-    like = yield from _like(explorer, case, case.best, job)  # one recording for all classes
+    like = yield from _like(explorer, case, job)  # one recording for all classes
     yield {"case": {**case_json(case, target), **said, "tokens": payload.token_json(like), "grid": like.grid}}
     for step in maps_of(explorer, case, target, methods, ask.preset, job):
         if not isinstance(step, tuple):
@@ -85,11 +85,14 @@ def _situation(explorer: Explorer, session: Session, ask: guard.Ask, job: Job) -
     return case, case.target(ask.target)
 
 
-def _like(explorer: Explorer, case: Case, target: int, job: Job) -> Steps:
-    """Any map of this input, for its grid and its tokens: the first quick method that the model allows."""
+def _like(explorer: Explorer, case: Case, job: Job) -> Steps:
+    """Any map of this input, for its grid and its tokens: the first quick method that the model allows.
+
+    The class plays no part in them. Maps of the most probable one are there once the input was explained.
+    """
     quick = [name for name in explaining.offered(case.kind) if explaining.is_quick(name)]
     reason = ""
-    for step in maps_of(explorer, case, target, quick, "recommended", job):
+    for step in maps_of(explorer, case, case.best, quick, "recommended", job):
         if not isinstance(step, tuple):
             yield step
         elif isinstance(step[1], Attribution):
@@ -157,11 +160,10 @@ def what_if(explorer: Explorer, session: Session, ask: guard.WhatIfAsk, job: Job
     """The probabilities without some patches or tokens, beside those of the whole input."""
     case, target = yield from _situation(explorer, session, ask, job)
     removing.check_fill(ask.fill, case.kind)
-    like = yield from _like(explorer, case, target, job)
     yield workers.SLOW
     fill = removing.fill_of(explorer, case, target, ask.fill, job)
     yield workers.QUICK
-    probs = removing.without(case, ask.cells, like.grid, fill, job)
+    probs = removing.without(case, ask.cells, fill, job)
     top = dict.fromkeys([target, *case.probs.topk(min(3, len(probs))).indices.tolist(), int(probs.argmax())])
     yield {
         "before": [class_json(case, i) for i in top],
@@ -197,7 +199,7 @@ def layers(explorer: Explorer, session: Session, ask: guard.MethodAsk, job: Job)
 def attention(explorer: Explorer, session: Session, ask: guard.AttentionAsk, job: Job) -> Steps:
     """Attention of every layer and head, from one token."""
     case, target = yield from _situation(explorer, session, ask, job)
-    like = yield from _like(explorer, case, target, job)
+    like = yield from _like(explorer, case, job)
     yield workers.SLOW
     yield payload.attention_json(payload.attention_of(explorer, case, target, job), ask.token, like)
 

@@ -141,12 +141,17 @@ class Explorer:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One input before one model: what the model was shown, and the probability it gave to every class."""
+    """One input before one model: what the model was shown, and the probability it gave to every class.
+
+    Args:
+        grid: rows and columns of a picture's patches, where they lie in a grid.
+    """
 
     key: tuple[tuple[str, str], str]
     opened: OpenModel
     sample: Sample
     probs: Float[Tensor, " c"]
+    grid: tuple[int, int] | None = None
 
     @property
     def kind(self) -> str:
@@ -213,8 +218,9 @@ def case_of(explorer: Explorer, given: Input, model: str, job: Job) -> Steps:
     if (found := explorer.results.get(key)) is not None:
         return found
     with running(opened, job, "looking at the input"):
-        probs = predict(opened.loaded.model, sample.inputs).logits[0].float().softmax(dim=0)
-    return explorer.results.put(key, Case(key, opened, sample, probs))
+        said = predict(opened.loaded.model, sample.inputs)
+    probs = said.logits[0].float().softmax(dim=0)
+    return explorer.results.put(key, Case(key, opened, sample, probs, said.grid))
 
 
 def picture_of(given: Input, limits: Limits) -> Image.Image:

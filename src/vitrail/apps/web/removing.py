@@ -177,16 +177,18 @@ def _removed_tokens(case: Case, like: Attribution, order: Tensor) -> tuple[UInt8
 REMOVED = {"image": _removed_pixels, "text": _removed_tokens}
 
 
-def without(case: Case, cells: Sequence[int], grid: tuple[int, int] | None, fill: str, job: Job) -> Float[Tensor, " c"]:
+def without(case: Case, cells: Sequence[int], fill: str, job: Job) -> Float[Tensor, " c"]:
     """The probabilities of all classes without these patches or tokens."""
     with running(case.opened, job, "asking again without them"), torch.no_grad():
         wanted = sorted(set(cells))
-        logits = _without_tokens(case, wanted) if grid is None else _without_patches(case, wanted, grid, fill)
+        logits = _without_tokens(case, wanted) if case.kind == "text" else _without_patches(case, wanted, fill)
         return logits[0].float().softmax(dim=0)
 
 
-def _without_patches(case: Case, cells: list[int], grid: tuple[int, int], fill: str) -> Float[Tensor, "1 c"]:
-    image = pixels_of(case)
+def _without_patches(case: Case, cells: list[int], fill: str) -> Float[Tensor, "1 c"]:
+    image, grid = pixels_of(case), case.grid
+    if grid is None:
+        raise OptionError("the tokens of this model do not lie in a grid over the picture, so none can be removed.")
     if cells and cells[-1] >= grid[0] * grid[1]:
         raise InputError(f"patch {cells[-1]} does not exist: the picture has {grid[0]} x {grid[1]} patches, from 0 on.")
     chosen = torch.zeros(grid[0] * grid[1])

@@ -4,13 +4,13 @@
 """
 
 from vitrail.evaluate.bench.driver import Progress, left_out, run
+from vitrail.evaluate.bench.engines import Cluster, find_engine, local
 from vitrail.evaluate.bench.forms import Recommendation, curves, measure, ranking, recommend, render
 from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.plan import ABLATIONS, DataSpec, ModelSpec, Plan, Trial, protocols_of
 from vitrail.evaluate.bench.planfile import parse_data, parse_trials, read_plan
 from vitrail.evaluate.bench.protocols import PROTOCOLS, Protocol, find_protocol
 from vitrail.evaluate.bench.table import Estimate, Table, tables
-from vitrail.evaluate.bench.worker import Cluster, find_engine, local
 
 __all__ = [
     "ABLATIONS",

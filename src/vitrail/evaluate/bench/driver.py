@@ -16,6 +16,7 @@ from vitrail.capture.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
 from vitrail.evaluate.answers import PRIORS
+from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.measures import find_measure
 from vitrail.evaluate.bench.opened import (
     Opened,
@@ -32,7 +33,7 @@ from vitrail.evaluate.bench.opened import (
 from vitrail.evaluate.bench.plan import ABLATIONS, DTYPES, DataSpec, Measurement, ModelSpec, Plan, Trial, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
-from vitrail.evaluate.bench.worker import Engine, Worker, local
+from vitrail.evaluate.bench.worker import Worker
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.evaluate.data.segmented import VOC
 from vitrail.methods import METHODS

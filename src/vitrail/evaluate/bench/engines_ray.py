@@ -27,8 +27,9 @@ from vitrail.api.explainer import Explainer
 from vitrail.api.many import Batch, PartStore, Task, explain_rows
 from vitrail.attribution import versions
 from vitrail.errors import EngineError, MissingExtraError, VitrailError
+from vitrail.evaluate.bench.engines import HERE, Cluster, Work
 from vitrail.evaluate.bench.plan import Finished, Unit
-from vitrail.evaluate.bench.worker import HERE, Cluster, Work, Worker
+from vitrail.evaluate.bench.worker import Worker
 from vitrail.models.taking import taken
 
 REACH = 10.0  # seconds

@@ -18,6 +18,7 @@ import numpy as np
 
 from vitrail.errors import InputError, OptionError, suggest
 from vitrail.evaluate.bench.driver import Watch, run
+from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.measure import CurvePanel
 from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.plan import Plan
@@ -32,7 +33,6 @@ from vitrail.evaluate.bench.table import (
     read_groups,
     tables,
 )
-from vitrail.evaluate.bench.worker import Engine, local
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,14 +1,10 @@
-"""The worker that measures a unit, and the engines that hand units to workers.
+"""The worker that measures a unit: a batch of examples, by some methods, under some protocols.
 
-One recording of a batch serves all methods, whose maps are then measured. A worker can be sent to another machine. An
-engine takes units and a worker, and yields finished units in the order of completion. Only the driver, which reads what
-an engine yields, writes results. So an engine may lose a worker and repeat a unit.
+One recording of a batch serves all methods, whose maps are then measured. A worker can be sent to another machine.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vitrail import targets
 from vitrail.api.explainer import Explainer
 from vitrail.attribution import Attribution
-from vitrail.errors import EngineError, InputError, MissingExtraError, OptionError, VitrailError, one_line, suggest
+from vitrail.errors import EngineError, InputError, OptionError, VitrailError, one_line
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.measure import Classes, Measure, Shown
 from vitrail.evaluate.bench.measures import MEASURES
@@ -29,99 +25,8 @@ from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch, Contexts, Texts, explained_contexts, outcomes
 from vitrail.storage import is_finite
 
-Work = Callable[[Unit], Finished]
-Engine = Callable[[Iterable[Unit], Work], Generator[Finished, None, None]]
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where an engine of several workers finds them.
-
-    Args:
-        address: of a cluster that is running; without it one is started on this machine and ends with the run.
-        workers: how many at most; without it one a CPU, or, if the plan's device is cuda, as many as the GPUs hold.
-        gpu_share: the part of a GPU that a worker takes, above 0 and at most 1.
-    """
-
-    address: str | None = None
-    workers: int | None = None
-    gpu_share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if (self.workers is not None and self.workers < 1) or not 0 < self.gpu_share <= 1:
-            raise OptionError(
-                f"workers={self.workers}, gpu_share={self.gpu_share}: workers must be at least 1, gpu_share above 0 "
-                "and at most 1."
-            )
-
-
-HERE = Cluster()
-
-
-def local(units: Iterable[Unit], worker: Work) -> Generator[Finished, None, None]:
-    """One unit after the other, in this process. Units are asked for only when they are needed."""
-    yield from map(worker, units)
-
-
-def _local(cluster: Cluster) -> Engine:
-    if cluster != HERE:
-        raise OptionError(
-            "the engine local has no workers elsewhere: leave out the options of ray, or use --engine ray."
-        )
-    return local
-
-
-def _ray(cluster: Cluster) -> Engine:
-    try:
-        from vitrail.evaluate.bench.engines_ray import ray_engine
-    except ImportError as error:
-        raise MissingExtraError("--engine ray needs the package ray: pip install 'vitrail[ray]'") from error
-    return partial(ray_engine, cluster=cluster)
-
-
-ENGINES: dict[str, Callable[[Cluster], Engine]] = {"local": _local, "ray": _ray}
-
-
-def find_engine(name: str, cluster: Cluster = HERE) -> Engine:
-    """The engine of this name; its library is imported only now."""
-    if name not in ENGINES:
-        raise OptionError(f"there is no engine {name!r}. {suggest(name, ENGINES)}")
-    return ENGINES[name](cluster)
-
-
-@dataclass(eq=False)
-class BatchRequest:
-    """A batch to be explained for some classes: methods are asked for first, explain it all at once, and are then read.
-
-    Args:
-        trials: the methods, and whether each also explains the model with randomised weights.
-        found: what each method shows, or why it cannot.
-        cascades: what it shows while the weights are randomised, or why it cannot.
-    """
-
-    batch: Batch
-    classes: Classes
-    trials: dict[Trial, bool] = field(default_factory=lambda: defaultdict(bool))
-    found: dict[Trial, Shown | str] = field(default_factory=dict)
-    cascades: dict[Trial, list[tuple[str, Tensor]] | str] = field(default_factory=dict)
-
-    def make(self, settings: RunSettings) -> None:
-        """Everything that was asked for."""
-        self.found.update(explained(self.batch, list(self.trials), self.classes, settings.preset))
-        left = [trial for trial, randomised in self.trials.items() if randomised]
-        self.cascades.update({trial: [] for trial in left})
-        parts = metrics.randomised(self.batch.opened.loaded.model, seed=settings.seed) if left else ()
-        for part, copy in parts:
-            made = explained(self.batch, left, self.classes, settings.preset, copy)
-            for trial, shown in made.items():
-                steps = self.cascades[trial]
-                if isinstance(shown, Shown) and isinstance(steps, list):
-                    steps.append((part, shown.scores))
-                else:
-                    self.cascades[trial] = f"{part} randomised: {shown}"
-                    left.remove(trial)
-            if not left:
-                return
+Cascade = list[tuple[str, Tensor]] | str
+"""The scores of one method while the weights are randomised, with the part that was last, or why it has none."""
 
 
 def explained(
@@ -137,6 +42,22 @@ def explained(
     specs = [(trial.name, {"preset": preset, **trial.options}) for trial in trials]
     found = outcomes(explainer.compare(batch.inputs, specs, target))
     return {trial: _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
+
+
+def randomised(batch: Batch, trials: Sequence[Trial], classes: Classes, settings: RunSettings) -> dict[Trial, Cascade]:
+    """What each method shows while the weights are randomised part by part, from the output down."""
+    found: dict[Trial, Cascade] = {trial: [] for trial in trials}
+    for part, copy in metrics.randomised(batch.opened.loaded.model, seed=settings.seed):
+        left = [trial for trial, steps in found.items() if not isinstance(steps, str)]
+        if not left:
+            break
+        for trial, shown in explained(batch, left, classes, settings.preset, copy).items():
+            steps = found[trial]
+            if isinstance(shown, Shown) and isinstance(steps, list):
+                steps.append((part, shown.scores))
+            else:
+                found[trial] = f"{part} randomised: {shown}"
+    return found
 
 
 def _reason(trial: Trial, error: BaseException) -> str:
@@ -179,7 +100,7 @@ class Worker:
 
 
 class _Bench:
-    """One unit at work: batches, explanations and reasons, each made once."""
+    """One unit at work. Batches, their parts and what is shown of them are made once, when they are first needed."""
 
     def __init__(self, settings: RunSettings, unit: Unit) -> None:
         self.settings, self.unit = settings, unit
@@ -187,7 +108,8 @@ class _Bench:
         self.examples, self.broken = self._read()
         self.batches: dict[str, tuple[Batch, dict[str, str]]] = {}
         self.parts: dict[tuple[Batch, tuple[int, ...]], Batch] = {}
-        self.requests: dict[tuple[Batch, Classes], BatchRequest] = {}
+        self.shown: dict[tuple[Batch, Classes], dict[Trial, Shown | str]] = {}
+        self.cascades: dict[tuple[Batch, Classes], dict[Trial, Cascade]] = {}
 
     def _read(self) -> tuple[list[Any], dict[str, str]]:
         """The examples, and why some cannot be read; raises where one is not what the driver read."""
@@ -207,11 +129,53 @@ class _Bench:
         return good, broken
 
     def rows(self) -> list[ResultRow]:
-        for job in self.unit.jobs:
-            self._ask(job)
-        for request in self.requests.values():
-            request.make(self.settings)
+        """The results of all jobs."""
         return [row for job in self.unit.jobs for row in self._job(job)]
+
+    def _job(self, job: Measurement) -> list[ResultRow]:
+        """The results of one method under one protocol."""
+        batch, reasons = self._part(job)
+        rows = [ResultRow(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
+        for metric in job.metrics if batch.keys else ():
+            rows += measured(job, metric, batch, self._needed(job, MEASURES[metric], batch))
+        return rows
+
+    def _needed(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
+        """Everything that a metric needs, or the reason why something is missing."""
+        classes = self._classes(batch, job.protocol)
+        shown = self._explain(batch, classes)[job.trial]
+        if isinstance(shown, str):
+            return shown
+        others: list[dict[int, Shown]] = [{} for _ in batch.keys]
+        for some, rows, wanted in self._rounds(measure, batch, classes):
+            other = self._explain(some, wanted)[job.trial]
+            if isinstance(other, str):
+                return other
+            for place, row in enumerate(rows):
+                others[row][wanted[place]] = other.take([place])
+        cascade = self._randomise(batch, classes)[job.trial] if measure.randomised else []
+        return cascade if isinstance(cascade, str) else replace(shown, others=tuple(others), cascade=cascade)
+
+    def _explain(self, batch: Batch, classes: Classes) -> dict[Trial, Shown | str]:
+        """What each method of the unit shows of a batch for some classes."""
+        place = (batch, classes)
+        if place not in self.shown:
+            trials = self._trials(batch, lambda job: True)
+            self.shown[place] = explained(batch, trials, classes, self.settings.preset)
+        return self.shown[place]
+
+    def _randomise(self, batch: Batch, classes: Classes) -> dict[Trial, Cascade]:
+        """What each method that is tested with randomised weights shows of a batch meanwhile."""
+        place = (batch, classes)
+        if place not in self.cascades:
+            trials = self._trials(batch, lambda job: any(MEASURES[name].randomised for name in job.metrics))
+            self.cascades[place] = randomised(batch, trials, classes, self.settings)
+        return self.cascades[place]
+
+    def _trials(self, batch: Batch, fits: Callable[[Measurement], bool]) -> list[Trial]:
+        """The methods that are measured on these examples, by jobs that fit."""
+        keys = set(batch.keys)
+        return list(dict.fromkeys(job.trial for job in self.unit.jobs if keys <= set(job.keys) and fits(job)))
 
     def _batch(self, protocol: Protocol) -> tuple[Batch, dict[str, str]]:
         if protocol.shown_as not in self.batches:
@@ -255,46 +219,6 @@ class _Bench:
         for turn in range(max(map(len, further), default=0)):
             rows = [i for i, some in enumerate(further) if len(some) > turn]
             yield self._some(batch, rows), rows, tuple(further[i][turn] for i in rows)
-
-    def _request(self, batch: Batch, classes: Classes) -> BatchRequest:
-        """The one request for these classes of a batch, which `_some` gives as the same object each time."""
-        return self.requests.setdefault((batch, classes), BatchRequest(batch, classes))
-
-    def _ask(self, job: Measurement) -> None:
-        """Note what a job wants explained."""
-        batch, _ = self._part(job)
-        if not batch.keys:
-            return
-        classes = self._classes(batch, job.protocol)
-        for measure in (MEASURES[name] for name in job.metrics):
-            self._request(batch, classes).trials[job.trial] |= measure.randomised
-            for some, _, others in self._rounds(measure, batch, classes):
-                self._request(some, others).trials[job.trial] |= False
-
-    def _job(self, job: Measurement) -> list[ResultRow]:
-        """The results of a job, from what was explained."""
-        batch, reasons = self._part(job)
-        rows = [ResultRow(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]
-        for metric in job.metrics if batch.keys else ():
-            rows += measured(job, metric, batch, self._shown(job, MEASURES[metric], batch))
-        return rows
-
-    def _shown(self, job: Measurement, measure: Measure, batch: Batch) -> Shown | str:
-        """Everything that a metric needs, or the reason why something is missing."""
-        classes = self._classes(batch, job.protocol)
-        request = self._request(batch, classes)
-        shown = request.found[job.trial]
-        if isinstance(shown, str):
-            return shown
-        others: list[dict[int, Shown]] = [{} for _ in batch.keys]
-        for some, rows, wanted in self._rounds(measure, batch, classes):
-            other = self._request(some, wanted).found[job.trial]
-            if isinstance(other, str):
-                return other
-            for place, row in enumerate(rows):
-                others[row][wanted[place]] = other.take([place])
-        cascade = request.cascades[job.trial] if measure.randomised else []
-        return cascade if isinstance(cascade, str) else replace(shown, others=tuple(others), cascade=cascade)
 
 
 def measured(job: Measurement, metric: str, batch: Batch, shown: Shown | str) -> list[ResultRow]:
