@@ -103,3 +103,58 @@ def test_scores_of_learned_latents_alone_are_refused(method, shape):
 def test_the_default_is_then_a_gradient_at_the_input():
     model, x = Latents(5).double().eval(), torch.randn(2, 9, 5).double()
     assert vitrail.explain(model, x, target=1).scores.shape == (2, 9)
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(12, 36)
+
+    def forward(self, tokens, asking, maps):
+        q, k, v = self.mix(tokens).unflatten(2, (9, 4)).transpose(1, 2).split(3, dim=1)
+        maps.append((q[:, :, asking] @ k.mT / 2).softmax(dim=-1))
+        return (maps[-1] @ v).transpose(1, 2).flatten(2)
+
+
+class Mixed(Table):
+    """Numbers and categories, whose words of one table begin at an offset of each column."""
+
+    def __init__(self, *, thin):
+        super().__init__(first=False, numbers=4)
+        self.words, self.offsets, self.thin = nn.Embedding(9, 12), torch.tensor([0, 3, 6]), thin
+        self.layers = nn.ModuleList(Attends() for _ in range(2))
+
+    def forward(self, numbers, categories):
+        return self.states(numbers, categories, [])
+
+    def states(self, numbers, categories, maps):
+        tokens = numbers[:, :, None] * self.weight + self.bias
+        mark = self.mark.expand(len(numbers), -1, -1)
+        tokens = torch.cat([tokens, self.words(categories + self.offsets), mark], dim=1)
+        for index, layer in enumerate(self.layers):
+            asking = slice(-1, None) if index == 1 and self.thin else slice(None)
+            tokens = tokens[:, asking] + layer(tokens, asking, maps)
+        return self.head(tokens[:, -1])
+
+
+@pytest.mark.parametrize("thin", [True, False])
+def test_numbers_and_categories_have_scores_or_it_is_said_that_they_have_none(thin):
+    model = Mixed(thin=thin).double().eval()
+    given = {"numbers": torch.randn(2, 4).double(), "categories": torch.tensor([[0, 2, 1], [1, 0, 2]])}
+    maps = []
+    logits = model.states(**given, maps=maps)
+    first, last = (
+        (x * g).clamp(min=0).mean(dim=1)
+        for x, g in zip(maps, torch.autograd.grad(logits[:, 1].sum(), maps), strict=True)
+    )
+    row = torch.eye(8).double()[-1] + last[:, -1]
+    expected = row + torch.einsum("bq,bqk->bk", row, first)
+    found = vitrail.explain(model, given, "gae", 1)
+    assert_close(found.scores, expected[:, :4].detach())
+    if thin:
+        assert_close(found.streams["text_2"].scores, expected[:, 4:7].detach())
+    rest = "1 of 8 tokens" if thin else "4 of 8 tokens"
+    assert rest in found.provenance["assumed"][-1]
+    found = vitrail.explain(model, given, "input_x_gradient", 1)
+    assert found.scores.shape == (2, 4)
+    assert "categories" in found.provenance["assumed"][-1]

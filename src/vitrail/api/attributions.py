@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.api.bounds import DROPPED, OF_TOKENS, PADDING_IS_READ, explain_sizes, hold_to_reach, reads_padding
+from vitrail.api.bounds import DROPPED, OF_TOKENS, PADDING_IS_READ, UNSHOWN, explain_sizes, hold_to_reach, reads_padding
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution, SeenPictures, class_titles
 from vitrail.capture.origin import signal_kind
@@ -151,6 +151,7 @@ def _provenance(
     """Return how a result was made: what was assumed, which parts were added, how far they agree."""
     target, first = results[0][0].target, results[0][1]
     differences = [result.disagreement for _, result in results if result.disagreement is not None]
+    rest = run.origin.tokens - len(run.origin.index)
     said = {
         "signal": None if run.origin.labels is None else signal_kind(run.inputs.shown.ndim, run.origin.labels),
         "residual": None if residual is None else residual.tolist(),
@@ -159,6 +160,7 @@ def _provenance(
             *run.assumed,
             *dict.fromkeys(one for _, result in results for one in result.assumed),
             *[DROPPED.format(request.entry.name)] * dropped,
+            *[UNSHOWN.format(rest, run.origin.tokens)] * (run.origin.labels is not None and rest > 0),
             *[PADDING_IS_READ] * padding,
         ],
         "recomputed_blocks": max(run.recomputed, first.recomputed) or None,

@@ -24,6 +24,7 @@ PADDING_IS_READ = (
     "the answer rests on tokens that the attention mask calls padding, too: what they were given is left out. Check "
     "which value stands for a real token in the model's mask, and that the model reads the mask"
 )
+UNSHOWN = "{0} of {1} tokens come from no number of the input, such as a class token, and have no score"
 DROPPED = "{} gives scores to tokens that no attention lets reach the answer: these were set to zero"
 
 

@@ -17,6 +17,7 @@ from vitrail.capture.input_gradients import (
     converged_gradients,
     input_x_gradient,
     integrated_gradients,
+    texts_of,
 )
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.residuals import MORE
@@ -94,6 +95,7 @@ def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStre
             picture = pictures[i] if name == "image" and i < len(pictures) else None
             usual = name if i == 0 else f"{name}_{i + 1}"
             streams[names[i] if i < len(names) else usual] = _one(request, made, given, summed, picture, rows)
+    left_out += [UNREAD.format(name) for name in texts_of(request.inputs) if name not in made.found]
     if left_out:
         said = {name: [*one.provenance.get("assumed", []), *left_out] for name, one in streams.items()}
         streams = {n: replace(x, provenance={**x.provenance, "assumed": said[n]}) for n, x in streams.items()}
@@ -104,6 +106,12 @@ def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStre
     streams = with_zeros(streams, signed=request.signed)
     main = next(name for name in ("encoder", *order, *streams) if name in streams)
     return replace(streams[main], streams=streams if len(streams) > 1 else {})
+
+
+UNREAD = (
+    "no nn.Embedding was asked for the whole numbers of {0} as they were given, so what they bring to the answer has "
+    "no score"
+)
 
 
 def _each_picture(shown: Sequence[ShownStream]) -> list[ShownStream]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution, timed
-from vitrail.api.bounds import DROPPED, credits_unreachable, drop_unreachable, with_zeros
+from vitrail.api.bounds import DROPPED, UNSHOWN, credits_unreachable, drop_unreachable, with_zeros
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
@@ -332,7 +332,7 @@ def _attribution(
     changed = run.updates.assumed if run.updates is not None and reads_changes(request) else []
     left_out = [*left_out, *[DROPPED.format(request.entry.name)] * any(one.dropped for _, one in found)]
     assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
-    assumed += [said for one in shown if (said := _unlabelled(run.streams, one)) is not None]
+    assumed += [said for one in shown if (said := _unlabelled(run.streams, one, shown)) is not None]
     assumed += _unplaced(run.inputs, shown)
     each = {one.name: _one(request, part, run, one, scores, own, start, assumed) for one in shown}
     each = with_zeros(each, signed=request.signed)
@@ -343,13 +343,13 @@ def _attribution(
     return replace(each[main], streams=each if len(each) > 1 else {})
 
 
-def _unlabelled(streams: Streams, shown: ShownStream) -> str | None:
-    """Return what to say of tokens of a signal's stream that no number of the signal feeds; None if there are none."""
-    every = streams.sequences[shown.sequence].count // len(shown.tokens)
-    rest = every - shown.tokens.shape[1]
-    if shown.labels is None or rest == 0:
-        return None
-    return f"{rest} of {every} tokens come from no number of the input, such as a class token, and have no score"
+def _unlabelled(streams: Streams, one: ShownStream, shown: Sequence[ShownStream]) -> str | None:
+    """Return what to say of tokens beside a signal's that no stream shows; None if there are none."""
+    sequence = streams.sequences[one.sequence]
+    together = torch.cat([x.tokens.flatten() for x in shown if x.sequence == one.sequence])
+    every = sequence.count // len(one.tokens)
+    rest = (sequence.count - int(torch.isin(sequence.tokens, together).sum())) // len(one.tokens)
+    return None if one.labels is None or rest == 0 else UNSHOWN.format(rest, every)
 
 
 def _check_inputs(inputs: Inputs, shown: Sequence[ShownStream]) -> None:

@@ -143,7 +143,7 @@ def _run(
 
         args = tuple(leaf(PICTURE if i == 0 else str(i), x) for i, x in enumerate(usable.args))
         some = replace(usable, args=args, kwargs={name: leaf(name, x) for name, x in usable.kwargs.items()})
-        texts, table = _texts(some), _table(model)
+        texts, table = texts_of(some), _table(model)
         handles = [
             module.register_forward_hook(partial(_words, texts, roots, root, module is table))
             for module in model.modules()
@@ -186,7 +186,7 @@ def _words(
     return None
 
 
-def _texts(inputs: Inputs) -> dict[str, Tensor]:
+def texts_of(inputs: Inputs) -> dict[str, Tensor]:
     """The token ids: by their keyword, or all whole numbers `[b, n]` where none is named so; and the first argument."""
     tensors = {name: x for name, x in inputs.kwargs.items() if isinstance(x, Tensor)}
     whole = {n: x for n, x in tensors.items() if not x.is_floating_point() and x.dtype is not torch.bool}

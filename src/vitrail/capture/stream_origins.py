@@ -114,9 +114,9 @@ def reported(streams: Streams, inputs: Inputs, samples: Tensor) -> list[ShownStr
             whole = text is not None and text.tokens.shape == sequence.rows
             seen = [] if whole else _pictures(streams, index, sequence, samples)
             known += seen or _embedded(streams, index, sequence)
-            known = known or [
-                _signal(streams, index, sequence, inputs, samples) or _other(streams, index, sequence, inputs, samples)
-            ]
+            signal = None if whole or seen else _signal(streams, index, sequence, inputs, samples)
+            known = known if signal is None or len(known) > (text is not None) else [signal, *known]
+            known = known or [_other(streams, index, sequence, inputs, samples)]
         found += known
     _check_whole(found)
     # The one query of an attention pool, of each picture or tile, stands for no token.
