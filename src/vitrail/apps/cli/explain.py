@@ -90,11 +90,29 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
         output: options.Output = None,
         form: options.Format = "pictures",
         engine: options.Engine = "local",
+        ray_address: options.RayAddress = None,
+        ray_workers: options.RayWorkers = None,
         debug: options.Debug = False,  # noqa: FBT002
     ) -> None:
         specs = [parse_spec(text, auto=True) for text in method] if method else default
         source = Source(given, pair=pair, question=question, context=context, squash=squash)
-        run(Asked(source, model, arch, device, specs, target or [], versus, preset, output, form, engine))
+        run(
+            Asked(
+                source,
+                model,
+                arch,
+                device,
+                specs,
+                target or [],
+                versus,
+                preset,
+                output,
+                form,
+                engine,
+                ray_address,
+                ray_workers,
+            )
+        )
 
     return command
 
@@ -118,6 +136,8 @@ class Asked:
     output: Path | None
     form: str = "pictures"
     engine: str = "local"
+    ray_address: str | None = None
+    ray_workers: int | None = None
 
 
 def run(request: Asked) -> None:
@@ -127,6 +147,7 @@ def run(request: Asked) -> None:
     check_model(request.model)
     check_presets(request.specs or (), request.preset)
     check_format(request.form, folder=folder, engine=request.engine)
+    check_ray(request.engine, request.ray_address, request.ray_workers)
     files = [source.given, source.pair, source.question, source.context, request.model]
     if folder is not None:
         output = check_folder(output)
@@ -229,6 +250,13 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
         raise OptionError("--engine is for data sets: --format parquet.")
 
 
+def check_ray(engine: str, address: str | None, workers: int | None) -> None:
+    """Refuse what belongs to Ray where another engine runs."""
+    for name, value in {"--ray-address": address, "--ray-workers": workers}.items():
+        if engine != "ray" and value is not None:
+            raise OptionError(f"{name} is for --engine ray.")
+
+
 def explain_data_set(folder: Path, place: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
     """All images of a folder; those that are none are named at the end."""
     from vitrail.api.many import explain_many, picture_batches
@@ -246,7 +274,8 @@ def explain_data_set(folder: Path, place: Path, request: Asked, loaded: "Loaded"
     if target is not None and target.name == "logit" and isinstance(target.first, int):
         target = target.first  # explanations of one logit, given by its index, are recorded on CUDA
     made: Any = {**options, "preset": options.get("preset", plan.preset)}
-    found = explain_many(loaded.model, batches, method, target, output=place, engine=request.engine, **made)
+    ray: Any = {"engine": request.engine, "address": request.ray_address, "workers": request.ray_workers}
+    found = explain_many(loaded.model, batches, method, target, output=place, **ray, **made)
     note(f"{found.inputs} images in {place}, {found.explained} of them explained now")
     for path in broken:
         note(f"left out: {path.name} is no image that can be read")
