@@ -21,7 +21,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets, zoo
 from vitrail.api.many import Batch, PartStore, picture_batches
-from vitrail.errors import InputError, OptionError
+from vitrail.errors import EngineError, InputError, OptionError
 from vitrail.evaluate.bench.engines import Cluster
 
 pytest.importorskip("pyarrow")
@@ -202,6 +202,7 @@ def test_engines_say_what_they_need(tmp_path):
     for given, words in (
         ({"engine": "rai"}, "ray"),
         ({"workers": 2}, "engine='ray'"),
+        ({"address": "127.0.0.1:1"}, "engine='ray'"),
         ({"engine": "ray"}, "a list of"),
     ):
         with pytest.raises(OptionError, match=words):
@@ -224,6 +225,9 @@ def test_workers_of_ray_write_the_same_rows(tmp_path):
         assert there.table().equals(here.table())
         (tmp_path / "there" / "part-000000000003-000000000006.parquet").unlink()
         again = vitrail.explain_many(model, batches, output=tmp_path / "there", engine="ray", workers=1, **how)
+        elsewhere = {"output": tmp_path / "elsewhere", "address": "127.0.0.1:1", **how}
+        with pytest.raises(EngineError, match="already connected to the Ray cluster"):
+            vitrail.explain_many(model, batches, engine="ray", **elsewhere)
     assert again.explained == 3
     assert again.table().equals(here.table())
 

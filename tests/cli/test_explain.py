@@ -157,6 +157,8 @@ def test_a_folder_becomes_a_data_set_that_is_resumed(run, place, tmp_path):
         (("--format", "parquet"), "is for a folder"),
         (("--format", "csv"), "is not a choice"),
         (("--engine", "ray"), "--format parquet"),
+        (("--ray-address", "127.0.0.1:1"), "is for --engine ray"),
+        (("--ray-workers", "2"), "is for --engine ray"),
     ],
 )
 def test_formats_are_for_folders(run, more, words):

@@ -126,6 +126,7 @@ def explain_many(  # noqa: PLR0913  (each is a choice of its own)
     progress: bool = True,
     engine: str = "local",
     workers: int | None = None,
+    address: str | None = None,
     **options: Any,  # noqa: ANN401
 ) -> ExplainedDataSet:
     """Explain every batch of a loader and write the scores as a Parquet data set; run again to resume.
@@ -141,17 +142,27 @@ def explain_many(  # noqa: PLR0913  (each is a choice of its own)
         engine: `local`, or `ray`: workers explain ranges of inputs, one a CPU or a GPU; the rows are the same. The
             loader is then a list of `Batch`, and what they load is read where a worker is.
         workers: of Ray, how many at most.
+        address: of a Ray cluster that is running; without it one is started on this machine and ends with the run.
         **options: the method's own options and `preset`, as for `explain`.
     """
     if part_size < 1:
         raise OptionError(f"part_size={part_size}, but a part file holds at least one input.")
-    _check_engine(engine, loader, workers)
+    place = RayPlace(workers, address)
+    _check_engine(engine, loader, place)
     task = Task(model, loader, method, target, options)
     store = PartStore.open(as_path(output, "a data set"), _identity(task), part_size)
     with tqdm(total=_count(loader), unit="input", disable=not progress) as bar:
-        counts = ENGINES[engine](task, store, bar, workers)
+        counts = ENGINES[engine](task, store, bar, place)
     store.complete(counts[0])
     return ExplainedDataSet(store.folder, *counts)
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """How many workers of Ray at most, and the address of their cluster."""
+
+    workers: int | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ class Task:
     options: Mapping[str, Any]
 
 
-def _explain_here(task: Task, store: "PartStore", bar: tqdm, workers: int | None) -> tuple[int, int]:
+def _explain_here(task: Task, store: "PartStore", bar: tqdm, place: RayPlace) -> tuple[int, int]:
     """All inputs in this process: how many there are, and how many of them were explained now."""
     explainer, inputs, explained = Explainer(task.model, task.method, **task.options), 0, 0
     with _Writer(store) as writer:
@@ -178,7 +189,7 @@ def _explain_here(task: Task, store: "PartStore", bar: tqdm, workers: int | None
     return inputs, explained
 
 
-def _explain_by_ray(task: Task, store: "PartStore", bar: tqdm, workers: int | None) -> tuple[int, int]:
+def _explain_by_ray(task: Task, store: "PartStore", bar: tqdm, place: RayPlace) -> tuple[int, int]:
     """The same by workers of Ray."""
     try:
         from vitrail.evaluate.bench.engines_ray import explain_parts
@@ -189,7 +200,7 @@ def _explain_by_ray(task: Task, store: "PartStore", bar: tqdm, workers: int | No
     store.holds(0, inputs)  # raises if the data set was finished with fewer
     missing = [part for part in range(-(-inputs // store.part_size)) if part not in store.done]
     explained = 0
-    for count in explain_parts(replace(task, model=taken(task.model)), store, missing, workers=workers):
+    for count in explain_parts(replace(task, model=taken(task.model)), store, missing, place):
         explained += count
         bar.update(count)
     return inputs, explained
@@ -198,14 +209,14 @@ def _explain_by_ray(task: Task, store: "PartStore", bar: tqdm, workers: int | No
 ENGINES = {"local": _explain_here, "ray": _explain_by_ray}
 
 
-def _check_engine(engine: str, loader: object, workers: int | None) -> None:
+def _check_engine(engine: str, loader: object, place: RayPlace) -> None:
     """Refuse an engine that is not known, or that cannot take this loader or these workers."""
     if engine not in ENGINES:
         raise OptionError(f"engine={engine!r} is not a choice. {suggest(engine, ENGINES)}")
-    if engine == "local" and workers is not None:
-        raise OptionError("workers= is for engine='ray' only; the local engine is one process.")
-    if workers is not None and workers < 1:
-        raise OptionError(f"workers={workers}, but it must be at least 1.")
+    if engine == "local" and place != RayPlace():
+        raise OptionError("workers= and address= are for engine='ray' only; the local engine is one process.")
+    if place.workers is not None and place.workers < 1:
+        raise OptionError(f"workers={place.workers}, but it must be at least 1.")
     if engine == "ray" and _listed(loader) is None:
         raise OptionError(
             "engine='ray' needs a list of vitrail.many.Batch, so that a worker loads its own inputs: "

@@ -123,7 +123,7 @@ QUICK_PICTURES = 12
 RESULTS = Path("results.db")
 
 what_option = partial(typer.Option, rich_help_panel="What to measure")
-run_option = partial(typer.Option, rich_help_panel="How to run")
+run_option = options.run_option
 
 Methods = Annotated[
     list[str] | None,
@@ -178,12 +178,8 @@ def run(  # noqa: PLR0913  (one parameter for each option of the command line)
     ] = "float32",
     seed: Seed = 0,
     engine: Annotated[str, run_option(help="local, or ray for a cluster.")] = "local",
-    ray_address: Annotated[
-        str | None, run_option(help="Address of a running cluster. Default: a new one on this machine.")
-    ] = None,
-    ray_workers: Annotated[
-        int | None, run_option(help="Number of workers. Default: one for each CPU core, or for each GPU.", min=1)
-    ] = None,
+    ray_address: options.RunAddress = None,
+    ray_workers: options.RunWorkers = None,
     ray_gpu_share: Annotated[float, run_option(help="Share of a GPU for each worker.")] = 1.0,
     output: Annotated[Path, options.output_option(help="The results file; an existing one is continued.")] = RESULTS,
     debug: options.Debug = False,  # noqa: FBT002

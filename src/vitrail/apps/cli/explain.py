@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,8 +28,8 @@ from vitrail.models.folders import images_in
 from vitrail.models.texts import is_blank, read_text
 
 if TYPE_CHECKING:
-    from vitrail.apps.cli.session import Work
-    from vitrail.models.loading import Loaded
+    from vitrail.apps.cli.session import ExplainedTarget
+    from vitrail.models.loading import Loaded, Sample
     from vitrail.targets import Target
     from vitrail.tools.generations import Generation
 
@@ -90,83 +90,88 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
         output: options.Output = None,
         form: options.Format = "pictures",
         engine: options.Engine = "local",
+        ray_address: options.RayAddress = None,
+        ray_workers: options.RayWorkers = None,
         debug: options.Debug = False,  # noqa: FBT002
     ) -> None:
         specs = [parse_spec(text, auto=True) for text in method] if method else default
         source = Source(given, pair=pair, question=question, context=context, squash=squash)
-        run(Asked(source, model, arch, device, specs, target or [], versus, preset, output, form, engine))
+        check_source(source, model)
+        check_model(model)
+        check_presets(specs or (), preset)
+        ray = {"engine": engine, "address": ray_address, "workers": ray_workers}
+        check_format(form, folder=source.folder, **ray)
+        output = _checked_output(source, model, output)
+
+        from vitrail.apps.cli import session
+
+        session.check_specs(specs or (), preset)
+        loaded = session.open_model(model, arch, device)
+        if loaded.task in ("writing", "boxes"):
+            if source.folder is not None or versus is not None:
+                raise InputError(f"{loaded.name} takes one input at a time: name one, and leave out --versus.")
+            _explain_parts(loaded, source, target or [], specs or [(DEFAULT_METHOD, {})], preset, output)
+            return
+        chosen = specs if specs is not None else session.readable_set(preset, loaded.kind)
+        session.check_specs(chosen, preset, loaded.kind)
+        targets = session.find_targets(loaded, target or [], versus)
+        if source.folder is not None and loaded.kind != "image":
+            raise InputError(f"{loaded.name} reads text, but {source.folder} is a folder, which is read as images.")
+        if form == "parquet" and output is not None:
+            _explain_data_set(loaded, source, chosen, targets, preset, output, ray)
+        else:
+            lenient = specs is None  # methods that were not named may be left out
+            explain = partial(
+                session.explain_sample, loaded, specs=chosen, targets=targets, preset=preset, lenient=lenient
+            )
+            _explain_each(loaded, source, output, explain)
 
     return command
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a user asked for.
-
-    Args:
-        specs: None for a readable set of methods that apply.
-    """
-
-    source: Source
-    model: str
-    arch: str | None
-    device: str
-    specs: Sequence[Spec] | None
-    targets: Sequence[str]
-    versus: str | None
-    preset: str
-    output: Path | None
-    form: str = "pictures"
-    engine: str = "local"
-
-
-def run(request: Asked) -> None:
-    """Check everything that can be checked, then load the model and explain."""
-    source, folder, output = request.source, request.source.folder, request.output
-    check_source(source, request.model)
-    check_model(request.model)
-    check_presets(request.specs or (), request.preset)
-    check_format(request.form, folder=folder, engine=request.engine)
-    files = [source.given, source.pair, source.question, source.context, request.model]
-    if folder is not None:
+def _checked_output(source: Source, model: str, output: Path | None) -> Path | None:
+    """Where the result goes, if nothing that is read would be replaced by it."""
+    files = [source.given, source.pair, source.question, source.context, model]
+    if source.folder is not None:
         output = check_folder(output)
-        _check_places(folder, output, files)
+        _check_places(source.folder, output, files)
     else:
         check_file(output)
         check_not_replaced([output], files)
-
-    from vitrail.apps.cli import session
-    from vitrail.apps.cli.show import present
-
-    session.check_specs(request.specs or (), request.preset)
-    loaded = session.open_model(request.model, request.arch, request.device)
-    if loaded.task in ("writing", "boxes"):
-        _explain_parts(request, loaded)
-        return
-    specs = request.specs if request.specs is not None else session.readable_set(request.preset, loaded.kind)
-    session.check_specs(specs, request.preset, loaded.kind)
-    targets = session.find_targets(loaded, request.targets, request.versus)
-    plan = session.Work(specs, targets, request.preset, lenient=request.specs is None)
-    if folder is None or output is None:
-        sample = session.sample_of(source, loaded)
-        present(loaded, sample, session.explain_sample(loaded, sample, plan), output)
-        return
-    if loaded.kind != "image":
-        raise InputError(f"{loaded.name} reads text, but {folder} is a folder, which is read as images.")
-    write_all = explain_data_set if request.form == "parquet" else _explain_folder
-    write_all(folder, output, request, loaded, plan)
+    return output
 
 
-def _explain_parts(request: Asked, loaded: "Loaded") -> None:
+def _explain_parts(
+    loaded: "Loaded",
+    source: Source,
+    wanted: Sequence[str],
+    specs: Sequence[Spec],
+    preset: str,
+    output: Path | None,
+) -> None:
     """A model that writes text or finds objects: the targets are words or classes of what it gives."""
-    from vitrail.apps.cli.session import Work
+    from vitrail.api import compare
     from vitrail.apps.cli.show import explain_boxes, explain_writing
 
-    if request.source.folder is not None or request.versus is not None:
-        raise InputError(f"{loaded.name} takes one input at a time: name one, and leave out --versus.")
-    plan = Work(request.specs or [(DEFAULT_METHOD, {})], [], request.preset)
     run = explain_boxes if loaded.task == "boxes" else explain_writing
-    run(loaded, request.source, request.targets, plan, request.output)
+    run(loaded, source, wanted, partial(compare, loaded.model, methods=specs, preset=preset), output)
+
+
+def _explain_each(
+    loaded: "Loaded",
+    source: Source,
+    output: Path | None,
+    explain: "Callable[[Sample], list[ExplainedTarget]]",
+) -> None:
+    """The one input that is named, or each image of a folder."""
+    from vitrail.apps.cli.session import sample_of
+    from vitrail.apps.cli.show import present
+
+    if source.folder is not None and output is not None:
+        _explain_folder(loaded, source, source.folder, output, explain)
+        return
+    sample = sample_of(source, loaded)
+    present(loaded, sample, explain(sample), output)
 
 
 def _check_places(folder: Path, place: Path, files: list[str | None]) -> None:
@@ -178,9 +183,15 @@ def _check_places(folder: Path, place: Path, files: list[str | None]) -> None:
         check_not_replaced([place / name for name in _names(images).values()], [*images, *files])
 
 
-def _explain_folder(folder: Path, place: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
+def _explain_folder(
+    loaded: "Loaded",
+    source: Source,
+    folder: Path,
+    place: Path,
+    explain: "Callable[[Sample], list[ExplainedTarget]]",
+) -> None:
     """One picture for each image; those that fail are named at the end."""
-    from vitrail.apps.cli.session import explain_sample, sample_of
+    from vitrail.apps.cli.session import sample_of
     from vitrail.apps.cli.show import write
 
     images = images_in(folder)
@@ -191,8 +202,8 @@ def _explain_folder(folder: Path, place: Path, request: Asked, loaded: "Loaded",
         for number, image in enumerate(images):
             moved(number, len(images))
             try:
-                sample = sample_of(replace(request.source, given=str(image)), loaded)
-                write(place / names[image], explain_sample(loaded, sample, plan), sample)
+                sample = sample_of(replace(source, given=str(image)), loaded)
+                write(place / names[image], explain(sample), sample)
             except VitrailError as error:
                 failed.append(f"failed: {error}")
     note(f"wrote {len(images) - len(failed)} of {len(images)} pictures to {place}")
@@ -219,7 +230,7 @@ FEW = 8
 """Images that are explained together, by type of device, and elsewhere."""
 
 
-def check_format(form: str, *, folder: Path | None, engine: str) -> None:
+def check_format(form: str, *, folder: Path | None, engine: str, address: str | None, workers: int | None) -> None:
     """Refuse what does not go together, before anything is loaded."""
     if form not in FORMATS:
         raise OptionError(f"--format {form} is not a choice. {suggest(form, FORMATS)}")
@@ -227,26 +238,38 @@ def check_format(form: str, *, folder: Path | None, engine: str) -> None:
         raise OptionError("--format parquet is for a folder of images. One explanation: -o scores.npz.")
     if form != "parquet" and engine != "local":
         raise OptionError("--engine is for data sets: --format parquet.")
+    for name, value in {"--ray-address": address, "--ray-workers": workers}.items():
+        if engine != "ray" and value is not None:
+            raise OptionError(f"{name} is for --engine ray.")
 
 
-def explain_data_set(folder: Path, place: Path, request: Asked, loaded: "Loaded", plan: "Work") -> None:
+def _explain_data_set(
+    loaded: "Loaded",
+    source: Source,
+    specs: Sequence[Spec],
+    targets: "Sequence[Target | None]",
+    preset: str,
+    place: Path,
+    ray: dict[str, Any],
+) -> None:
     """All images of a folder; those that are none are named at the end."""
     from vitrail.api.many import explain_many, picture_batches
     from vitrail.evaluate.bench.opened import setup_hash
 
-    if len(plan.specs) != 1 or len(plan.targets) > 1:
+    assert source.folder is not None
+    if len(specs) != 1 or len(targets) > 1:
         raise OptionError("a data set holds one method and one target: name one --method, and one --target at most.")
-    ((method, options),) = plan.specs
-    images, broken = _readable(folder)
-    device, squash = next(loaded.model.parameters()).device.type, request.source.squash
+    ((method, options),) = specs
+    images, broken = _readable(source.folder)
+    device, squash = next(loaded.model.parameters()).device.type, source.squash
     preparation = f"squash={squash} {setup_hash(loaded)}"
     prepare = partial(_inputs, loaded, squash)
     batches = picture_batches(images, prepare, size=BATCH.get(device, FEW), preparation=preparation)
-    target: Target | int | None = plan.targets[0] if plan.targets else None
+    target: Target | int | None = targets[0] if targets else None
     if target is not None and target.name == "logit" and isinstance(target.first, int):
         target = target.first  # explanations of one logit, given by its index, are recorded on CUDA
-    made: Any = {**options, "preset": options.get("preset", plan.preset)}
-    found = explain_many(loaded.model, batches, method, target, output=place, engine=request.engine, **made)
+    made: Any = {**options, "preset": options.get("preset", preset)}
+    found = explain_many(loaded.model, batches, method, target, output=place, **ray, **made)
     note(f"{found.inputs} images in {place}, {found.explained} of them explained now")
     for path in broken:
         note(f"left out: {path.name} is no image that can be read")

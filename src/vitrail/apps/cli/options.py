@@ -319,6 +319,13 @@ Format = Annotated[
     ),
 ]
 Engine = Annotated[str, result_option(help="For a data set: local, or ray for several workers.")]
+_ADDRESS = "Address of a running cluster. Default: a new one on this machine."
+_WORKERS = "Number of workers. Default: one for each CPU core, or for each GPU."
+RayAddress = Annotated[str | None, result_option(help=_ADDRESS)]
+RayWorkers = Annotated[int | None, result_option(help=_WORKERS, min=1)]
+run_option = partial(typer.Option, rich_help_panel="How to run")
+RunAddress = Annotated[str | None, run_option("--ray-address", help=_ADDRESS)]
+RunWorkers = Annotated[int | None, run_option("--ray-workers", help=_WORKERS, min=1)]
 Page = Annotated[Path, output_option(help="The page, a .html file.")]
 Method = Annotated[str, aim_option(help="A method, with options if you like.", autocompletion=METHOD_NAMES)]
 Signed = Annotated[

@@ -100,20 +100,6 @@ def _find(loaded: Loaded, text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What to compute for every sample.
-
-    Args:
-        lenient: leave out a method that this model cannot give, since it was not asked for by name.
-    """
-
-    specs: Sequence[Spec]
-    targets: Sequence[Target | None]
-    preset: str
-    lenient: bool = False
-
-
-@dataclass(frozen=True)
 class ExplainedTarget:
     """One target, explained by every method."""
 
@@ -148,17 +134,29 @@ def readable_set(preset: str, kind: str) -> list[Spec]:
     return [(DEFAULT_METHOD, {}), *((name, {}) for name, known in presets.items() if preset in known)]
 
 
-def explain_sample(loaded: Loaded, sample: Sample, plan: Work) -> list[ExplainedTarget]:
-    """Every method for every target."""
-    on_error = "keep" if plan.lenient else "raise"
+def explain_sample(
+    loaded: Loaded,
+    sample: Sample,
+    specs: Sequence[Spec],
+    targets: Sequence[Target | None],
+    preset: str,
+    *,
+    lenient: bool = False,
+) -> list[ExplainedTarget]:
+    """Every method for every target.
+
+    Args:
+        lenient: leave out a method that this model cannot give, since it was not asked for by name.
+    """
+    on_error = "keep" if lenient else "raise"
     rows = []
-    for target in plan.targets:
-        with busy(f"explaining with {', '.join(name for name, _ in plan.specs)}"):
-            found = compare(loaded.model, sample.inputs, plan.specs, target, plan.preset, on_error=on_error)
+    for target in targets:
+        with busy(f"explaining with {', '.join(name for name, _ in specs)}"):
+            found = compare(loaded.model, sample.inputs, specs, target, preset, on_error=on_error)
         for place, error in found.failed.items():
             if not isinstance(error, (MissingTensorError, OptionError)):
                 raise error
-            note(f"left out {plan.specs[place][0]}: {error}")
+            note(f"left out {specs[place][0]}: {error}")
         if found.failed and not len(found):
             raise list(found.failed.values())[-1]
         rows.append(ExplainedTarget(loaded.target_name(found[0].target), list(found)))

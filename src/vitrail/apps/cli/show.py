@@ -4,7 +4,7 @@ Parts of an output are objects that a detector found and words that a model wrot
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,9 @@ import typer
 from torch import Tensor
 
 from vitrail import targets
-from vitrail.api import compare
 from vitrail.apps.cli.options import STDOUT, Source, distinct, read_text
 from vitrail.apps.cli.screen import busy, note, out, show_line, show_table
-from vitrail.apps.cli.session import ExplainedTarget, Work
+from vitrail.apps.cli.session import ExplainedTarget
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import read_output
 from vitrail.errors import InputError, OutputError, TargetError
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 
 Rows = list[ExplainedTarget]
 Writer = Callable[[Path, Rows, Sample], list[Path]]
+ExplainInputs = Callable[..., Iterable[Attribution]]
+"""Takes inputs and `target=`, gives the maps of all methods."""
 CLASSES = 5
 PATCHES = 5
 PAGE_STYLE = "main{font-family:system-ui,sans-serif;max-width:60em;margin:1em auto}h2{margin:.4em .7em}"
@@ -200,7 +201,9 @@ class Found:
     box: tuple[float, float, float, float]
 
 
-def explain_boxes(loaded: Loaded, source: Source, wanted: Sequence[str], plan: Work, output: Path | None) -> None:
+def explain_boxes(
+    loaded: Loaded, source: Source, wanted: Sequence[str], explain: ExplainInputs, output: Path | None
+) -> None:
     """Find objects, explain them, and show or save that."""
     if source.given is None or source.question is not None or source.pair is not None or source.context is not None:
         raise InputError(f"{loaded.name} finds objects in one image: name an image, and no text.")
@@ -210,9 +213,7 @@ def explain_boxes(loaded: Loaded, source: Source, wanted: Sequence[str], plan: W
         title = f"{loaded.class_name(one.label)}, query {one.query}"
         with busy(f"explaining {title}"):
             target = targets.logit(one.label, position=one.query)
-            rows.append(
-                ExplainedTarget(title, [*compare(loaded.model, sample.inputs, plan.specs, target, plan.preset)])
-            )
+            rows.append(ExplainedTarget(title, [*explain(sample.inputs, target=target)]))
 
     def show() -> None:
         lines = []
@@ -261,11 +262,13 @@ def figure(found: Sequence[Found], rows: Sequence[ExplainedTarget], sample: Samp
     return panel_figure([panels], picture, side=3.0)
 
 
-def explain_writing(loaded: Loaded, source: Source, wanted: Sequence[str], plan: Work, output: Path | None) -> None:
+def explain_writing(
+    loaded: Loaded, source: Source, wanted: Sequence[str], explain: ExplainInputs, output: Path | None
+) -> None:
     """Let the model write, explain what it wrote, and show or save that."""
     with busy("writing"):
         sample = written(source, loaded)
-    rows = explained(loaded, sample, wanted, plan)
+    rows = explain_words(loaded, sample, wanted, explain)
 
     def show() -> None:
         show_line(("answer ", "bold"), answer_text(loaded, sample))
@@ -299,7 +302,7 @@ def written(source: Source, loaded: Loaded) -> Sample:
 GIVEN = {"text": "a text", "sound": "a .wav file", "picture": "an image", "question": "an image and --question TEXT"}
 
 
-def explained(loaded: Loaded, sample: Sample, wanted: Sequence[str], plan: Work) -> Rows:
+def explain_words(loaded: Loaded, sample: Sample, wanted: Sequence[str], explain: ExplainInputs) -> Rows:
     """The whole answer, then the words of it that are named; `all` stands for every word."""
     known = answer_words(loaded, sample)
     if not known:
@@ -314,7 +317,7 @@ def explained(loaded: Loaded, sample: Sample, wanted: Sequence[str], plan: Work)
     for title, (start, stop) in chosen:
         with busy(f"explaining {title}"):
             target = targets.continuation(start, stop)
-            found = compare(loaded.model, sample.inputs, plan.specs, target, plan.preset)
+            found = explain(sample.inputs, target=target)
         rows.append(ExplainedTarget(title, [named_tokens(one, loaded.tokenizer) for one in found]))
     return rows
 

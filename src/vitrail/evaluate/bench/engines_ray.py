@@ -24,7 +24,7 @@ from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
 from vitrail.api.explainer import Explainer
-from vitrail.api.many import Batch, PartStore, Task, explain_rows
+from vitrail.api.many import Batch, PartStore, RayPlace, Task, explain_rows
 from vitrail.attribution import versions
 from vitrail.errors import EngineError, MissingExtraError, VitrailError
 from vitrail.evaluate.bench.engines import HERE, Cluster, Work
@@ -335,14 +335,15 @@ def explain_part(key: str, shared: Sequence[Any], part: int) -> tuple[int, str]:
     return len(rows), ray.get_runtime_context().get_worker_id()
 
 
-def explain_parts(task: Task, store: PartStore, parts: Sequence[int], *, workers: int | None) -> Iterator[int]:
+def explain_parts(task: Task, store: PartStore, parts: Sequence[int], place: RayPlace) -> Iterator[int]:
     """Explain parts by the workers of a cluster; yields how many inputs each part held, as they are done."""
     if not parts:
         return
     on_cuda = _is_on_cuda(task.model)
     needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(on_cuda)}
     seen: set[str] = set()
-    with connected(Cluster(workers=workers)):
+    workers = place.workers
+    with connected(Cluster(place.address, workers)):
         # Ray's default for tasks with a GPU is one call for each process: the model would be opened for every part.
         run = ray.remote(**needs, max_calls=0, max_retries=RETRIES)(explain_part)
         key, shared, left = uuid4().hex, [ray.put((task, store))], iter(parts)
