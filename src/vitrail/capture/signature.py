@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.executions import node_of
+from vitrail.capture.graph_nodes import node_of
 from vitrail.capture.seams.call import AttentionCall
 
 Node = Any

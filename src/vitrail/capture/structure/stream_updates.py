@@ -272,7 +272,7 @@ def _projected(table: CallTable, run: ReadPass) -> tuple[Tensor, int]:
 
 def _weight(module: nn.Module) -> Tensor:
     """Return the weight of a plain linear layer."""
-    return widen(matrix(module, 0, torch.empty(0))[0])
+    return widen(matrix(module, 0, torch.empty(0))[0]).contiguous()  # as derivatives are
 
 
 def _derivative(table: CallTable, run: ReadPass) -> Tensor:

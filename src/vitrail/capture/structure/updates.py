@@ -118,7 +118,7 @@ itself; and the modules that may hand a result on."""
 
 def watched_in(block: Block, modules: Iterable[nn.Module]) -> Watched:
     """Return the modules of a block that tell what is added, among some that may hand a result on."""
-    parts = [(module, name) for module, name in ((block.output, "attention"), (block.ffn_output, "ffn")) if module]
+    parts = [(x, name) for x, name in ((block.output, "attention"), (block.ffn_output, "ffn")) if x is not None]
     holders = [module for module in every_module(block.module) if isinstance(module, nn.MultiheadAttention)]
     callers = []
     for module, name in parts:  # an `nn.MultiheadAttention` reads the weight of its projection without calling it

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from vitrail.capture.executions import node_of, reached
+from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional, tensors_in
 from vitrail.capture.seams.intercept import on_top_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.executions import Node, node_of
+from vitrail.capture.graph_nodes import Node, node_of
 from vitrail.relevance.lrp.operation import Operation
 
 PRODUCTS = frozenset({"product", "einsum", "gate"})
