@@ -152,7 +152,12 @@ def references_of(recipe: Recipe, found: Attribution) -> list[dict[str, Any]]:
     """The options of the references that an answer may equal."""
     method, level = found.method, found.options.get("level")
     if method == "integrated_gradients":
-        return [{"level": level, "steps": found.options["steps"], "power": CLOSER if "path" in found.provenance else 1}]
+        steps = found.options["steps"]
+        if "path" not in found.provenance:
+            return [{"level": level, "steps": steps}]
+        # Each sample takes the first points that are enough for it, whatever others of its batch need.
+        tried = [steps // fewer for fewer in (1, 2, 4, 8) if steps % fewer == 0]
+        return [{"level": level, "steps": n, "power": power} for power in (CLOSER, 1) for n in tried]
     if method in AT_A_LEVEL:
         return [{"level": level}]
     if method in REMOVING:
