@@ -169,7 +169,7 @@ def read_options(
     return {option: read_value(text, kinds(option), f"{option}={text!r} of {owner}") for option, text in texts.items()}
 
 
-TYPES: dict[str, type] = {
+TYPES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, Path)},
     "Any": object,
     "Callable": Callable,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedIOBase
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ from vitrail.errors import InputError, one_line
 from vitrail.models.loading.loaded import Sample
 
 Size = tuple[int, int]
-File = BinaryIO | BufferedIOBase
+File = BinaryIO | BytesIO | BufferedReader
 BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, MemoryError)
 """What Pillow raises on files that are damaged or are no images."""
 INTERPOLATIONS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
@@ -86,7 +86,7 @@ def read_header(file: File, formats: Sequence[str] = ()) -> Image.Image:
     Args:
         formats: which are tried; by default all that are read.
     """
-    image = Image.open(file, formats=formats or readable_formats())
+    image = Image.open(file, formats=list(formats) or readable_formats())
     check_size(image.size)
     return image
 

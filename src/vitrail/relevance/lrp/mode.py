@@ -4,8 +4,6 @@ Every torch function that reads something the explanation depends on is looked u
 rule replaces its backward function. The values are the model's own. Nothing remains after the context.
 """
 
-import inspect
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,15 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
-from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional, tensors_in
 from vitrail.capture.seams.intercept import on_top_of
 from vitrail.capture.shadow import hooks, once
 from vitrail.capture.torch_private import saving_hooks
-from vitrail.errors import RuleError
 from vitrail.relevance.lrp.kinds import (
     ADDITIONS,
     IN_PLACE,
@@ -40,14 +35,20 @@ from vitrail.relevance.lrp.kinds import (
     WRITTEN_OUT,
     kind_of,
 )
-from vitrail.relevance.lrp.operation import Flow, Operation, Rule, at_block_entry, gradient, is_overridden, refused
+from vitrail.relevance.lrp.operation import (
+    ENTRYWISE,
+    Flow,
+    KnownTensors,
+    Operation,
+    Rule,
+    at_block_entry,
+    gradient,
+    is_overridden,
+    refused,
+    running_module,
+)
 from vitrail.relevance.lrp.quotients import NOTED, Quotients
 from vitrail.relevance.runner import forwarding
-
-RUNNING = ("forward", "_call_impl")
-"""The functions that stand on the call stack while a module runs, whatever it calls its own."""
-ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
-"""Operations that work entry by entry, where their operands have one shape."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +65,6 @@ class RuleSet:
     rules: Mapping[str, Rule]
     otherwise: Rule | None = None
     fork: Callable[[Tensor], Tensor] | None = None
-
-
-class Marks:
-    """A number for each tensor that was marked, as long as it lives; asked about thousands of times in a pass."""
-
-    def __init__(self) -> None:
-        self._marks: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-
-    def __setitem__(self, x: Tensor, value: int) -> None:
-        self._marks[id(x)] = (weakref.ref(x), value)
-
-    def __contains__(self, x: Tensor) -> bool:
-        found = self._marks.get(id(x))
-        return found is not None and found[0]() is x  # another tensor may have taken the place of one that is gone
-
-    def get(self, x: Tensor, otherwise: int) -> int:
-        """The number of a tensor, or this one."""
-        return self._marks[id(x)][1] if x in self else otherwise
 
 
 def plain_functions(table: RuleSet) -> tuple[frozenset[Callable[..., Any]], frozenset[Callable[..., Any]]]:
@@ -105,13 +88,9 @@ class _Propagate(TorchFunctionMode):
 
     def __init__(self, table: RuleSet, capture: Capture, flow: Flow | None, names: Mapping[int, str]) -> None:
         super().__init__()
-        self.table, self.capture, self.flow, self.names = table, capture, flow, names
-        self.depends, self.constants = Marks(), Marks()
-        self.readers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.activated: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.scaled: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.stale: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.table, self.capture, self.flow = table, capture, flow
+        self.where = partial(running_module, names)
+        self.known = KnownTensors(capture, self.where, lenient=table.otherwise is not None)
         self.plain, self.entrywise = plain_functions(table)
         self.sums_are_plain = table.fork is None and all(
             table.rules.get(kind) is gradient for kind in ("residual", "sum")
@@ -119,7 +98,6 @@ class _Propagate(TorchFunctionMode):
         self.residuals: Counter[int | None] = Counter()
         self.quotients = Quotients()
         self.paused = False
-        self.count = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple = (), kwargs: dict | None = None
@@ -129,8 +107,8 @@ class _Propagate(TorchFunctionMode):
         if self.paused or func in QUERIES:
             return func(*args, **kwargs)
         if self.capture.pass_options.last_block and not self.capture.roots:  # in blocks below the last
-            return self._constant(func(*args, **kwargs))  # such as a bias of attention that all blocks share
-        if not self.stale and (func in self.plain or func in self.entrywise) and _says_how(kwargs):
+            return self.known.constant(func(*args, **kwargs))  # such as a bias of attention that all blocks share
+        if not self.known.stale and (func in self.plain or func in self.entrywise) and _says_how(kwargs):
             active = self._read_by(args)
             if active is not None and (func in self.plain or len(active) < 2 or self._adds_others(func, active)):
                 return self._at_once(func, func(*args, **kwargs), active)
@@ -143,26 +121,26 @@ class _Propagate(TorchFunctionMode):
             if not isinstance(x, Tensor):
                 if isinstance(x, (list, dict)) or (isinstance(x, tuple) and next(tensors_in(x), None) is not None):
                     return None
-            elif x in self.depends:
+            elif x in self.known.depends:
                 found.append(x)
-            elif x.requires_grad and x not in self.constants and (not x.is_leaf or self._is_root(x)):
+            elif x.requires_grad and x not in self.known.constants and (not x.is_leaf or self.known.is_root(x)):
                 return None
         return [*found, found[0]] if len(found) == 1 and len(args) > 1 and args[0] is args[1] else found
 
     def _adds_others(self, func: Callable[..., Any], active: list[Tensor]) -> bool:
         """Whether a function adds tensors of which none is a function of another alone, and no rule is for sums."""
-        return func in ADDITIONS and self.sums_are_plain and self._source(active) is None
+        return func in ADDITIONS and self.sums_are_plain and self.known.source(active) is None
 
     def _at_once(self, func: Callable[..., Any], out: Any, active: list[Tensor]) -> Any:  # noqa: ANN401
         """The result of a function that is left to the chain rule."""
         if not active:
-            return self._constant(out)
+            return self.known.constant(out)
         if func in self.entrywise and len(active) == 1 and isinstance(out, Tensor):
             if func in MULTIPLICATIONS:
-                self.scaled[out] = active[0]
+                self.known.scaled[out] = active[0]
             if out.shape == active[0].shape:
-                self.sources[out] = self.sources.get(active[0], active[0])
-        return self.mark(out)
+                self.known.sources[out] = self.known.sources.get(active[0], active[0])
+        return self.known.mark(out)
 
     def _by_rule(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:  # noqa: ANN401
         """Run a function that may have a rule of its own."""
@@ -170,15 +148,15 @@ class _Propagate(TorchFunctionMode):
         if func in WRITTEN_OUT:
             with self:  # the mode is off while a torch function runs
                 return WRITTEN_OUT[func](*args, **kwargs)
-        active = self.active_among(args, kwargs)
+        active = self.known.active_among(args, kwargs)
         if not active:
-            out = self._constant(func(*args, **kwargs))
+            out = self.known.constant(func(*args, **kwargs))
             if KINDS.get(func) == "write":  # what constants are written into is one as well
-                self._constant(args[0])
+                self.known.constant(args[0])
             return out
         if kwargs.get("inplace"):
             kwargs = {**kwargs, "inplace": False}
-            self._outdate(args[0])
+            self.known.outdate(args[0])
         function = IN_PLACE.get(func, func)
         changed = args[0] if function is not func else None
         kind = self._kind(function, args, active)
@@ -188,7 +166,7 @@ class _Propagate(TorchFunctionMode):
         follow = self._sum if summed else partial(self.follow, kind)
         out = follow(function, args, kwargs, active)
         if changed is not None:
-            self._outdate(changed)
+            self.known.outdate(changed)
         return out
 
     def _kind(self, func: Callable[..., Any], args: tuple, active: Sequence[Tensor]) -> str:
@@ -196,12 +174,6 @@ class _Propagate(TorchFunctionMode):
         block = self.capture.block
         stream = None if block is None else self.capture.blocks[block].states["entering"].shape
         return kind_of(func, args, active, stream)
-
-    def _outdate(self, x: Tensor) -> None:
-        """A tensor was to be changed in place, and with it what it is a view of: neither may be read again."""
-        self.stale[x] = True
-        if x._base is not None:
-            self.stale[x._base] = True
 
     def _sum(self, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """A sum or a difference by its rule: `x + alpha y` is the sum of x and of y scaled first."""
@@ -215,118 +187,68 @@ class _Propagate(TorchFunctionMode):
         def add(a: Tensor | float | int, b: Tensor | float | int) -> Tensor:
             return on_top_of(torch.add(a, b), func(*args, **kwargs))  # scaling first may round in another way
 
-        active = self.active_among(summands)
+        active = self.known.active_among(summands)
         if not active:  # scaled by what relevance does not pass through
-            return self._constant(func(*args, **kwargs))
+            return self.known.constant(func(*args, **kwargs))
         return self.follow(self._kind(torch.add, tuple(summands), active), add, tuple(summands), {}, active)
 
     def _scaled(self, x: Any, factor: int | float) -> Any:  # noqa: ANN401
         """A summand times a number, as old as the summand."""
-        active = self.active_among(x)
+        active = self.known.active_among(x)
         if not active:
-            return self._constant(x * factor)
+            return self.known.constant(x * factor)
         new = self.follow("scale", torch.mul, (x, factor), {}, active)
-        if x in self.depends and new in self.depends:
-            self.depends[new] = self.depends.get(x, -1)
+        if x in self.known.depends and new in self.known.depends:
+            self.known.depends[new] = self.known.depends.get(x, -1)
         return new
 
     def follow(self, kind: str, func: Callable[..., Any], args: tuple, kwargs: dict, active: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """The result of an operation by its rule, known to depend on what is explained."""
-        block = self.capture.block
         # A region that is run again in the backward pass would be run without rules.
         self.capture.checkpointed |= saving_hooks() != self.capture.outside
+        if kind == "residual":
+            kind, active = self.known.residual(active)
         function = _KeepingResult(func)
-        if kind == "residual":  # the stream was there before the sub-layer that read it, and roots before all else
-            active = tuple(sorted(active, key=lambda x: self.depends.get(x, -1)))
-            kind = "residual" if self._skips(*active) else "sum"
-        operation = Operation(
-            kind, function, args, kwargs, self.where, block, active,
-            on_map=lambda relevance, rows: self.capture.on_map(block, relevance, rows),
-            readers=self._reader(kind, active[0]),
-            masks=self.capture.ids is not None,
-            note=self.capture.notes.append,
-            same=self.capture.same,
-            before=block is None and not any(captured.states for captured in self.capture.blocks),
-            gate=next((x for x in active if x in self.activated), None),
-            batch_axis=0 if block is None or self.capture.body.blocks[block].batch_first else 1,
-            flow=self.flow,
-            source=self._source(active),
-        )  # fmt: skip
+        operation = self.known.operation(kind, function, args, kwargs, active, self.flow)
         rule = self.table.rules.get(kind)
         if rule is None and kind == "unknown":
             rule = self.table.otherwise or self._ordinary(operation)
         if rule is None:
-            name = resolve_name(func) or getattr(func, "__name__", "an operation")
-            # Only relevance that arrives needs a rule: a loss beside the logits gives none back.
-            return self.mark(
-                refused(
-                    func(*args, **kwargs),
-                    (
-                        f"the rules {self.table.name!r} do not say how relevance passes through {name} "
-                        f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: "
-                        "name its kind in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
-                    ),
-                )
-            )
-        why = self.quotients.why_refused(*args[:2]) if kind == "over_constant" else None
-        if why is not None:
-            return self.mark(refused(func(*args, **kwargs), f"the module {self.where or 'at the top'!r} {why}"))
-        out = self.mark(rule(operation))
+            return self._refuse(func, operation, self._without_rule(func, operation))
+        if kind == "over_constant" and (why := self.quotients.why_refused(*args[:2])) is not None:
+            return self._refuse(func, operation, f"the module {operation.where or 'at the top'!r} {why}")
+        out = self.known.mark(rule(operation))
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):
             self.capture.same(function.result, out)
         function.result, function.open = None, False
-        self._remember(kind, operation, out)
+        self.known.remember(kind, operation, out)
         if kind in NOTED:
             self.quotients.note(operation, func, out)
-        return self._forked(kind, block, out)
+        return self._forked(kind, operation.block, out)
 
-    def _remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
-        """Keep what later operations need to know of this one."""
-        if kind == "activation":
-            self.activated[out] = True
-        if kind == "scale":
-            self.scaled[out] = operation.active[0]
-        if kind == "write":  # the tensor that was written into holds what is explained from now on
-            changed = operation.args[0]
-            self.mark([changed, changed._base])
-        if kind in ENTRYWISE and isinstance(out, Tensor) and operation.source is not None:
-            self.sources[out] = operation.source
+    def _refuse(self, func: Callable[..., Any], operation: Operation, why: str) -> Any:  # noqa: ANN401
+        """The result of a function through which relevance cannot pass.
 
-    def _source(self, active: Sequence[Tensor]) -> Tensor | None:
-        """The tensor that all of these are functions of, entry by entry; None where there is no such tensor."""
-        found: list[Tensor] = [self.sources.get(x, x) for x in active]  # pyright: ignore[reportAssignmentType]
-        first = found[0]
-        same = all(x is first for x in found) and all(x.shape == first.shape for x in active)
-        return first if same else None
+        Only relevance that arrives is an error: a loss beside the logits gives none back.
+        """
+        return self.known.mark(refused(func(*operation.args, **operation.kwargs), why))
 
-    def _skips(self, one: Tensor, other: Tensor) -> bool:
-        """Whether one summand, scaled or not, is what the other was computed from: a skip connection."""
-        pairs = ((one, other), (other, one))
-        return any(reached([node_of(b)], {node_of(self.scaled.get(a, a))}) for a, b in pairs)  # pyright: ignore[reportArgumentType]
-
-    def _reader(self, kind: str, x: Tensor) -> Callable[[], int]:
-        """Count a linear layer among those that read this tensor."""
-        count = self.readers.get(x) or [0]
-        count[0] += kind == "linear"
-        self.readers[x] = count
-        return lambda: count[0]
-
-    def mark(self, out: Any) -> Any:  # noqa: ANN401
-        """The result of an operation, known to depend on what is explained."""
-        for x in tensors_in(out):
-            if x.requires_grad:  # a rule may have made it a constant
-                self.depends[x] = self.count
-                self.count += 1
-        return out
+    def _without_rule(self, func: Callable[..., Any], operation: Operation) -> str:
+        name = resolve_name(func) or getattr(func, "__name__", "an operation")
+        return (
+            f"the rules {self.table.name!r} do not say how relevance passes through {name} "
+            f"({operation.name!r}) in the module {operation.where or 'at the top'!r}. Add a rule for it: "
+            "name its kind in vitrail.relevance.lrp.kinds.KINDS and give the kind a rule in the rule set."
+        )
 
     def fork(self, x: Tensor) -> Tensor:
         """A tensor that is read twice: by a sub-layer and by the skip connection around it."""
-        return self.mark(self.table.fork(x)) if self.table.fork is not None and self.active_among(x) else x
+        return self.known.mark(self.table.fork(x)) if self.table.fork is not None and self.known.active_among(x) else x
 
     def entry(self, x: Tensor) -> Tensor:
         """The stream that enters a block."""
-        if self.flow is not None and self.active_among(x):
-            return self.mark(at_block_entry(x, self.flow))
+        if self.flow is not None and self.known.active_among(x):
+            return self.known.mark(at_block_entry(x, self.flow))
         return self.fork(x)
 
     def _forked(self, kind: str, block: int | None, out: Any) -> Any:  # noqa: ANN401
@@ -339,54 +261,6 @@ class _Propagate(TorchFunctionMode):
             self.residuals[block] += at == "norm"  # the sum is behind us
             return self.fork(out)
         return out
-
-    def active_among(self, *given: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-        """The tensors among arguments that depend on what is explained."""
-        found = list(tensors_in(*given))
-        if self.stale and any(x in self.stale or x._base in self.stale for x in found):
-            raise RuleError(
-                f"a tensor was changed in place and then read again in the module {self.where!r}. No rule can follow "
-                "that: write x = x + y instead of x.add_(y) there."
-            )
-        return tuple(x for x in found if self._depends(x))
-
-    def _is_root(self, x: Tensor) -> bool:
-        return any(x is root for root in self.capture.roots)
-
-    def _depends(self, x: Tensor) -> bool:
-        """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
-        if x in self.depends or self._is_root(x):
-            return True
-        if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:
-            return False
-        roots = {node_of(root) for root in self.capture.roots}
-        if None not in roots and not reached([node_of(x)], roots):  # pyright: ignore[reportArgumentType]
-            self._constant(x)  # of weights alone, such as biases of attention that were kept in an earlier pass
-            return False
-        if self.table.otherwise is None:
-            raise RuleError(
-                f"a tensor in the module {self.where!r} was made where no rule can see it, by an autograd function of "
-                "its own or by compiled code. Write that part in torch functions, or use conservative_lrp, which "
-                "leaves it to the gradient."
-            )
-        return True
-
-    def _constant(self, out: Any) -> Any:  # noqa: ANN401
-        """The result of a function that reads nothing that is explained."""
-        for x in tensors_in(out):
-            if x.requires_grad and not x.is_leaf:  # no other is ever taken for a tensor that depends on anything
-                self.constants[x] = 1
-        return out
-
-    @property
-    def where(self) -> str:
-        """The name of the module that runs, by the call stack: hooks that keep it would cost more than the rules."""
-        frame = inspect.currentframe()
-        while frame is not None:
-            if frame.f_code.co_name in RUNNING and id(module := frame.f_locals.get("self")) in self.names:
-                return self.names[id(module)]
-            frame = frame.f_back
-        return ""
 
     def _ordinary(self, operation: Operation) -> Rule | None:
         """Questions about a tensor, which give no tensor that depends on it, need no rule."""
@@ -447,7 +321,7 @@ def propagating(table: RuleSet, model: nn.Module, capture: Capture, *, flow: Flo
 
 def _whole(mode: _Propagate, kind: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """A module's forward as one operation."""
-    active = mode.active_among(args, kwargs)
+    active = mode.known.active_among(args, kwargs)
     if not active:
         return forward(*args, **kwargs)
     mode.paused = True

@@ -1,12 +1,21 @@
-"""One operation of a model, as a rule sees it: its operands, and the backward function that a rule gives it."""
+"""One operation of a model, as a rule sees it: its operands, and the backward function that a rule gives it.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+`KnownTensors` is what a pass by rules knows of its tensors: which of them depend on what is explained, and how.
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+from vitrail.capture.graph_nodes import node_of, reached
+from vitrail.capture.hooks import Capture
+from vitrail.capture.seams.call import tensors_in
 from vitrail.errors import RuleError
 
 Pullback = Callable[..., tuple[Tensor | None, ...]]
@@ -283,3 +292,177 @@ def norm_parts(operation: Operation) -> tuple[Tensor, Tensor | None, float, list
     _parts(operation, "a norm")
     x, weight, eps, axes = read_norm(operation.name, operation.args, operation.kwargs)
     return x, _detached(weight), eps, axes
+
+
+RUNNING = ("forward", "_call_impl")
+"""The functions that stand on the call stack while a module runs, whatever it calls its own."""
+ENTRYWISE = frozenset({"activation", "scale", "shift", "sum", "gate"})
+"""Operations that work entry by entry, where their operands have one shape."""
+
+
+class Marks:
+    """A number for each tensor that was marked, as long as it lives; asked about thousands of times in a pass."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def __setitem__(self, x: Tensor, value: int) -> None:
+        self._marks[id(x)] = (weakref.ref(x), value)
+
+    def __contains__(self, x: Tensor) -> bool:
+        found = self._marks.get(id(x))
+        return found is not None and found[0]() is x  # another tensor may have taken the place of one that is gone
+
+    def get(self, x: Tensor, otherwise: int) -> int:
+        """The number of a tensor, or this one."""
+        return self._marks[id(x)][1] if x in self else otherwise
+
+
+@dataclass(eq=False)
+class KnownTensors:
+    """What is known of the tensors of one pass, as long as they live. It is asked thousands of times.
+
+    Args:
+        where: the name of the module that runs, for errors.
+        lenient: whether tensors that no rule has seen are left to the gradient, not refused.
+        depends: those that depend on what is explained, numbered in the order they were made in.
+        constants: those that need gradients and do not depend on it.
+        readers: how many linear layers read a tensor.
+        activated: those that came out of an activation.
+        sources: what a tensor is a function of, entry by entry.
+        scaled: what was scaled to make a tensor.
+        stale: those that were to be changed in place; they must not be read again.
+    """
+
+    capture: Capture
+    where: Callable[[], str]
+    lenient: bool
+    depends: Marks = field(default_factory=Marks, init=False)
+    constants: Marks = field(default_factory=Marks, init=False)
+    readers: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
+    activated: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
+    sources: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
+    scaled: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
+    stale: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
+    count: int = 0
+
+    def mark(self, out: Any) -> Any:  # noqa: ANN401
+        """The result of an operation, known to depend on what is explained."""
+        for x in tensors_in(out):
+            if x.requires_grad:  # a rule may have made it a constant
+                self.depends[x] = self.count
+                self.count += 1
+        return out
+
+    def active_among(self, *given: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+        """The tensors among arguments that depend on what is explained."""
+        found = list(tensors_in(*given))
+        if self.stale and any(x in self.stale or x._base in self.stale for x in found):
+            raise RuleError(
+                f"a tensor was changed in place and then read again in the module {self.where()!r}. No rule can follow "
+                "that: write x = x + y instead of x.add_(y) there."
+            )
+        return tuple(x for x in found if self._depends(x))
+
+    def is_root(self, x: Tensor) -> bool:
+        """Return True if a tensor is what is explained."""
+        return any(x is root for root in self.capture.roots)
+
+    def _depends(self, x: Tensor) -> bool:
+        """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
+        if x in self.depends or self.is_root(x):
+            return True
+        if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:
+            return False
+        roots = {node_of(root) for root in self.capture.roots}
+        if None not in roots and not reached([node_of(x)], roots):  # pyright: ignore[reportArgumentType]
+            self.constant(x)  # of weights alone, such as biases of attention that were kept in an earlier pass
+            return False
+        if not self.lenient:
+            raise RuleError(
+                f"a tensor in the module {self.where()!r} was made where no rule can see it, by an autograd function "
+                "of its own or by compiled code. Write that part in torch functions, or use conservative_lrp, which "
+                "leaves it to the gradient."
+            )
+        return True
+
+    def constant(self, out: Any) -> Any:  # noqa: ANN401
+        """The result of a function that reads nothing that is explained."""
+        for x in tensors_in(out):
+            if x.requires_grad and not x.is_leaf:  # no other is ever taken for a tensor that depends on anything
+                self.constants[x] = 1
+        return out
+
+    def outdate(self, x: Tensor) -> None:
+        """A tensor was to be changed in place, and with it what it is a view of: neither may be read again."""
+        self.stale[x] = True
+        if x._base is not None:
+            self.stale[x._base] = True
+
+    def source(self, active: Sequence[Tensor]) -> Tensor | None:
+        """The tensor that all of these are functions of, entry by entry; None where there is no such tensor."""
+        found: list[Tensor] = [self.sources.get(x, x) for x in active]  # pyright: ignore[reportAssignmentType]
+        first = found[0]
+        same = all(x is first for x in found) and all(x.shape == first.shape for x in active)
+        return first if same else None
+
+    def residual(self, active: Sequence[Tensor]) -> tuple[str, tuple[Tensor, ...]]:
+        """Tell a skip connection from another sum; the older summand first, since the stream is older than its reader.
+
+        Of a skip connection one summand, scaled or not, is what the other was computed from.
+        """
+        summands = tuple(sorted(active, key=lambda x: self.depends.get(x, -1)))  # what is explained before all else
+        one, other = summands
+        pairs = ((one, other), (other, one))
+        skips = any(reached([node_of(b)], {node_of(self.scaled.get(a, a))}) for a, b in pairs)  # pyright: ignore[reportArgumentType]
+        return "residual" if skips else "sum", summands
+
+    def operation(
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict,
+        active: tuple[Tensor, ...],
+        flow: Flow | None,
+    ) -> Operation:
+        """An operation as its rule sees it; a linear layer counts among those that read its input."""
+        capture, block = self.capture, self.capture.block
+        readers = self.readers.get(active[0]) or [0]
+        readers[0] += kind == "linear"
+        self.readers[active[0]] = readers
+        return Operation(
+            kind, function, args, kwargs, self.where(), block, active,
+            on_map=lambda relevance, rows: capture.on_map(block, relevance, rows),
+            readers=lambda: readers[0],
+            masks=capture.ids is not None,
+            note=capture.notes.append,
+            same=capture.same,
+            before=block is None and not any(captured.states for captured in capture.blocks),
+            gate=next((x for x in active if x in self.activated), None),
+            batch_axis=0 if block is None or capture.body.blocks[block].batch_first else 1,
+            flow=flow,
+            source=self.source(active),
+        )  # fmt: skip
+
+    def remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
+        """Keep what later operations need to know of this one."""
+        if kind == "activation":
+            self.activated[out] = True
+        if kind == "scale":
+            self.scaled[out] = operation.active[0]
+        if kind == "write":  # the tensor that was written into holds what is explained from now on
+            changed = operation.args[0]
+            self.mark([changed, changed._base])
+        if kind in ENTRYWISE and isinstance(out, Tensor) and operation.source is not None:
+            self.sources[out] = operation.source
+
+
+def running_module(names: Mapping[int, str]) -> str:
+    """Return the name of the module that runs, by the call stack: hooks that keep it would cost more than the rules."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in RUNNING and id(module := frame.f_locals.get("self")) in names:
+            return names[id(module)]
+        frame = frame.f_back
+    return ""
